@@ -1,0 +1,9 @@
+"""Experts: stacks of networks of one shape, run densely or only where they are selected."""
+
+from comet_moe.experts.base import Experts
+from comet_moe.experts.convolutional import ConvExperts
+from comet_moe.experts.dense_layer import DenseExperts
+from comet_moe.experts.feed_forward import FeedForwardExperts
+from comet_moe.experts.modules import ModuleExperts
+
+__all__ = ["ConvExperts", "DenseExperts", "Experts", "FeedForwardExperts", "ModuleExperts"]

@@ -1,0 +1,52 @@
+"""The contract of a stack of experts."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "silu": F.silu,
+    "tanh": torch.tanh,
+    "identity": lambda x: x,
+}
+
+
+def activation_named(name: str) -> Callable[[Tensor], Tensor]:
+    """The elementwise function called ``name``."""
+    if name not in ACTIVATIONS:
+        raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {name!r}")
+    return ACTIVATIONS[name]
+
+
+class Experts(nn.Module, ABC):
+    """n experts of one shape, run on a batch in one of two ways that agree.
+
+    Attributes:
+        num_experts: n.
+        input_rank: dimensions of one sample: 1 for features, 3 for images (C, H, W).
+    """
+
+    num_experts: int
+    input_rank: int = 1
+
+    @abstractmethod
+    def dense(self, x: Tensor) -> Tensor:
+        """Every expert on every sample: (B, *input) -> (B, n, *output)."""
+
+    @abstractmethod
+    def sparse(self, x: Tensor, sample: Tensor, counts: list[int]) -> Tensor:
+        """Each expert on its own samples only.
+
+        Args:
+            x: (B, *input).
+            sample: (M,) rows of ``x``, those of expert 0 first, then those of expert 1, and so on.
+            counts: n numbers of rows, Σ = M.
+
+        Returns:
+            (M, *output). Experts without a row get a zero gradient, never None.
+        """

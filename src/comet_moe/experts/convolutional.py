@@ -1,0 +1,90 @@
+"""The vision experts of the paper: convolutions with pooling, then dense layers."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from comet_moe import checks
+from comet_moe.experts.base import Experts
+from comet_moe.experts.grouped_linear import GroupedLinear
+
+
+class ConvExperts(Experts):
+    """n CNNs: for each filter count a convolution, ReLU and 2x2 max pooling; then ReLU dense layers.
+
+    Convolutions are unpadded. Without dense layers the flattened maps are the output.
+
+    Args:
+        num_experts: n.
+        input_shape: (C, H, W).
+        filters: filters of each convolution.
+        kernel_size: of every convolution.
+        units: width of each dense layer after the flattening.
+    """
+
+    input_rank = 3
+
+    def __init__(
+        self,
+        num_experts: int,
+        input_shape: tuple[int, int, int],
+        filters: Sequence[int],
+        kernel_size: int,
+        units: Sequence[int] = (),
+    ):
+        super().__init__()
+        self.num_experts = checks.at_least_one("num_experts", num_experts)
+        channels, *size = input_shape
+        self.kernels = nn.ParameterList()
+        self.biases = nn.ParameterList()
+        for count in filters:
+            kernel = torch.empty(num_experts, count, channels, kernel_size, kernel_size)
+            for expert in kernel:
+                nn.init.xavier_uniform_(expert)
+            self.kernels.append(nn.Parameter(kernel))
+            self.biases.append(nn.Parameter(torch.zeros(num_experts, count)))
+            channels, size = count, [(side - kernel_size + 1) // 2 for side in size]
+            if min(size) < 1:
+                raise ValueError(
+                    f"images of {input_shape[1]}x{input_shape[2]} are too small for {len(filters)} "
+                    f"convolutions of size {kernel_size} with pooling"
+                )
+        widths = [channels * size[0] * size[1], *units]
+        self.layers = nn.ModuleList(
+            GroupedLinear(num_experts, before, after) for before, after in pairwise(widths)
+        )
+        self.out_features = widths[-1]
+
+    def dense(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) -> (B, n, u): all experts in one convolution, grouped from the second on."""
+        for depth, (kernel, bias) in enumerate(zip(self.kernels, self.biases, strict=True)):
+            groups = self.num_experts if depth else 1
+            x = F.conv2d(x, kernel.flatten(0, 1), bias.flatten(), groups=groups)
+            x = F.max_pool2d(F.relu(x), 2)
+        hidden = x.unflatten(1, (self.num_experts, -1)).flatten(2)
+        for layer in self._layers():
+            hidden = F.relu(layer.each(hidden))
+        return hidden
+
+    def sparse(self, x: Tensor, sample: Tensor, counts: list[int]) -> Tensor:
+        """(B, C, H, W), (M,) -> (M, u)."""
+        maps = []
+        for expert, group in enumerate(x[sample].split(counts)):
+            if len(group) or not len(sample):
+                maps.append(self._features(group, expert))
+        hidden = torch.cat(maps)
+        for layer in self._layers():
+            hidden = F.relu(layer.grouped(hidden, counts))
+        return hidden
+
+    def _layers(self) -> list[GroupedLinear]:
+        return [layer for layer in self.layers if isinstance(layer, GroupedLinear)]
+
+    def _features(self, group: Tensor, expert: int) -> Tensor:
+        """Flattened maps of one expert: (m, C, H, W) -> (m, F)."""
+        for kernel, bias in zip(self.kernels, self.biases, strict=True):
+            group = F.max_pool2d(F.relu(F.conv2d(group, kernel[expert], bias[expert])), 2)
+        return group.flatten(1)

@@ -1,0 +1,48 @@
+"""The transformer's expert: two layers with an activation between them."""
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from comet_moe.experts.base import Experts, activation_named
+from comet_moe.experts.dense_layer import probability
+from comet_moe.experts.grouped_linear import GroupedLinear
+
+
+class FeedForwardExperts(Experts):
+    """f_e(x) = dropout(B_e activation(A_e x + a_e) + b_e).
+
+    Args:
+        num_experts: n.
+        in_features: p.
+        hidden_features: width between the two layers.
+        out_features: u; None means p.
+        activation: "gelu", "relu", "silu", "tanh" or "identity".
+        dropout: probability of a zero in training.
+    """
+
+    def __init__(
+        self,
+        num_experts: int,
+        in_features: int,
+        hidden_features: int,
+        out_features: int | None = None,
+        activation: str = "gelu",
+        dropout: float = 0.0,
+    ):
+        super().__init__()
+        self.num_experts = num_experts
+        self.inner = GroupedLinear(num_experts, in_features, hidden_features)
+        self.outer = GroupedLinear(num_experts, hidden_features, out_features or in_features)
+        self.activation = activation
+        self._activation = activation_named(activation)
+        self.dropout = probability(dropout)
+
+    def dense(self, x: Tensor) -> Tensor:
+        """(B, p) -> (B, n, u)."""
+        hidden = self._activation(self.inner.shared(x))
+        return F.dropout(self.outer.each(hidden), self.dropout, self.training)
+
+    def sparse(self, x: Tensor, sample: Tensor, counts: list[int]) -> Tensor:
+        """(B, p), (M,) -> (M, u)."""
+        hidden = self._activation(self.inner.grouped(x[sample], counts))
+        return F.dropout(self.outer.grouped(hidden, counts), self.dropout, self.training)

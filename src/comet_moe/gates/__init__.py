@@ -1,0 +1,11 @@
+"""Gates: which experts a sample goes to. One gate a file, all behind the ``Gate`` contract."""
+
+from comet_moe.gates.base import Gate
+from comet_moe.gates.comet import CometGate
+from comet_moe.gates.dselect_k import DSelectKGate
+from comet_moe.gates.hash import HashGate
+from comet_moe.gates.smooth_step import smooth_step
+from comet_moe.gates.softmax import SoftmaxGate
+from comet_moe.gates.top_k import TopKGate
+
+__all__ = ["CometGate", "DSelectKGate", "Gate", "HashGate", "SoftmaxGate", "TopKGate", "smooth_step"]

@@ -1,0 +1,109 @@
+"""The contract of a gate, and what the gates of this library share."""
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor, nn
+
+from comet_moe import checks
+from comet_moe.routing import Routing
+
+
+class Gate(nn.Module, ABC):
+    """Decides which experts a sample goes to.
+
+    A gate of one's own subclasses this, sets ``num_experts`` and returns a
+    :class:`~comet_moe.Routing` from ``forward``::
+
+        class UniformGate(Gate):
+            def __init__(self, num_experts):
+                super().__init__()
+                self.num_experts = num_experts
+
+            def forward(self, x, keys=None, mask=None):
+                weights = x.new_full((*x.shape[:-1], self.num_experts), 1 / self.num_experts)
+                return Routing(weights=weights)
+
+    :func:`comet_moe.testing.check_gate` checks the laws below on any gate.
+
+    Attributes:
+        num_experts: n.
+        in_features: p, or None if the gate does not read the features.
+        k: experts a sample gets at most once the gate is hard, or None for a dense gate.
+        sums_to_one: whether the rows of the weights sum to 1.
+        stochastic: whether two training passes over one input may differ.
+    """
+
+    num_experts: int
+    in_features: int | None = None
+    k: int | None = None
+    sums_to_one: bool = True
+    stochastic: bool = False
+
+    @abstractmethod
+    def forward(self, x: Tensor, keys: Tensor | None = None, mask: Tensor | None = None) -> Routing:
+        """Route ``x`` (B, ..., p) by ``keys`` (B, ...) int64 where it has them; ``mask`` False is padding."""
+
+    def idle_parameters(self) -> set[str]:
+        """Names of parameters whose gradient is identically zero by construction (Top-k at k=1, say)."""
+        return set()
+
+
+class TrainableGate(Gate):
+    """A gate over features: checks its input, then routes in float32 (or float64) also under autocast."""
+
+    in_features: int
+
+    def __init__(self, in_features: int, num_experts: int):
+        super().__init__()
+        self.in_features = checks.at_least_one("in_features", in_features)
+        self.num_experts = checks.at_least_one("num_experts", num_experts)
+
+    def forward(self, x: Tensor, keys: Tensor | None = None, mask: Tensor | None = None) -> Routing:
+        """Route ``x`` (B, ..., p); ``mask`` (B, ...) is False for padding; ``keys`` are not read."""
+        checks.gate_input(x, self.in_features)
+        if mask is not None:
+            checks.same_rows("mask", mask, x, torch.bool)
+        x = self._compute(x)
+        checks.finite(x)
+        with torch.autocast(x.device.type, enabled=False):
+            return self.route(x, mask)
+
+    @abstractmethod
+    def route(self, x: Tensor, mask: Tensor | None) -> Routing:
+        """The gate itself, on checked input in its compute dtype."""
+
+    def _compute(self, x: Tensor) -> Tensor:
+        """``x`` in the dtype this gate computes in: float64 if its parameters are, else float32."""
+        own = next(self.parameters()).dtype
+        compute = torch.float64 if own == torch.float64 else torch.float32
+        if x.dtype == compute:
+            return x
+        if x.dtype in (torch.float32, torch.float64):
+            raise ValueError(
+                f"the gate computes in {compute}, its input is {x.dtype}: convert one of the two, "
+                f"for instance with gate.to({x.dtype})"
+            )
+        return x.to(compute)
+
+    def extra_repr(self) -> str:
+        """Shown in ``repr(gate)``."""
+        k = "" if self.k is None else f", k={self.k}"
+        return f"in_features={self.in_features}, num_experts={self.num_experts}{k}"
+
+
+def mean_over_rows(values: Tensor, mask: Tensor | None) -> Tensor:
+    """Mean of ``values`` (B, ...) over the rows that are not padding; 0 where there are none."""
+    if mask is not None:
+        return (values * mask).sum() / mask.sum().clamp_min(1)
+    return values.sum() / max(values.numel(), 1)
+
+
+def without_padding(weights: Tensor, mask: Tensor | None) -> Tensor:
+    """``weights`` (B, ..., n) with the rows of padding set to 0."""
+    return weights if mask is None else weights.masked_fill(~mask.unsqueeze(-1), 0.0)
+
+
+def entropy_of(distributions: Tensor) -> Tensor:
+    """Σ over trees and experts of -v log(v + 1e-6): (B, ..., k, n) -> (B, ...)."""
+    return -(distributions * (distributions + 1e-6).log()).sum((-2, -1))

@@ -1,0 +1,107 @@
+"""DSelect-k (Hazimeh et al. 2021): k selectors spell an expert's number in smooth bits."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from comet_moe import checks
+from comet_moe.gates.base import TrainableGate, entropy_of, mean_over_rows, without_padding
+from comet_moe.gates.smooth_step import smooth_step_sides
+from comet_moe.gates.tree import depth
+from comet_moe.routing import Routing
+
+
+class DSelectKGate(TrainableGate):
+    """g(x)_i = Σ_j softmax(Wx + w)_j Π_b (h(z_jb) if bit b of i is set else 1 - h(z_jb)).
+
+    z = Zx + z₀ are m = ceil(log2 n) logits a selector, most significant bit first; h is the smooth-step of
+    width ``gamma``. For n that is no power of 2 the codes from n on reach no expert: their mass is missing
+    from the row, and ``reachability`` penalises it.
+
+    In training the penalty is the batch mean of ``entropy`` · Σ -p log(p + 1e-6) over selectors and experts
+    plus ``reachability`` · Σ_j 1 / (1e-6 + Σ_i p_ji).
+
+    Args:
+        in_features: p.
+        num_experts: n.
+        k: number of selectors.
+        gamma: width of the smooth-step.
+        entropy: weight of the entropy penalty.
+        reachability: weight of the penalty on unreachable codes.
+
+    Attributes:
+        selector_weight, selector_bias: (k, m, p), (k, m).
+        mixing_weight, mixing_bias: (k, p), (k,).
+    """
+
+    k: int
+
+    def __init__(
+        self,
+        in_features: int,
+        num_experts: int,
+        k: int = 1,
+        gamma: float = 1.0,
+        entropy: float = 0.0,
+        reachability: float = 0.0,
+    ):
+        super().__init__(in_features, num_experts)
+        self.k = checks.at_least_one("k", k)
+        self.gamma = checks.positive("gamma", gamma)
+        self.entropy = checks.not_negative("entropy", entropy)
+        self.reachability = checks.not_negative("reachability", reachability)
+        self.bits = depth(num_experts)
+        self.sums_to_one = num_experts == 2**self.bits
+        self.selector_weight = nn.Parameter(torch.empty(k, self.bits, in_features))
+        self.selector_bias = nn.Parameter(torch.empty(k, self.bits))
+        self.mixing_weight = nn.Parameter(torch.empty(k, in_features))
+        self.mixing_bias = nn.Parameter(torch.empty(k))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Selectors Uniform(±γ/100), mixing Uniform(±0.05)."""
+        for selector in (self.selector_weight, self.selector_bias):
+            selector.uniform_(-self.gamma / 100, self.gamma / 100)
+        for mixing in (self.mixing_weight, self.mixing_bias):
+            mixing.uniform_(-0.05, 0.05)
+
+    def idle_parameters(self) -> set[str]:
+        """One selector needs no mixing; one expert needs nothing."""
+        if self.num_experts == 1:
+            return {name for name, _ in self.named_parameters()}
+        return {"mixing_weight", "mixing_bias"} if self.k == 1 else set()
+
+    def route(self, x: Tensor, mask: Tensor | None) -> Routing:
+        """Bits, products of bits, and their mixture."""
+        bits, mixing = self._logits(x)
+        chosen, refused = smooth_step_sides(bits, self.gamma)
+        codes = x.new_ones(*x.shape[:-1], self.k, 1)
+        for bit in range(self.bits):
+            sides = torch.stack((refused[..., bit], chosen[..., bit]), -1)
+            codes = (codes.unsqueeze(-1) * sides.unsqueeze(-2)).flatten(-2)
+        selectors = codes[..., : self.num_experts]
+        parts = mixing.softmax(-1).unsqueeze(-1) * selectors
+        weights = without_padding(parts.sum(-2), mask)
+        penalty = self._penalty(selectors, mask) if self.training else None
+        return Routing(weights=weights, penalty=penalty, selectors=selectors, parts=parts, mask=mask)
+
+    def _logits(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Bit logits (B, ..., k, m) and mixing logits (B, ..., k), from one matrix product."""
+        weight = torch.cat((self.selector_weight.flatten(0, 1), self.mixing_weight))
+        bias = torch.cat((self.selector_bias.flatten(), self.mixing_bias))
+        logits = F.linear(x, weight.to(x.dtype), bias.to(x.dtype))
+        count = self.k * self.bits
+        return logits[..., :count].unflatten(-1, (self.k, self.bits)), logits[..., count:]
+
+    def _penalty(self, selectors: Tensor, mask: Tensor | None) -> Tensor:
+        unreachable = (1 / (1e-6 + selectors.sum(-1))).sum(-1)
+        rows = self.entropy * entropy_of(selectors) + self.reachability * unreachable
+        return mean_over_rows(rows, mask)
+
+    def extra_repr(self) -> str:
+        """Shown in ``repr(gate)``."""
+        return (
+            f"{super().extra_repr()}, gamma={self.gamma:g}, entropy={self.entropy:g}, "
+            f"reachability={self.reachability:g}"
+        )

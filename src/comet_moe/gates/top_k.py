@@ -1,0 +1,79 @@
+"""Top-k (Shazeer et al. 2017): keep the k largest logits."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from comet_moe import checks
+from comet_moe.gates.base import TrainableGate, without_padding
+from comet_moe.routing import Routing
+
+
+class TopKGate(TrainableGate):
+    """Logits Wx + b; the k largest are kept, the others get weight 0.
+
+    Args:
+        in_features: p.
+        num_experts: n.
+        k: experts a sample; more than n means n.
+        noise: add N(0, 1) · softplus(W_noise x) to the logits in training.
+        normalize: "selected" is a softmax over the kept logits (at k=1 that is the constant 1, and the gate
+            does not train); "all" keeps the probabilities of the softmax over all n, which do not sum to 1.
+
+    Attributes:
+        weight, bias: (n, p), (n,), Glorot-uniform and zero at the start.
+        noise_weight: (n, p) zero at the start, or None.
+    """
+
+    k: int
+
+    def __init__(
+        self,
+        in_features: int,
+        num_experts: int,
+        k: int = 1,
+        noise: bool = False,
+        normalize: Literal["selected", "all"] = "selected",
+    ):
+        super().__init__(in_features, num_experts)
+        self.k = min(checks.at_least_one("k", k), num_experts)
+        if normalize not in ("selected", "all"):
+            raise ValueError(f'normalize must be "selected" or "all", got {normalize!r}')
+        self.normalize = normalize
+        self.sums_to_one = normalize == "selected" or self.k == num_experts
+        self.stochastic = noise
+        self.weight = nn.Parameter(torch.empty(num_experts, in_features))
+        self.bias = nn.Parameter(torch.empty(num_experts))
+        self.noise_weight = nn.Parameter(torch.empty(num_experts, in_features)) if noise else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Glorot-uniform weight, zero bias, zero noise weight."""
+        nn.init.xavier_uniform_(self.weight)
+        nn.init.zeros_(self.bias)
+        if self.noise_weight is not None:
+            nn.init.zeros_(self.noise_weight)
+
+    def idle_parameters(self) -> set[str]:
+        """A softmax over one logit is 1 whatever the logit."""
+        softmax_over = self.k if self.normalize == "selected" else self.num_experts
+        return {name for name, _ in self.named_parameters()} if softmax_over == 1 else set()
+
+    def route(self, x: Tensor, mask: Tensor | None) -> Routing:
+        """One linear map, the k largest logits, and the softmax that ``normalize`` names."""
+        kept, experts = self._choose(x)
+        weights = kept.new_zeros(*x.shape[:-1], self.num_experts).scatter(-1, experts, kept)
+        return Routing(weights=without_padding(weights, mask), mask=mask)
+
+    def _choose(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Weights and indices of the chosen experts, (B, ..., k) each."""
+        logits = F.linear(x, self.weight.to(x.dtype), self.bias.to(x.dtype))
+        if self.training and self.noise_weight is not None:
+            scale = F.softplus(F.linear(x, self.noise_weight.to(x.dtype)))
+            logits = logits + torch.randn_like(logits) * scale
+        kept, experts = logits.topk(self.k, dim=-1)
+        if self.normalize == "selected":
+            return kept.softmax(-1), experts
+        return (kept - logits.logsumexp(-1, keepdim=True)).exp(), experts

@@ -1,0 +1,94 @@
+"""A gate with a permutation of the experts behind it; itself a gate."""
+
+import torch
+from torch import Tensor
+
+from comet_moe.gates.base import Gate
+from comet_moe.local_search.permutation import Permutation
+from comet_moe.routing import Routing
+
+
+class PermutedGate(Gate):
+    """Sends output i of ``gate`` to expert order[i] of ``search``.
+
+    In stage-1 training the weights are g(x) S with the soft matrix S, rescaled so that each row keeps its
+    mass (a finite number of Sinkhorn rounds leaves rows off). Otherwise the experts are only renumbered.
+
+    Args:
+        gate: any gate.
+        search: the permutation; may be shared with other gates.
+
+    Example:
+        >>> search = Permutation(num_experts=6, steps=1000)
+        >>> gate = PermutedGate(TopKGate(in_features=32, num_experts=6, k=2), search)
+    """
+
+    def __init__(self, gate: Gate, search: Permutation):
+        super().__init__()
+        if search.num_experts != gate.num_experts:
+            raise ValueError(
+                f"the permutation is over {search.num_experts} experts, the gate over {gate.num_experts}: "
+                f"make it Permutation(num_experts={gate.num_experts}, ...)"
+            )
+        if search.trees is not None and search.trees != gate.k:
+            raise ValueError(f"the permutation has {search.trees} trees, the gate has k={gate.k}")
+        self.gate = gate
+        self.search = search
+        self.num_experts = gate.num_experts
+        self.in_features = gate.in_features
+        self.k = gate.k
+        self.sums_to_one = gate.sums_to_one
+        self.stochastic = gate.stochastic or search.gumbel > 0
+
+    def idle_parameters(self) -> set[str]:
+        """Those of the gate, and U where no permutation changes anything or the search is over."""
+        idle = {f"gate.{name}" for name in self.gate.idle_parameters()}
+        over = self.num_experts == 1 or not self.search.searching
+        return idle | {"search.logits"} if over else idle
+
+    def forward(self, x: Tensor, keys: Tensor | None = None, mask: Tensor | None = None) -> Routing:
+        """Route ``x`` (B, ..., p) by the gate, then permute the experts."""
+        routing = self.gate(x, keys=keys, mask=mask).masked(mask)
+        if self.training and self.search.searching:
+            return self._softly(routing)
+        return self._renumbered(routing)
+
+    def _softly(self, routing: Routing) -> Routing:
+        soft, penalty = self.search.shared_soft(self)
+        with torch.autocast(soft.device.type, enabled=False):
+            if self.search.trees is None:
+                weights = routing.weights
+                permuted = weights @ soft.to(weights.dtype)
+            else:
+                weights = self._parts(routing).flatten(-2)
+                permuted = weights @ soft.to(weights.dtype).flatten(0, 1)
+            mass = weights.sum(-1, keepdim=True)
+            got = permuted.sum(-1, keepdim=True)
+            permuted = permuted * (mass / got.masked_fill(got == 0, 1.0))
+        return Routing(
+            weights=permuted,
+            penalty=routing.penalty + penalty,
+            selectors=routing.selectors,
+            mask=routing.mask,
+        )
+
+    def _renumbered(self, routing: Routing) -> Routing:
+        order = self.search.order()
+        if self.search.trees is None:
+            return routing.renumbered(order)
+        parts = self._parts(routing)
+        experts = order.flatten().expand(*parts.shape[:-2], -1)
+        weights = torch.zeros_like(routing.weights).scatter_add(-1, experts, parts.flatten(-2))
+        return Routing(
+            weights=weights, penalty=routing.penalty, selectors=routing.selectors, mask=routing.mask
+        )
+
+    def _parts(self, routing: Routing) -> Tensor:
+        """(B, ..., k, n) what each tree adds to the weights, padding at 0."""
+        if routing.parts is None:
+            raise ValueError(
+                f"{type(self.gate).__name__} has no trees to permute one by one: use Permutation(trees=None)"
+            )
+        if routing.mask is None:
+            return routing.parts
+        return routing.parts.masked_fill(~routing.mask[..., None, None], 0.0)

@@ -1,0 +1,44 @@
+"""From a matrix of logits to a soft permutation, and from there to a hard one."""
+
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from comet_moe import checks
+
+
+def sinkhorn(logits: Tensor, tau: float = 1e-3, iterations: int = 20) -> Tensor:
+    """S^R(U/τ): R rounds of "normalise rows, then columns" of exp(U/τ), in log space.
+
+    Args:
+        logits: U, (..., n, n).
+        tau: τ > 0.
+        iterations: R >= 0.
+
+    Returns:
+        (..., n, n), columns sum to 1; entry [i, j] sends gate output i to expert j. The last rows are off by
+        as much as R rounds leave.
+    """
+    if logits.dim() < 2 or logits.shape[-1] != logits.shape[-2]:
+        raise ValueError(f"logits must be square matrices (..., n, n), got shape {tuple(logits.shape)}")
+    checks.positive("tau", tau)
+    if iterations < 0:
+        raise ValueError(f"iterations must be at least 0, got {iterations}")
+    log_soft = logits / tau
+    for _ in range(iterations):
+        log_soft = log_soft - log_soft.logsumexp(-1, keepdim=True)
+        log_soft = log_soft - log_soft.logsumexp(-2, keepdim=True)
+    return log_soft.exp()
+
+
+def permutation_entropy(soft: Tensor) -> Tensor:
+    """Σ -S log(S + 1e-6) + Σ -S' log(S' + 1e-6), S' the rows of S normalised once more: (..., n, n) -> ()."""
+    rows = soft / soft.sum(-1, keepdim=True).clamp_min(1e-30)  # few rounds at a small τ can empty a row
+    return -(soft * (soft + 1e-6).log()).sum() - (rows * (rows + 1e-6).log()).sum()
+
+
+def assignment(soft: Tensor) -> Tensor:
+    """The permutation P that maximises Σ S∘P: (..., n, n) -> (..., n), output i goes to expert result[i]."""
+    matrices = soft.detach().reshape(-1, *soft.shape[-2:]).double().cpu().numpy()
+    orders = [torch.from_numpy(linear_sum_assignment(matrix, maximize=True)[1]) for matrix in matrices]
+    return torch.stack(orders).reshape(soft.shape[:-1]).to(soft.device)

@@ -1,0 +1,134 @@
+"""Mixtures of experts: one gate, or one gate a task over shared experts."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from comet_moe.dispatch import plan_pairs, run_dense, run_sparse, stacked_weights
+from comet_moe.experts import Experts, ModuleExperts
+from comet_moe.gates.base import Gate
+from comet_moe.routing import Routing
+
+Execution = Literal["auto", "dense", "sparse"]
+
+SPARSE_SHARE = 0.5
+"""``execution="auto"`` runs sparsely when at most this share of the (sample, expert) pairs is active."""
+
+
+class MultiGateMoE(nn.Module):
+    """One mixture a task over shared experts: y_t = Σ_i g_t(x)_i f_i(x).
+
+    A (sample, expert) pair is evaluated once, however many gates ask for it.
+
+    Args:
+        experts: a stack of this library's, or an ``nn.ModuleList`` of any modules over features.
+        gates: one a task.
+        execution: "dense" runs every expert on every sample; "sparse" only the pairs of nonzero weight;
+            "auto" chooses for each batch. Outputs and gradients are equal (dropout off).
+    """
+
+    def __init__(
+        self,
+        *,
+        experts: Experts | nn.ModuleList,
+        gates: Sequence[Gate],
+        execution: Execution = "auto",
+    ):
+        super().__init__()
+        if not gates:
+            raise ValueError("gates must hold at least 1 gate, got none")
+        self.experts = ModuleExperts(experts) if isinstance(experts, nn.ModuleList) else experts
+        for gate in gates:
+            if gate.num_experts != self.experts.num_experts:
+                raise ValueError(
+                    f"a gate chooses among {gate.num_experts} experts, there are {self.experts.num_experts}"
+                )
+        self.gates = nn.ModuleList(gates)
+        self.execution = execution
+
+    @property
+    def execution(self) -> Execution:
+        """How the experts are run: "auto", "dense" or "sparse"."""
+        return self._execution
+
+    @execution.setter
+    def execution(self, value: Execution) -> None:
+        if value not in ("auto", "dense", "sparse"):
+            raise ValueError(f'execution must be "auto", "dense" or "sparse", got {value!r}')
+        self._execution = value
+
+    def forward(
+        self, x: Tensor, keys: Tensor | None = None, mask: Tensor | None = None
+    ) -> tuple[list[Tensor], list[Routing]]:
+        """Mix the experts for every gate.
+
+        Args:
+            x: (B, ..., p), or (B, C, H, W) for image experts, whose gates read the flattened image.
+            keys: (B, ...) int64, for hash gates.
+            mask: (B, ...) bool, False where a row is padding: its output is 0.
+
+        Returns:
+            One (B, ..., u) and one routing for each gate.
+        """
+        rank = self.experts.input_rank
+        if x.dim() <= rank:
+            raise ValueError(f"the input must have a batch and {rank} more dimensions, got {tuple(x.shape)}")
+        batch_shape = x.shape[: x.dim() - rank]
+        features = x.flatten(-rank)
+        routings = [gate(features, keys=keys, mask=mask).masked(mask) for gate in self.gates]
+        mixed = self._run(x.flatten(0, len(batch_shape) - 1), routings)
+        outputs = [y.unflatten(0, batch_shape) for y in mixed.unbind(1)]
+        return outputs, routings
+
+    def _run(self, x: Tensor, routings: list[Routing]) -> Tensor:
+        """(rows, *input) -> (rows, T, *output)."""
+        if self.execution == "dense" or (self.execution == "auto" and torch.compiler.is_compiling()):
+            return self._dense(x, routings)
+        plan = plan_pairs(routings)
+        if self.execution == "auto" and len(plan.sample) > SPARSE_SHARE * len(x) * self.experts.num_experts:
+            return self._dense(x, routings)
+        for routing in routings:
+            routing.execution = "sparse"
+        return run_sparse(self.experts, x, plan)
+
+    def _dense(self, x: Tensor, routings: list[Routing]) -> Tensor:
+        for routing in routings:
+            routing.execution = "dense"
+        return run_dense(self.experts, x, stacked_weights(routings))
+
+    def extra_repr(self) -> str:
+        """Shown in ``repr(moe)``."""
+        return f"execution={self.execution!r}"
+
+
+class MoE(MultiGateMoE):
+    """A mixture with one gate: y = Σ_i g(x)_i f_i(x).
+
+    Args:
+        experts: a stack of this library's, or an ``nn.ModuleList`` of any modules over features.
+        gate: any gate.
+        execution: see :class:`MultiGateMoE`.
+
+    Example:
+        >>> moe = MoE(experts=DenseExperts(8, 32, 64), gate=CometGate(32, 8, k=2))
+        >>> y, routing = moe(torch.randn(4, 32))
+    """
+
+    def __init__(self, *, experts: Experts | nn.ModuleList, gate: Gate, execution: Execution = "auto"):
+        super().__init__(experts=experts, gates=[gate], execution=execution)
+
+    @property
+    def gate(self) -> Gate:
+        """The gate."""
+        gate = self.gates[0]
+        assert isinstance(gate, Gate)
+        return gate
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, keys: Tensor | None = None, mask: Tensor | None = None
+    ) -> tuple[Tensor, Routing]:
+        """Mix the experts: y (B, ..., u) and the routing. Arguments as for :class:`MultiGateMoE`."""
+        outputs, routings = super().forward(x, keys=keys, mask=mask)
+        return outputs[0], routings[0]

@@ -1,0 +1,163 @@
+"""What a gate decided for a batch.
+
+Shapes: B samples (or any leading shape (B, ...) such as tokens), n experts, k trees or selectors,
+M pairs (sample, expert) of nonzero weight.
+"""
+
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+SELECTED = 1e-5
+"""An expert counts as selected, and a tree as one-hot, up to this weight (the paper's n/s)."""
+
+
+class Pairs(NamedTuple):
+    """The nonzero entries of a routing, ordered by sample: flattened rows, experts, weights, each (M,)."""
+
+    sample: Tensor
+    expert: Tensor
+    weight: Tensor
+
+
+class Routing:
+    """Weights over experts for a batch, with what belongs to them.
+
+    A routing is made from ``weights`` (B, ..., n), or from pairs with :meth:`from_pairs`; whichever form
+    is missing is made when first asked for.
+
+    Attributes:
+        penalty: scalar, already scaled, to add to the training loss; 0 in eval mode.
+        selectors: (B, ..., k, n) tree or selector distributions before any permutation, or None.
+        parts: (B, ..., k, n) what each tree or selector adds to the weights, or None. Sums to the weights
+            over k, before any permutation.
+        mask: (B, ...) bool, False where a row is padding, or None.
+        execution: "dense" or "sparse", as the mixture ran it; None before it did.
+    """
+
+    def __init__(
+        self,
+        *,
+        weights: Tensor,
+        penalty: Tensor | None = None,
+        selectors: Tensor | None = None,
+        parts: Tensor | None = None,
+        mask: Tensor | None = None,
+    ):
+        self._weights: Tensor | None = weights
+        self._pairs: Pairs | None = None
+        self.batch_shape = weights.shape[:-1]
+        self.num_experts = weights.shape[-1]
+        self.penalty = weights.new_zeros(()) if penalty is None else penalty
+        self.selectors = selectors
+        self.parts = parts
+        self.mask = mask
+        self.execution: str | None = None
+
+    @classmethod
+    def from_pairs(
+        cls, pairs: Pairs, *, batch_shape: torch.Size, num_experts: int, mask: Tensor | None = None
+    ) -> "Routing":
+        """A routing that never forms (B, n): unique pairs, ordered by sample. Its penalty is 0."""
+        routing = cls.__new__(cls)
+        routing._weights = None
+        routing._pairs = pairs
+        routing.batch_shape = batch_shape
+        routing.num_experts = num_experts
+        routing.penalty = pairs.weight.new_zeros(())
+        routing.selectors = routing.parts = None
+        routing.mask = mask
+        routing.execution = None
+        return routing
+
+    @property
+    def weights(self) -> Tensor:
+        """(B, ..., n) on the simplex, exact zeros where an expert is not selected."""
+        if self._weights is None:
+            sample, expert, weight = self.pairs()
+            flat = weight.new_zeros(prod(self.batch_shape), self.num_experts)
+            self._weights = flat.index_put((sample, expert), weight).reshape(
+                *self.batch_shape, self.num_experts
+            )
+        return self._weights
+
+    @property
+    def in_pairs(self) -> bool:
+        """Whether the pairs are at hand without a pass over (B, n)."""
+        return self._pairs is not None
+
+    def pairs(self) -> Pairs:
+        """The nonzero entries, ordered by sample; ``sample`` indexes flattened rows."""
+        if self._pairs is None:
+            flat = self.weights.reshape(-1, self.num_experts)
+            sample, expert = flat.nonzero(as_tuple=True)
+            self._pairs = Pairs(sample, expert, flat[sample, expert])
+        return self._pairs
+
+    def masked(self, mask: Tensor | None) -> "Routing":
+        """This routing with padding sent to no expert, also where the gate did not look at the mask."""
+        if mask is None or self.mask is mask:
+            return self
+        routing = Routing(
+            weights=self.weights.masked_fill(~mask.unsqueeze(-1), 0.0),
+            penalty=self.penalty,
+            selectors=self.selectors,
+            parts=self.parts,
+            mask=mask,
+        )
+        routing.execution = self.execution
+        return routing
+
+    def renumbered(self, order: Tensor) -> "Routing":
+        """This routing with expert ``order[i]`` (n,) in the place of expert i."""
+        if self._weights is None:
+            sample, expert, weight = self.pairs()
+            routing = Routing.from_pairs(
+                Pairs(sample, order[expert], weight),
+                batch_shape=self.batch_shape,
+                num_experts=self.num_experts,
+                mask=self.mask,
+            )
+        else:
+            routing = Routing(weights=self._weights.index_select(-1, order.argsort()), mask=self.mask)
+        routing.penalty = self.penalty
+        routing.selectors = self.selectors
+        return routing
+
+    @torch.no_grad()
+    def statistics(self) -> dict[str, Any]:
+        """Plain numbers and lists about this batch; padding is not counted.
+
+        ``experts_per_sample``, ``share_of_samples`` and ``share_of_weight`` (n values each),
+        ``dead_experts`` (indices that no sample selected), ``tree_entropy`` (mean over samples and trees,
+        in nats) and ``one_hot_trees`` (share), both None for a gate without trees or selectors, ``samples``
+        and ``execution``.
+        """
+        _, expert, weight = self.pairs()
+        expert, weight = expert[weight > SELECTED], weight[weight > SELECTED]
+        samples = prod(self.batch_shape) if self.mask is None else int(self.mask.sum())
+        counts = torch.bincount(expert, minlength=self.num_experts)
+        mass = torch.bincount(expert, weights=weight.double(), minlength=self.num_experts)
+        entropy, one_hot = self._tree_state()
+        return {
+            "samples": samples,
+            "experts_per_sample": float(counts.sum()) / max(samples, 1),
+            "share_of_samples": (counts / max(samples, 1)).tolist(),
+            "share_of_weight": (mass / mass.sum().clamp_min(1e-30)).tolist(),
+            "dead_experts": (counts == 0).nonzero().flatten().tolist(),
+            "tree_entropy": entropy,
+            "one_hot_trees": one_hot,
+            "execution": self.execution,
+        }
+
+    def _tree_state(self) -> tuple[float | None, float | None]:
+        if self.selectors is None:
+            return None, None
+        trees = self.selectors if self.mask is None else self.selectors[self.mask]
+        if trees.numel() == 0:
+            return 0.0, 1.0
+        entropy = torch.special.entr(trees).sum(-1).mean()
+        one_hot = (trees.amax(-1) > 1 - SELECTED).float().mean()
+        return float(entropy), float(one_hot)
