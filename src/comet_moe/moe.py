@@ -77,7 +77,7 @@ class MultiGateMoE(nn.Module):
             raise ValueError(f"the input must have a batch and {rank} more dimensions, got {tuple(x.shape)}")
         batch_shape = x.shape[: x.dim() - rank]
         features = x.flatten(-rank)
-        routings = [gate(features, keys=keys, mask=mask).masked(mask) for gate in self.gates]
+        routings = [gate(features, keys=keys, mask=mask) for gate in self.gates]
         mixed = self._run(x.flatten(0, len(batch_shape) - 1), routings)
         outputs = [y.unflatten(0, batch_shape) for y in mixed.unbind(1)]
         return outputs, routings

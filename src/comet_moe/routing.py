@@ -97,7 +97,7 @@ class Routing:
         return self._pairs
 
     def masked(self, mask: Tensor | None) -> "Routing":
-        """This routing with padding sent to no expert, also where the gate did not look at the mask."""
+        """This routing with padding sent to no expert."""
         if mask is None or self.mask is mask:
             return self
         routing = Routing(
@@ -144,7 +144,7 @@ class Routing:
         return {
             "samples": samples,
             "experts_per_sample": float(counts.sum()) / max(samples, 1),
-            "share_of_samples": (counts / max(samples, 1)).tolist(),
+            "share_of_samples": (counts.double() / max(samples, 1)).tolist(),
             "share_of_weight": (mass / mass.sum().clamp_min(1e-30)).tolist(),
             "dead_experts": (counts == 0).nonzero().flatten().tolist(),
             "tree_entropy": entropy,

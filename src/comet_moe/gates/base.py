@@ -32,6 +32,7 @@ class Gate(nn.Module, ABC):
         k: experts a sample gets at most once the gate is hard, or None for a dense gate.
         sums_to_one: whether the rows of the weights sum to 1.
         stochastic: whether two training passes over one input may differ.
+        soft_in_training: whether training mixes more experts than evaluation, as local search does.
     """
 
     num_experts: int
@@ -39,43 +40,36 @@ class Gate(nn.Module, ABC):
     k: int | None = None
     sums_to_one: bool = True
     stochastic: bool = False
+    soft_in_training: bool = False
 
-    @abstractmethod
-    def forward(self, x: Tensor, keys: Tensor | None = None, mask: Tensor | None = None) -> Routing:
-        """Route ``x`` (B, ..., p) by ``keys`` (B, ...) int64 where it has them; ``mask`` False is padding."""
+    def __call__(self, x: Tensor, keys: Tensor | None = None, mask: Tensor | None = None) -> Routing:
+        """Check the input, route it in float32 (float64 if the gate is), and send padding nowhere.
 
-    def idle_parameters(self) -> set[str]:
-        """Names of parameters whose gradient is identically zero by construction (Top-k at k=1, say)."""
-        return set()
-
-
-class TrainableGate(Gate):
-    """A gate over features: checks its input, then routes in float32 (or float64) also under autocast."""
-
-    in_features: int
-
-    def __init__(self, in_features: int, num_experts: int):
-        super().__init__()
-        self.in_features = checks.at_least_one("in_features", in_features)
-        self.num_experts = checks.at_least_one("num_experts", num_experts)
-
-    def forward(self, x: Tensor, keys: Tensor | None = None, mask: Tensor | None = None) -> Routing:
-        """Route ``x`` (B, ..., p); ``mask`` (B, ...) is False for padding; ``keys`` are not read."""
+        This stands around ``forward`` so that it holds for every gate, also under autocast.
+        """
         checks.gate_input(x, self.in_features)
+        if keys is not None:
+            checks.same_rows("keys", keys, x, torch.int64)
         if mask is not None:
             checks.same_rows("mask", mask, x, torch.bool)
-        x = self._compute(x)
+        x = self._in_compute_dtype(x)
         checks.finite(x)
         with torch.autocast(x.device.type, enabled=False):
-            return self.route(x, mask)
+            routing: Routing = super().__call__(x, keys=keys, mask=mask)
+        return routing.masked(mask)
 
     @abstractmethod
-    def route(self, x: Tensor, mask: Tensor | None) -> Routing:
-        """The gate itself, on checked input in its compute dtype."""
+    def forward(self, x: Tensor, keys: Tensor | None = None, mask: Tensor | None = None) -> Routing:
+        """Route ``x``.
 
-    def _compute(self, x: Tensor) -> Tensor:
-        """``x`` in the dtype this gate computes in: float64 if its parameters are, else float32."""
-        own = next(self.parameters()).dtype
+        Args:
+            x: (B, ..., p), finite, in float32 or float64.
+            keys: (B, ...) int64, for gates that route by key.
+            mask: (B, ...) bool, False where a row is padding, to leave out of penalties.
+        """
+
+    def _in_compute_dtype(self, x: Tensor) -> Tensor:
+        own = next(self.parameters(), x).dtype
         compute = torch.float64 if own == torch.float64 else torch.float32
         if x.dtype == compute:
             return x
@@ -85,6 +79,21 @@ class TrainableGate(Gate):
                 f"for instance with gate.to({x.dtype})"
             )
         return x.to(compute)
+
+    def idle_parameters(self) -> set[str]:
+        """Names of parameters whose gradient is identically zero by construction (Top-k at k=1, say)."""
+        return set()
+
+
+class TrainableGate(Gate):
+    """A gate over features."""
+
+    in_features: int
+
+    def __init__(self, in_features: int, num_experts: int):
+        super().__init__()
+        self.in_features = checks.at_least_one("in_features", in_features)
+        self.num_experts = checks.at_least_one("num_experts", num_experts)
 
     def extra_repr(self) -> str:
         """Shown in ``repr(gate)``."""
@@ -97,11 +106,6 @@ def mean_over_rows(values: Tensor, mask: Tensor | None) -> Tensor:
     if mask is not None:
         return (values * mask).sum() / mask.sum().clamp_min(1)
     return values.sum() / max(values.numel(), 1)
-
-
-def without_padding(weights: Tensor, mask: Tensor | None) -> Tensor:
-    """``weights`` (B, ..., n) with the rows of padding set to 0."""
-    return weights if mask is None else weights.masked_fill(~mask.unsqueeze(-1), 0.0)
 
 
 def entropy_of(distributions: Tensor) -> Tensor:

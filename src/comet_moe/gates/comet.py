@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from comet_moe import checks
-from comet_moe.gates.base import TrainableGate, entropy_of, mean_over_rows, without_padding
+from comet_moe.gates.base import TrainableGate, entropy_of, mean_over_rows
 from comet_moe.gates.smooth_step import log_smooth_step_sides
 from comet_moe.gates.tree import path_sums
 from comet_moe.routing import Routing
@@ -66,7 +66,7 @@ class CometGate(TrainableGate):
         """With one expert there is nothing to decide."""
         return {name for name, _ in self.named_parameters()} if self.num_experts == 1 else set()
 
-    def route(self, x: Tensor, mask: Tensor | None) -> Routing:
+    def forward(self, x: Tensor, keys: Tensor | None = None, mask: Tensor | None = None) -> Routing:
         """Every node of every tree in one matrix product, then log-space paths and a two-way softmax."""
         splits, alphas = self._nodes(x)
         log_left, log_right = log_smooth_step_sides(splits, self.gamma)
@@ -76,8 +76,8 @@ class CometGate(TrainableGate):
         penalty = None
         if self.training and self.entropy > 0:
             penalty = self.entropy * mean_over_rows(entropy_of(paths), mask)
-        weights = without_padding(parts.sum(-2), mask)
-        return Routing(weights=weights, penalty=penalty, selectors=paths, parts=parts, mask=mask)
+        weights = parts.sum(-2)
+        return Routing(weights=weights, penalty=penalty, selectors=paths, parts=parts)
 
     def _nodes(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Split logits (B, ..., k, n-1) and leaf logits α (B, ..., k, n)."""

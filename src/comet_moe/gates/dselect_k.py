@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from comet_moe import checks
-from comet_moe.gates.base import TrainableGate, entropy_of, mean_over_rows, without_padding
+from comet_moe.gates.base import TrainableGate, entropy_of, mean_over_rows
 from comet_moe.gates.smooth_step import smooth_step_sides
 from comet_moe.gates.tree import depth
 from comet_moe.routing import Routing
@@ -72,7 +72,7 @@ class DSelectKGate(TrainableGate):
             return {name for name, _ in self.named_parameters()}
         return {"mixing_weight", "mixing_bias"} if self.k == 1 else set()
 
-    def route(self, x: Tensor, mask: Tensor | None) -> Routing:
+    def forward(self, x: Tensor, keys: Tensor | None = None, mask: Tensor | None = None) -> Routing:
         """Bits, products of bits, and their mixture."""
         bits, mixing = self._logits(x)
         chosen, refused = smooth_step_sides(bits, self.gamma)
@@ -82,9 +82,9 @@ class DSelectKGate(TrainableGate):
             codes = (codes.unsqueeze(-1) * sides.unsqueeze(-2)).flatten(-2)
         selectors = codes[..., : self.num_experts]
         parts = mixing.softmax(-1).unsqueeze(-1) * selectors
-        weights = without_padding(parts.sum(-2), mask)
+        weights = parts.sum(-2)
         penalty = self._penalty(selectors, mask) if self.training else None
-        return Routing(weights=weights, penalty=penalty, selectors=selectors, parts=parts, mask=mask)
+        return Routing(weights=weights, penalty=penalty, selectors=selectors, parts=parts)
 
     def _logits(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Bit logits (B, ..., k, m) and mixing logits (B, ..., k), from one matrix product."""

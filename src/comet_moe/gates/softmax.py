@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from comet_moe.gates.base import TrainableGate, without_padding
+from comet_moe.gates.base import TrainableGate
 from comet_moe.routing import Routing
 
 
@@ -34,7 +34,7 @@ class SoftmaxGate(TrainableGate):
         """With one expert there is nothing to decide."""
         return {"weight", "bias"} if self.num_experts == 1 else set()
 
-    def route(self, x: Tensor, mask: Tensor | None) -> Routing:
+    def forward(self, x: Tensor, keys: Tensor | None = None, mask: Tensor | None = None) -> Routing:
         """One linear map and a softmax."""
         weights = F.linear(x, self.weight.to(x.dtype), self.bias.to(x.dtype)).softmax(-1)
-        return Routing(weights=without_padding(weights, mask), mask=mask)
+        return Routing(weights=weights)

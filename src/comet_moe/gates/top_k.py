@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from comet_moe import checks
-from comet_moe.gates.base import TrainableGate, without_padding
+from comet_moe.gates.base import TrainableGate
 from comet_moe.routing import Routing
 
 
@@ -61,11 +61,11 @@ class TopKGate(TrainableGate):
         softmax_over = self.k if self.normalize == "selected" else self.num_experts
         return {name for name, _ in self.named_parameters()} if softmax_over == 1 else set()
 
-    def route(self, x: Tensor, mask: Tensor | None) -> Routing:
+    def forward(self, x: Tensor, keys: Tensor | None = None, mask: Tensor | None = None) -> Routing:
         """One linear map, the k largest logits, and the softmax that ``normalize`` names."""
         kept, experts = self._choose(x)
         weights = kept.new_zeros(*x.shape[:-1], self.num_experts).scatter(-1, experts, kept)
-        return Routing(weights=without_padding(weights, mask), mask=mask)
+        return Routing(weights=weights)
 
     def _choose(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Weights and indices of the chosen experts, (B, ..., k) each."""

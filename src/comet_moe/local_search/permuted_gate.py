@@ -1,7 +1,7 @@
 """A gate with a permutation of the experts behind it; itself a gate."""
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from comet_moe.gates.base import Gate
 from comet_moe.local_search.permutation import Permutation
@@ -40,6 +40,13 @@ class PermutedGate(Gate):
         self.sums_to_one = gate.sums_to_one
         self.stochastic = gate.stochastic or search.gumbel > 0
 
+    __call__ = nn.Module.__call__  # the gate inside checks its own input
+
+    @property
+    def soft_in_training(self) -> bool:  # type: ignore[override]
+        """In stage 1 training permutes softly, evaluation does not."""
+        return self.gate.soft_in_training or self.search.searching
+
     def idle_parameters(self) -> set[str]:
         """Those of the gate, and U where no permutation changes anything or the search is over."""
         idle = {f"gate.{name}" for name in self.gate.idle_parameters()}
@@ -48,7 +55,7 @@ class PermutedGate(Gate):
 
     def forward(self, x: Tensor, keys: Tensor | None = None, mask: Tensor | None = None) -> Routing:
         """Route ``x`` (B, ..., p) by the gate, then permute the experts."""
-        routing = self.gate(x, keys=keys, mask=mask).masked(mask)
+        routing = self.gate(x, keys=keys, mask=mask)
         if self.training and self.search.searching:
             return self._softly(routing)
         return self._renumbered(routing)

@@ -1,0 +1,323 @@
+"""The laws of a gate, to run on any gate: ours, or one of your own.
+
+    from comet_moe.testing import check_gate
+    check_gate(lambda in_features, num_experts: MyGate(in_features, num_experts))
+
+Each law is a function of ``Case``; the first that does not hold raises an AssertionError that begins with the
+law's name.
+"""
+
+import copy
+import pickle
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from comet_moe.experts import DenseExperts
+from comet_moe.gates import Gate, HashGate
+from comet_moe.local_search import Permutation, PermutedGate
+from comet_moe.moe import MoE
+from comet_moe.routing import SELECTED, Routing
+
+Factory = Callable[[int, int], Gate]
+P, N, ROWS = 12, 6, 40
+ROUNDING = 1e-5
+"""float32 sums over at most P·N terms of size 1 differ by less than this between orders of summation."""
+
+
+@dataclass
+class Case:
+    """A factory with inputs to try its gates on."""
+
+    factory: Factory
+    x: Tensor
+    num_keys: int
+
+    def gate(self, num_experts: int = N, training: bool = True) -> Gate:
+        """A fresh gate, the same every time it is asked for."""
+        with _seed(1):
+            return self.factory(P, num_experts).train(training)
+
+    def keys(self, x: Tensor) -> Tensor:
+        """Keys for the rows of ``x``, the same every time."""
+        return torch.arange(x[..., 0].numel()).reshape(x.shape[:-1]) % self.num_keys
+
+    def run(self, gate: Callable[..., Any], x: Tensor, mask: Tensor | None = None) -> Any:
+        """One pass of a gate or a mixture, from the same random state every time."""
+        with _seed(2):
+            return gate(x, keys=self.keys(x), mask=mask)
+
+
+def check_gate(factory: Factory, num_keys: int | None = None) -> None:
+    """Raise an AssertionError that names the first law of a gate which ``factory``'s gates break.
+
+    Args:
+        factory: ``factory(in_features, num_experts)`` makes a gate.
+        num_keys: the gate's keys are 0..num_keys-1; needed for a gate of one's own that reads keys.
+    """
+    with _seed(0):
+        x = torch.randn(ROWS, P)
+        if num_keys is None:
+            tables = [m.num_keys for m in factory(P, N).modules() if isinstance(m, HashGate)]
+            num_keys = min(tables, default=ROWS)
+    case = Case(factory, x, num_keys)
+    for name, law in LAWS.items():
+        try:
+            law(case)
+        except Exception as error:
+            raise AssertionError(f"{name}: {error or type(error).__name__}") from error
+
+
+def contract(case: Case) -> None:
+    """A Gate with ``num_experts`` that returns weights (B, ..., n) and a scalar penalty, for any batch."""
+    for num_experts in (1, 2, N):
+        gate = case.gate(num_experts)
+        _must(isinstance(gate, Gate), f"{type(gate).__name__} is not a subclass of comet_moe.gates.Gate")
+        _must(gate.num_experts == num_experts, f"num_experts is {gate.num_experts}, not {num_experts}")
+        for x in (case.x, case.x[:0], case.x[:1], case.x.reshape(4, -1, P)):
+            routing = case.run(gate, x)
+            _must(isinstance(routing, Routing), f"forward returned {type(routing).__name__}, not a Routing")
+            wanted = (*x.shape[:-1], num_experts)
+            _must(
+                routing.weights.shape == wanted, f"weights are {tuple(routing.weights.shape)}, not {wanted}"
+            )
+            _must(routing.penalty.dim() == 0, f"the penalty is {tuple(routing.penalty.shape)}, not a scalar")
+
+
+def rows_are_independent(case: Case) -> None:
+    """Tokens (B, L, p) are routed like the same rows flattened."""
+    gate = case.gate(training=False)
+    flat, tokens = case.run(gate, case.x), case.run(gate, case.x.reshape(4, -1, P))
+    _close(tokens.weights.reshape(-1, N), flat.weights, "weights of (B, L, p) and of (B·L, p)")
+
+
+def simplex(case: Case) -> None:
+    """Weights are not negative and sum to 1 (at most 1 for a gate that declares ``sums_to_one = False``)."""
+    for training in (True, False):
+        for x in (case.x, 1e4 * case.x):
+            gate = case.gate(training=training)
+            weights = case.run(gate, x).weights
+            _must(bool((weights >= 0).all()), f"a weight is {weights.min():g}")
+            off = weights.sum(-1) - 1 if gate.sums_to_one else (weights.sum(-1) - 1).clamp_min(0)
+            _must(bool((off.abs() <= ROUNDING).all()), f"a row sums to {1 + off[off.abs().argmax()]:g}")
+
+
+def cardinality(case: Case) -> None:
+    """At most ``k`` experts a sample, wherever the trees are one-hot, in evaluation."""
+    gate = case.gate(training=False)
+    if gate.k is None:
+        return
+    routing = case.run(gate, 1e6 * case.x)
+    weights = routing.weights
+    if routing.selectors is not None:
+        hard = (routing.selectors.amax(-1) > 1 - SELECTED).all(-1)
+        _must(bool(hard.any()), "no sample is hard at inputs of 1e6")
+        weights = weights[hard]
+    most = int((weights != 0).sum(-1).max())
+    _must(most <= gate.k, f"a sample has {most} experts, k is {gate.k}")
+
+
+def gradient(case: Case) -> None:
+    """In the soft state a gradient reaches every parameter that is not declared idle, and only those."""
+    gate = case.gate()
+    loss = _loss(case.run(gate, case.x))
+    if loss.requires_grad:
+        loss.backward()
+    idle = gate.idle_parameters()
+    unknown = idle - {name for name, _ in gate.named_parameters()}
+    _must(not unknown, f"idle_parameters names {sorted(unknown)}, which are no parameters")
+    for name, parameter in gate.named_parameters():
+        if not parameter.requires_grad or parameter.numel() == 0:
+            continue
+        size = 0.0 if parameter.grad is None else float(parameter.grad.abs().max())
+        if name in idle:
+            _must(size <= ROUNDING, f"{name} is declared idle and has a gradient of {size:g}")
+        else:
+            _must(size > 0, f"{name} gets no gradient and is not declared idle")
+
+
+def finite(case: Case) -> None:
+    """No NaN, in values or gradients, at perfect balance and at full collapse."""
+    collapse = 1e6 * torch.ones_like(case.x)
+    for state, x in (("perfect balance", torch.zeros_like(case.x)), ("full collapse", collapse)):
+        gate = case.gate()
+        x = x.requires_grad_()
+        routing = case.run(gate, x)
+        loss = _loss(routing)
+        if loss.requires_grad:
+            loss.backward()
+        values = {"the weights": routing.weights, "the penalty": routing.penalty}
+        values |= {
+            f"the gradient of {name}": p.grad for name, p in gate.named_parameters() if p.grad is not None
+        }
+        if x.grad is not None:
+            values["the gradient of the input"] = x.grad
+        for what, value in values.items():
+            _must(bool(torch.isfinite(value).all()), f"{what} has NaN or infinite values at {state}")
+
+
+def autocast(case: Case) -> None:
+    """Under bfloat16 autocast the gate computes in float32: same weights, for bfloat16 inputs too."""
+    x = case.x.bfloat16().float()
+    gate = case.gate(training=False)
+    wanted = case.run(gate, x).weights
+    for dtype in (torch.float32, torch.bfloat16):
+        with torch.autocast("cpu", torch.bfloat16):
+            got = case.run(gate, x.to(dtype)).weights
+        _must(got.dtype == torch.float32, f"weights are {got.dtype} under autocast, not float32")
+        _close(got, wanted, f"weights with and without autocast, {dtype} input")
+
+
+def round_trip(case: Case) -> None:
+    """state_dict, pickle and deepcopy keep everything that decides the routing."""
+    gate = case.gate()
+    _loss(case.run(gate, case.x))  # a pass, so that anything it leaves behind has to survive copying
+    gate.eval()
+    wanted = case.run(gate, case.x).weights
+    with _seed(3):
+        other = case.factory(P, N).eval()
+    other.load_state_dict(gate.state_dict())
+    copies = {
+        "state_dict": other,
+        "pickle": pickle.loads(pickle.dumps(gate)),
+        "deepcopy": copy.deepcopy(gate),
+    }
+    for way, twin in copies.items():
+        _must(torch.equal(case.run(twin, case.x).weights, wanted), f"{way} changes the weights")
+
+
+def deterministic(case: Case) -> None:
+    """Two passes agree to the last bit, in evaluation always, in training unless declared stochastic."""
+    for training in (True, False):
+        gate = case.gate(training=training)
+        if training and gate.stochastic:
+            continue
+        keys = case.keys(case.x)
+        first, second = (gate(case.x, keys=keys).weights for _ in range(2))
+        _must(torch.equal(first, second), f"two passes differ with training={training}")
+
+
+def evaluation(case: Case) -> None:
+    """Evaluation gives the weights of training unless declared otherwise, and no penalty."""
+    gate = case.gate()
+    trained = case.run(gate, case.x).weights
+    routing = case.run(gate.eval(), case.x)
+    if not (gate.stochastic or gate.soft_in_training):
+        _close(routing.weights, trained, "weights in training and in evaluation")
+    penalty = float(routing.penalty.detach())
+    _must(penalty == 0, f"the penalty in evaluation is {penalty:g}, not 0")
+
+
+def padding(case: Case) -> None:
+    """Padding has weight 0 and is left out of the penalty."""
+    mask = torch.arange(ROWS) % 3 != 0
+    gate = case.gate()
+    routing = case.run(gate, case.x, mask)
+    _must(bool((routing.weights[~mask] == 0).all()), "a row of padding has a weight")
+    if not gate.stochastic:
+        # Keys go with rows: those of the full batch are taken, not new ones for the shorter batch.
+        alone = case.gate()(case.x[mask], keys=case.keys(case.x)[mask])
+        _close(routing.weights[mask], alone.weights, "weights with and without padding")
+        _close(routing.penalty, alone.penalty, "the penalty with and without padding")
+
+
+def dense_equals_sparse(case: Case) -> None:
+    """Skipping experts of weight 0 changes neither the output nor any gradient."""
+    for x in (case.x, 1e4 * case.x):
+        results = {}
+        for execution in ("dense", "sparse"):
+            with _seed(4):
+                experts = DenseExperts(N, P, 5)
+            moe = MoE(experts=experts, gate=case.gate())
+            moe.execution = execution
+            y, routing = case.run(moe, x)
+            (y.sum() / y.detach().abs().max() + routing.penalty).backward()
+            results[execution] = {name: p.grad for name, p in moe.named_parameters()} | {"output": y.detach()}
+        for name, dense in results["dense"].items():
+            sparse = results["sparse"][name]
+            _must((dense is None) == (sparse is None), f"only one execution has a gradient of {name}")
+            if dense is not None and sparse is not None:
+                _close(sparse, dense, f"{name} in dense and sparse execution")
+
+
+def compiles(case: Case) -> None:
+    """torch.compile gives the same weights, without a graph break unless a search goes on."""
+    for training in (False, True):
+        gate = case.gate(training=training)
+        torch._dynamo.reset()
+        compiled = torch.compile(
+            lambda x, keys, gate=gate: gate(x, keys=keys).weights,
+            backend="aot_eager",
+            fullgraph=not gate.soft_in_training,
+        )
+        with _seed(2):
+            got = compiled(case.x, case.keys(case.x))
+        if not (training and gate.stochastic):
+            _close(got, case.run(gate, case.x).weights, f"weights compiled and not, training={training}")
+
+
+def permutes(case: Case) -> None:
+    """PermutedGate keeps the mass of each row in stage 1 and only renumbers experts in stage 2."""
+    gate = case.gate()
+    plain = case.run(gate, case.x).weights
+    search = Permutation(N, steps=1)
+    permuted = PermutedGate(gate, search)
+    soft = case.run(permuted, case.x).weights
+    _close(soft.sum(-1), plain.sum(-1), "row sums before and after a soft permutation")
+    search.step()
+    hard = case.run(permuted, case.x).weights
+    if not gate.stochastic:
+        _must(torch.equal(hard[:, search.order()], plain), "a hard permutation changes the weights")
+
+
+LAWS: dict[str, Callable[[Case], None]] = {
+    law.__name__: law
+    for law in (
+        contract,
+        rows_are_independent,
+        simplex,
+        cardinality,
+        gradient,
+        finite,
+        autocast,
+        round_trip,
+        deterministic,
+        evaluation,
+        padding,
+        dense_equals_sparse,
+        compiles,
+        permutes,
+    )
+}
+
+
+def _loss(routing: Routing) -> Tensor:
+    """A scalar that depends on every weight differently."""
+    n = routing.num_experts
+    values = torch.linspace(-1, 1, n + 1, dtype=routing.weights.dtype)[1:] ** 3
+    return (routing.weights * values).sum() + routing.penalty
+
+
+def _must(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise AssertionError(otherwise)
+
+
+def _close(got: Tensor, wanted: Tensor, what: str) -> None:
+    wanted = wanted.detach()
+    if got.numel() == 0:
+        return
+    scale = max(1.0, float(wanted.abs().max()))
+    worst = float((got.detach() - wanted).abs().max()) / scale
+    _must(worst <= ROUNDING, f"{what} differ by {worst:g}")
+
+
+@contextmanager
+def _seed(seed: int) -> Iterator[None]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield

@@ -1,0 +1,17 @@
+"""What several tests share."""
+
+import os
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("ci", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("ci")
+if "PYTEST_XDIST_WORKER" in os.environ:
+    torch.set_num_threads(1)  # two workers on two cores
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)

@@ -1,0 +1,244 @@
+"""Permutation and PermutedGate: schedule, stages, sharing, state."""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from comet_moe import Permutation, PermutedGate, parameter_groups, sinkhorn
+from comet_moe.gates import CometGate, DSelectKGate, HashGate, SoftmaxGate, TopKGate
+from comet_moe.local_search import assignment, permutation_entropy
+
+N, P = 6, 5
+GATES = {
+    "comet": lambda: CometGate(P, N, k=2, entropy=0.1),
+    "topk": lambda: TopKGate(P, N, k=2),
+    "dselect": lambda: DSelectKGate(P, N, k=2),
+    "hash": lambda: HashGate(20, N),
+    "softmax": lambda: SoftmaxGate(P, N),
+}
+
+
+def keys(x):
+    return torch.arange(len(x)) % 20
+
+
+def train_step(gate, search, optimizer, x, target):
+    optimizer.zero_grad()
+    routing = gate(x, keys=keys(x))
+    ((routing.weights - target).square().sum() + routing.penalty).backward()
+    optimizer.step()
+    search.step()
+
+
+def test_schedule_is_linear_in_log_tau_and_in_rounds():
+    search = Permutation(4, steps=10)
+    seen = []
+    for _ in range(10):
+        assert search.searching
+        seen.append(search.schedule)
+        search.step()
+    assert not search.searching
+    assert seen[0] == (1e-3, 20)
+    assert seen[5] == (pytest.approx(1e-5), 85)
+    assert seen[9] == (pytest.approx(10**-6.6), 137)  # 20 + 130 * 0.9, rounded down
+    assert search.schedule == (pytest.approx(1e-7), 150)
+
+
+def test_training_is_soft_in_stage_1_and_evaluation_always_hard():
+    search = Permutation(5, steps=2, tau=(1.0, 0.1))
+    torch.testing.assert_close(search.matrix(), sinkhorn(search.logits, 1.0, 20))
+    hard = search.eval().matrix()
+    assert torch.equal(hard.argmax(-1), search.order())
+    assert set(hard.unique().tolist()) == {0.0, 1.0}
+    search.train()
+    search.step()
+    search.step()
+    assert set(search.matrix().unique().tolist()) == {0.0, 1.0}
+
+
+def test_the_fixed_order_is_the_assignment_on_the_last_soft_matrix_of_training():
+    search = Permutation(N, steps=1, tau=(0.05, 0.01))
+    gate = PermutedGate(SoftmaxGate(P, N), search)
+    used = search.matrix().detach()
+    gate(torch.randn(3, P))
+    with torch.no_grad():
+        search.logits.copy_(torch.randn(N, N))  # what the optimiser does after that pass
+    search.step()
+    assert torch.equal(search.order(), assignment(used))
+    with torch.no_grad():
+        search.logits.copy_(torch.randn(N, N))
+    assert torch.equal(search.order(), assignment(used))
+
+
+def test_no_steps_means_the_identity():
+    search = Permutation(N, steps=0)
+    assert not search.searching
+    assert search.order().tolist() == list(range(N))
+
+
+@pytest.mark.parametrize("name", GATES)
+def test_weights_are_permuted_and_rows_keep_their_mass(name):
+    gate, x = GATES[name](), torch.randn(8, P)
+    search = Permutation(N, steps=1, tau=(0.05, 0.01), iterations=(2, 2))
+    permuted = PermutedGate(gate, search)
+    plain = gate(x, keys=keys(x)).weights
+    soft = permuted(x, keys=keys(x)).weights
+    unscaled = plain @ search.matrix()
+    torch.testing.assert_close(soft, unscaled * (plain.sum(-1) / unscaled.sum(-1)).unsqueeze(-1))
+    torch.testing.assert_close(soft.sum(-1), plain.sum(-1))
+    search.step()
+    assert torch.equal(permuted(x, keys=keys(x)).weights[:, search.order()], plain)
+    torch.testing.assert_close(permuted(x, keys=keys(x)).weights, plain @ search.matrix())
+
+
+def test_penalty_is_zeta_times_the_entropy_in_stage_1_training_only():
+    search = Permutation(N, steps=1, zeta=0.3, tau=(0.05, 0.01))
+    gate, x = PermutedGate(SoftmaxGate(P, N), search), torch.randn(4, P)
+    torch.testing.assert_close(gate(x).penalty, 0.3 * permutation_entropy(search.matrix()))
+    assert gate.eval()(x).penalty == 0
+    search.step()
+    assert gate.train()(x).penalty == 0
+
+
+def test_the_logits_get_a_gradient_in_stage_1_and_none_in_stage_2():
+    search = Permutation(N, steps=1)
+    gate, x = PermutedGate(SoftmaxGate(P, N), search), torch.randn(4, P)
+    gate(x).weights[:, 0].sum().backward()
+    assert search.logits.grad.abs().max() > 0
+    search.step()
+    search.logits.grad = None
+    gate(x).weights[:, 0].sum().backward()
+    assert search.logits.grad is None
+
+
+def test_a_shared_search_is_computed_and_penalised_once_a_pass(monkeypatch):
+    search = Permutation(N, steps=5, zeta=0.1)
+    first, second = (PermutedGate(SoftmaxGate(P, N), search) for _ in range(2))
+    calls = []
+    soft = search._soft
+    monkeypatch.setattr(search, "_soft", lambda noise: calls.append(1) or soft(noise))
+    x = torch.randn(4, P)
+    for passes in range(1, 4):  # three passes without a step, as in gradient accumulation
+        routings = [first(x), second(x)]
+        sum(r.weights[:, 0].sum() + r.penalty for r in routings).backward()
+        assert len(calls) == passes
+        once = 0.1 * permutation_entropy(soft(False))
+        torch.testing.assert_close(routings[0].penalty + routings[1].penalty, once)
+
+
+def test_a_pass_that_skips_a_gate_does_not_spoil_the_next():
+    search = Permutation(N, steps=5)
+    first, second = (PermutedGate(SoftmaxGate(P, N), search) for _ in range(2))
+    x = torch.randn(4, P)
+    first(x).weights[:, 0].sum().backward()
+    second(x).weights[:, 0].sum().backward()
+    assert second(x).penalty > 0
+
+
+def test_a_shared_search_is_stored_once_and_loads_under_any_name():
+    search = Permutation(N, steps=5)
+    model = torch.nn.ModuleList(PermutedGate(SoftmaxGate(P, N), search) for _ in range(2))
+    state = model.state_dict()
+    assert [name for name in state if "logits" in name] == ["0.search.logits"]
+    other = copy.deepcopy(model)
+    search.step()
+    other.load_state_dict(model.state_dict())
+    assert other[1].search.schedule == search.schedule
+    renamed = {name.replace("0.search", "1.search"): value for name, value in state.items()}
+    other.load_state_dict(renamed)
+    with pytest.raises(RuntimeError, match=r"Missing key.*search\.logits"):
+        other.load_state_dict({name: value for name, value in state.items() if "search" not in name})
+
+
+@pytest.mark.parametrize("trees", [None, 2])
+@pytest.mark.parametrize("stop", [1, 3, 6, 8])
+def test_resuming_from_a_state_dict_continues_exactly(stop, trees):
+    def build():
+        torch.manual_seed(1)
+        search = Permutation(N, steps=6, tau=(0.1, 0.01), iterations=(3, 9), trees=trees)
+        gate = PermutedGate(CometGate(P, N, k=2, entropy=0.1), search)
+        return gate, search, torch.optim.Adam(gate.parameters(), 0.02)
+
+    batches = torch.randn(10, 7, P)
+    target = torch.eye(N)[torch.arange(7) % N]
+
+    def run(gate, search, optimizer, steps):
+        for t in steps:
+            train_step(gate, search, optimizer, batches[t], target)
+
+    whole = build()
+    run(*whole, range(10))
+    half = build()
+    run(*half, range(stop))
+    saved = copy.deepcopy((half[0].state_dict(), half[2].state_dict()))
+    resumed = build()
+    resumed[0].load_state_dict(saved[0])
+    resumed[2].load_state_dict(saved[1])
+    run(*resumed, range(stop, 10))
+    for name, value in whole[0].state_dict().items():
+        assert torch.equal(resumed[0].state_dict()[name], value), name
+
+
+@given(n=st.integers(1, 9), k=st.integers(1, 4), seed=st.integers(0, 50))
+def test_one_permutation_a_tree_moves_each_trees_part_by_its_own(n, k, seed):
+    torch.manual_seed(seed)
+    gate = CometGate(P, n, k)
+    search = Permutation(n, steps=1, trees=k)
+    permuted, x = PermutedGate(gate, search), torch.randn(5, P)
+    search.step()
+    parts, order = gate(x).parts, search.order()
+    wanted = torch.zeros(5, n)
+    for tree in range(k):
+        for output in range(n):
+            wanted[:, order[tree, output]] += parts[:, tree, output]
+    torch.testing.assert_close(permuted(x).weights, wanted)
+
+
+def test_equal_permutations_a_tree_are_one_permutation():
+    gate, x = CometGate(P, N, k=2), torch.randn(5, P)
+    shared = Permutation(N, steps=1, tau=(0.05, 0.01))
+    each = Permutation(N, steps=1, tau=(0.05, 0.01), trees=2)
+    with torch.no_grad():
+        each.logits.copy_(shared.logits.expand(2, N, N))
+    torch.testing.assert_close(PermutedGate(gate, each)(x).weights, PermutedGate(gate, shared)(x).weights)
+
+
+def test_gumbel_noise_acts_in_training_only():
+    search = Permutation(N, steps=3, gumbel=0.5)
+    assert not torch.equal(search.matrix(), search.matrix())
+    search.eval()
+    assert torch.equal(search.matrix(), search.matrix())
+
+
+def test_local_search_finds_the_permutation_that_a_fixed_gate_lacks():
+    """Hash routing with the wrong experts: only the permutation can put it right."""
+    torch.manual_seed(3)
+    wanted = torch.randperm(N)
+    search = Permutation(N, steps=150, tau=(1.0, 0.02), iterations=(20, 40))
+    gate = PermutedGate(HashGate(20, N), search)
+    gate.gate.assignment.copy_(torch.arange(20) % N)
+    optimizer = torch.optim.Adam(gate.parameters(), 0.05)
+    x = torch.randn(20, P)
+    target = torch.eye(N)[wanted[torch.arange(20) % N]]
+    for _ in range(150):
+        train_step(gate, search, optimizer, x, target)
+    assert torch.equal(search.order(), wanted)
+
+
+def test_the_learning_rate_factor_reaches_only_the_logits():
+    gate = PermutedGate(SoftmaxGate(P, N), Permutation(N, steps=3, lr_factor=40))
+    groups = parameter_groups(gate, lr=0.01)
+    assert [group["lr"] for group in groups] == [0.01, 0.4]
+    assert groups[1]["params"] == [gate.search.logits]
+
+
+def test_autocast_leaves_the_search_in_float32():
+    gate = PermutedGate(SoftmaxGate(P, N), Permutation(N, steps=3))
+    x = torch.randn(4, P).bfloat16()
+    with torch.autocast("cpu", torch.bfloat16):
+        got = gate(x).weights
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(got, gate(x.float()).weights)

@@ -1,0 +1,187 @@
+"""MoE and MultiGateMoE: dense and sparse execution agree, and only what is selected runs."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from comet_moe import MoE, MultiGateMoE, Permutation, PermutedGate
+from comet_moe.experts import ConvExperts, DenseExperts, FeedForwardExperts, ModuleExperts
+from comet_moe.gates import CometGate, DSelectKGate, HashGate, SoftmaxGate, TopKGate
+
+P = 6
+KEYS = 11
+
+
+def make_gate(kind, n, k, gamma):
+    if kind == "comet":
+        gate = CometGate(P, n, k, gamma=gamma, entropy=0.01)
+        nn.init.normal_(gate.split_weight)
+    elif kind == "dselect":
+        gate = DSelectKGate(P, n, k, gamma=gamma, reachability=0.01)
+        nn.init.normal_(gate.selector_weight)
+    elif kind == "topk":
+        gate = TopKGate(P, n, k)
+    elif kind == "hash":
+        gate = HashGate(KEYS, n)
+    else:
+        gate = SoftmaxGate(P, n)
+    return gate
+
+
+def make_experts(kind, n):
+    return {
+        "dense": lambda: DenseExperts(n, P, 5),
+        "feed_forward": lambda: FeedForwardExperts(n, P, 9, 4),
+        "modules": lambda: nn.ModuleList(nn.Sequential(nn.Linear(P, 7), nn.Tanh()) for _ in range(n)),
+    }[kind]()
+
+
+def outputs_and_gradients(moe, execution, x, keys, mask=None):
+    moe.execution = execution
+    moe.zero_grad(set_to_none=True)
+    x = x.clone().requires_grad_()
+    ys, routings = moe(x, keys=keys, mask=mask)
+    loss = sum((t + 1) * y.sin().sum() for t, y in enumerate(ys)) + sum(r.penalty for r in routings)
+    loss.backward()
+    assert {r.execution for r in routings} == {execution}
+    gradients = {name: p.grad for name, p in moe.named_parameters()} | {"x": x.grad}
+    return gradients | {f"y{t}": y.detach() for t, y in enumerate(ys)}
+
+
+def assert_same(moe, x, keys=None, mask=None):
+    dense = outputs_and_gradients(moe, "dense", x, keys, mask)
+    sparse = outputs_and_gradients(moe, "sparse", x, keys, mask)
+    for name in dense:
+        assert (dense[name] is None) == (sparse[name] is None), name
+        if dense[name] is not None:
+            scale = max(1.0, float(dense[name].abs().max())) if dense[name].numel() else 1.0
+            torch.testing.assert_close(sparse[name], dense[name], atol=1e-11 * scale, rtol=0, msg=name)
+
+
+@given(
+    kinds=st.lists(st.sampled_from(["comet", "dselect", "topk", "hash", "softmax"]), min_size=1, max_size=3),
+    experts=st.sampled_from(["dense", "feed_forward", "modules"]),
+    n=st.integers(1, 40),
+    k=st.integers(1, 5),
+    gamma=st.sampled_from([1e-3, 1.0, 30.0]),  # hard, mixed and soft paths
+    stage=st.sampled_from(["none", "searching", "fixed"]),
+    rows=st.integers(0, 9),
+    seed=st.integers(0, 99),
+)
+def test_dense_and_sparse_agree_in_outputs_and_every_gradient(kinds, experts, n, k, gamma, stage, rows, seed):
+    torch.manual_seed(seed)
+    gates = [make_gate(kind, n, k, gamma) for kind in kinds]
+    if stage != "none":
+        search = Permutation(n, steps=1, tau=(0.05, 0.01))
+        gates = [PermutedGate(gate, search) for gate in gates]
+        if stage == "fixed":
+            search.step()
+    moe = MultiGateMoE(experts=make_experts(experts, n), gates=gates).double()
+    x = torch.randn(rows, P, dtype=torch.float64)
+    assert_same(moe, x, torch.randint(KEYS, (rows,)))
+
+
+def test_convolutional_experts_agree():
+    gates = [make_gate("comet", 5, 2, 1e-3) for _ in range(2)]
+    experts = ConvExperts(5, (2, 13, 12), filters=(3, 4), kernel_size=3, units=(7, 6))
+    gates = [TopKGate(2 * 13 * 12, 5, 2) for _ in range(2)]
+    moe = MultiGateMoE(experts=experts, gates=gates).double()
+    assert_same(moe, torch.randn(8, 2, 13, 12, dtype=torch.float64))
+
+
+def test_any_modules_over_images():
+    experts = ModuleExperts([nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten()) for _ in range(4)], input_rank=3)
+    moe = MoE(experts=experts, gate=TopKGate(36, 4, 2))
+    y, routing = moe(torch.randn(5, 1, 6, 6))
+    assert y.shape == (5, 32)
+    assert routing.weights.shape == (5, 4)
+
+
+@pytest.mark.parametrize("execution", ["dense", "sparse"])
+def test_tokens_with_padding(execution):
+    moe = MoE(experts=DenseExperts(4, P, 3), gate=CometGate(P, 4, k=2, entropy=1.0), execution=execution)
+    x = torch.randn(2, 5, P)
+    mask = torch.tensor([[True] * 5, [True] * 2 + [False] * 3])
+    y, routing = moe(x, mask=mask)
+    assert y.shape == (2, 5, 3)
+    assert (y[~mask] == 0).all()
+    alone, routing_alone = moe(x[mask])
+    torch.testing.assert_close(y[mask], alone)
+    torch.testing.assert_close(routing.penalty, routing_alone.penalty)
+    assert routing.statistics()["samples"] == 7
+
+
+def test_outputs_of_any_rank():
+    moe = MoE(
+        experts=nn.ModuleList(nn.Sequential(nn.Linear(P, 6), nn.Unflatten(-1, (2, 3))) for _ in range(4)),
+        gate=TopKGate(P, 4, 2),
+    )
+    for execution in ("dense", "sparse"):
+        moe.execution = execution
+        assert moe(torch.randn(5, P))[0].shape == (5, 2, 3)
+
+
+class CountingExpert(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(P, 3)
+        self.rows = 0
+
+    def forward(self, x):
+        self.rows += len(x)
+        return self.linear(x)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_only_selected_pairs_run_and_each_once(training):
+    experts = nn.ModuleList(CountingExpert() for _ in range(8))
+    gates = [TopKGate(P, 8, 2) for _ in range(3)]
+    moe = MultiGateMoE(experts=experts, gates=gates, execution="sparse").train(training)
+    _, routings = moe(torch.randn(20, P))
+    union = torch.stack([r.weights != 0 for r in routings]).any(0)
+    assert [expert.rows for expert in experts] == union.sum(0).tolist()
+
+
+@pytest.mark.parametrize("kind", ["dense", "modules"])
+def test_an_expert_without_samples_has_a_zero_gradient_so_adam_walks_the_same_path(kind):
+    def trained(execution):
+        torch.manual_seed(0)
+        moe = MoE(experts=make_experts(kind, 6), gate=TopKGate(P, 6, 1), execution=execution).double()
+        optimizer = torch.optim.Adam(moe.parameters(), 0.1)
+        for _ in range(5):
+            y, _ = moe(torch.randn(2, P, dtype=torch.float64))
+            optimizer.zero_grad()
+            y.square().sum().backward()
+            assert all(p.grad is not None for p in moe.experts.parameters())
+            optimizer.step()
+        return moe.state_dict()
+
+    dense, sparse = trained("dense"), trained("sparse")
+    for name in dense:
+        torch.testing.assert_close(sparse[name], dense[name], atol=1e-12, rtol=0)
+
+
+def test_auto_turns_sparse_as_the_gate_hardens_and_back():
+    moe = MoE(experts=DenseExperts(8, P, 3), gate=CometGate(P, 8, k=2, gamma=1.0))
+    x = torch.randn(50, P)
+    assert moe(x)[1].statistics()["execution"] == "dense"
+    with torch.no_grad():
+        moe.gate.split_weight.mul_(1e5)
+    assert moe(x)[1].statistics()["execution"] == "sparse"
+    with torch.no_grad():
+        moe.gate.split_weight.mul_(1e-5)
+    assert moe(x)[1].statistics()["execution"] == "dense"
+
+
+def test_autocast_trains():
+    moe = MoE(experts=FeedForwardExperts(4, P, 8), gate=CometGate(P, 4, k=2))
+    for execution in ("dense", "sparse"):
+        moe.execution = execution
+        with torch.autocast("cpu", torch.bfloat16):
+            y, routing = moe(torch.randn(5, P))
+        assert y.dtype == torch.bfloat16
+        assert routing.weights.dtype == torch.float32
+        y.float().sum().backward()
+        assert torch.isfinite(moe.experts.inner.weight.grad).all()
