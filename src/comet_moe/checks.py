@@ -5,6 +5,8 @@ can be switched off with :func:`set_value_checks`.
 """
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -16,6 +18,17 @@ def set_value_checks(enabled: bool) -> None:
     """Switch the checks that read tensor values (NaN, infinity, key range) on or off."""
     global _value_checks
     _value_checks = enabled
+
+
+@contextmanager
+def without_value_checks() -> Iterator[None]:
+    """Switch them off for the length of a ``with`` block or of a decorated function."""
+    global _value_checks
+    before, _value_checks = _value_checks, False
+    try:
+        yield
+    finally:
+        _value_checks = before
 
 
 def value_checks_run() -> bool:

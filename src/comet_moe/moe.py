@@ -14,7 +14,7 @@ from comet_moe.routing import Routing
 Execution = Literal["auto", "dense", "sparse"]
 
 SPARSE_SHARE = 0.5
-"""``execution="auto"`` runs sparsely when at most this share of the (sample, expert) pairs is active."""
+"""Where the two ways to run cost the same; see ``comet-moe bench``."""
 
 
 class MultiGateMoE(nn.Module):
@@ -27,6 +27,7 @@ class MultiGateMoE(nn.Module):
         gates: one a task.
         execution: "dense" runs every expert on every sample; "sparse" only the pairs of nonzero weight;
             "auto" chooses for each batch. Outputs and gradients are equal (dropout off).
+        sparse_share: "auto" runs sparsely when at most this share of the (sample, expert) pairs is active.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class MultiGateMoE(nn.Module):
         experts: Experts | nn.ModuleList,
         gates: Sequence[Gate],
         execution: Execution = "auto",
+        sparse_share: float = SPARSE_SHARE,
     ):
         super().__init__()
         if not gates:
@@ -47,6 +49,7 @@ class MultiGateMoE(nn.Module):
                 )
         self.gates = nn.ModuleList(gates)
         self.execution = execution
+        self.sparse_share = sparse_share
 
     @property
     def execution(self) -> Execution:
@@ -87,7 +90,10 @@ class MultiGateMoE(nn.Module):
         if self.execution == "dense" or (self.execution == "auto" and torch.compiler.is_compiling()):
             return self._dense(x, routings)
         plan = plan_pairs(routings)
-        if self.execution == "auto" and len(plan.sample) > SPARSE_SHARE * len(x) * self.experts.num_experts:
+        if (
+            self.execution == "auto"
+            and len(plan.sample) > self.sparse_share * len(x) * self.experts.num_experts
+        ):
             return self._dense(x, routings)
         for routing in routings:
             routing.execution = "sparse"
@@ -109,15 +115,22 @@ class MoE(MultiGateMoE):
     Args:
         experts: a stack of this library's, or an ``nn.ModuleList`` of any modules over features.
         gate: any gate.
-        execution: see :class:`MultiGateMoE`.
+        execution, sparse_share: see :class:`MultiGateMoE`.
 
     Example:
         >>> moe = MoE(experts=DenseExperts(8, 32, 64), gate=CometGate(32, 8, k=2))
         >>> y, routing = moe(torch.randn(4, 32))
     """
 
-    def __init__(self, *, experts: Experts | nn.ModuleList, gate: Gate, execution: Execution = "auto"):
-        super().__init__(experts=experts, gates=[gate], execution=execution)
+    def __init__(
+        self,
+        *,
+        experts: Experts | nn.ModuleList,
+        gate: Gate,
+        execution: Execution = "auto",
+        sparse_share: float = SPARSE_SHARE,
+    ):
+        super().__init__(experts=experts, gates=[gate], execution=execution, sparse_share=sparse_share)
 
     @property
     def gate(self) -> Gate:

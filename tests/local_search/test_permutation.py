@@ -208,9 +208,16 @@ def test_equal_permutations_a_tree_are_one_permutation():
 
 def test_gumbel_noise_acts_in_training_only():
     search = Permutation(N, steps=3, gumbel=0.5)
-    assert not torch.equal(search.matrix(), search.matrix())
-    search.eval()
-    assert torch.equal(search.matrix(), search.matrix())
+    quiet = sinkhorn(search.logits, *search.schedule)
+    first = search.matrix()
+    assert not torch.allclose(first, quiet)
+    search.step()
+    assert not torch.equal(search.matrix(), first)
+    resumed = Permutation(N, steps=3, gumbel=0.5)
+    resumed.load_state_dict(search.state_dict())
+    assert torch.equal(resumed.matrix(), search.matrix())
+    quiet = assignment(sinkhorn(search.logits, *search.schedule))
+    assert torch.equal(search.eval().matrix().argmax(-1), quiet)
 
 
 def test_local_search_finds_the_permutation_that_a_fixed_gate_lacks():

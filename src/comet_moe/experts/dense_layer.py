@@ -28,6 +28,7 @@ class DenseExperts(Experts):
     ):
         super().__init__()
         self.num_experts = num_experts
+        self.out_features = out_features
         self.linear = GroupedLinear(num_experts, in_features, out_features)
         self.activation = activation
         self._activation = activation_named(activation)

@@ -41,6 +41,7 @@ class Permutation(nn.Module):
 
     progress: Tensor
     fixed: Tensor
+    noise_seed: Tensor
 
     def __init__(
         self,
@@ -69,6 +70,7 @@ class Permutation(nn.Module):
         copies = () if trees is None else (trees,)
         self.logits = nn.Parameter(torch.empty(*copies, n, n).uniform_(-0.05, 0.05))
         self.register_buffer("progress", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("noise_seed", torch.randint(2**62, ()) if gumbel else None)
         self.register_buffer("fixed", torch.arange(n).expand(*copies, n).clone())
         self._t = 0  # progress as a Python number, so that no forward pass reads a tensor
         self._pass: _Pass | None = None
@@ -136,7 +138,10 @@ class Permutation(nn.Module):
         tau, iterations = self.schedule
         logits = self.logits if self.logits.dtype == torch.float64 else self.logits.float()
         if noise:
-            uniform = torch.rand_like(logits).clamp(1e-20, 1 - 1e-7)
+            # By the step and a stored seed, not by the global generator: resuming draws the same, and so do
+            # several processes, whose permutations must not part.
+            generator = torch.Generator().manual_seed(int(self.noise_seed) + self._t)
+            uniform = torch.rand(logits.shape, generator=generator).to(logits).clamp(1e-20, 1 - 1e-7)
             logits = logits - self.gumbel * torch.log(-torch.log(uniform))
         with torch.autocast(logits.device.type, enabled=False):
             return sinkhorn(logits, tau, iterations)

@@ -5,6 +5,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from comet_moe import checks
+from comet_moe.kernels.sinkhorn import sinkhorn_rounds
 
 
 def sinkhorn(logits: Tensor, tau: float = 1e-3, iterations: int = 20) -> Tensor:
@@ -24,11 +25,7 @@ def sinkhorn(logits: Tensor, tau: float = 1e-3, iterations: int = 20) -> Tensor:
     checks.positive("tau", tau)
     if iterations < 0:
         raise ValueError(f"iterations must be at least 0, got {iterations}")
-    log_soft = logits / tau
-    for _ in range(iterations):
-        log_soft = log_soft - log_soft.logsumexp(-1, keepdim=True)
-        log_soft = log_soft - log_soft.logsumexp(-2, keepdim=True)
-    return log_soft.exp()
+    return sinkhorn_rounds(logits / tau, iterations)
 
 
 def permutation_entropy(soft: Tensor) -> Tensor:

@@ -1,0 +1,48 @@
+"""The command line: one file a verb, each loaded when it is called."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+import comet_moe
+from comet_moe.cli import demo
+
+app = typer.Typer(
+    name="comet-moe",
+    help="Sparse mixtures of experts: train, compare and use gates.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command()(demo.demo)
+
+
+@app.callback()
+def version(
+    show: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", is_eager=True)
+    ] = False,
+) -> None:
+    """Sparse mixtures of experts: train, compare and use gates."""
+    if show:
+        typer.echo(comet_moe.__version__)
+        raise typer.Exit
+
+
+def main() -> None:
+    """Run the command line; a user's mistake ends in one sentence and exit code 2."""
+    from comet_moe.cli.failures import explain
+
+    try:
+        app()
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        sys.exit(130)
+    except Exception as error:
+        sentence = explain(error)
+        if sentence is None:
+            raise
+        print(f"comet-moe: {sentence}", file=sys.stderr)
+        sys.exit(2)

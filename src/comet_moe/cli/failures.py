@@ -1,0 +1,14 @@
+"""Which exceptions are a user's mistake, and the sentence that says so."""
+
+
+def explain(error: Exception) -> str | None:
+    """One sentence for a mistake in what was given; None for a fault of ours."""
+    from comet_moe.data import DataError
+    from comet_moe.recipes import RecipeError
+
+    mistakes: tuple[type[Exception], ...] = (DataError, RecipeError)
+    if isinstance(error, ValueError):  # torch is loaded only if what failed has loaded it already
+        from comet_moe.training import RunError
+
+        mistakes += (RunError,)
+    return " ".join(str(error).split()) if isinstance(error, mistakes) else None

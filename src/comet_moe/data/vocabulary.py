@@ -1,0 +1,69 @@
+"""The ids of a raw table and the contiguous numbers that stand for them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from comet_moe.data.errors import DataError, reading
+
+_INTEGER = re.compile(r"0|-?[1-9][0-9]*")
+
+
+class Vocabulary:
+    """An ordered set of ids; an id is its text, so ``7`` in a Parquet column and ``7`` in a CSV are the same.
+
+    Example:
+        >>> ids = Vocabulary.build(["b", "a", "b"])
+        >>> ids.encode(["a", "b", "never seen"]).tolist()
+        [0, 1, -1]
+    """
+
+    def __init__(self, ids: list[str]) -> None:
+        self.ids = ids
+        self._index = pd.Index(ids, dtype="str")
+        if not self._index.is_unique:
+            repeated = self._index[self._index.duplicated()][0]
+            raise DataError(f"the vocabulary holds the id {repeated!r} twice; every id must be there once.")
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @classmethod
+    def build(cls, values: npt.ArrayLike | pd.Series) -> Vocabulary:
+        """Collect the distinct ids of a column, in order of number if all are integers, else of text."""
+        ids = {_text(value) for value in pd.unique(pd.Series(values))}
+        numerical = all(_INTEGER.fullmatch(text) for text in ids)
+        return cls(sorted(ids, key=int) if numerical else sorted(ids))
+
+    def encode(self, values: npt.ArrayLike | pd.Series) -> npt.NDArray[np.int32]:
+        """Map ids to their numbers, int32 of the same length; -1 for an id that is not in the vocabulary."""
+        codes, distinct = pd.factorize(pd.Series(values))
+        numbers = self._index.get_indexer(pd.Index([_text(value) for value in distinct], dtype="str"))
+        # factorize marks a missing value with -1, which would pick the last id: the appended -1 answers it.
+        return np.append(numbers, -1).astype(np.int32)[codes]
+
+    def save(self, path: Path) -> None:
+        """Write the ids in order as a JSON list."""
+        path.write_text(json.dumps(self.ids, ensure_ascii=False), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: Path) -> Vocabulary:
+        """Read what ``save`` wrote."""
+        with reading(path, "vocabulary"):
+            ids = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(ids, list) or not all(isinstance(value, str) for value in ids):
+            raise DataError(f"{path} is not a vocabulary, a JSON list of texts; prepare the data set again.")
+        return cls(ids)
+
+
+def _text(value: object) -> str:
+    # A column of integers with a gap arrives as floats: 7.0 is the id 7.
+    if isinstance(value, float | np.floating) and float(value).is_integer():
+        return str(int(value))
+    return str(value)

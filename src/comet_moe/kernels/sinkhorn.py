@@ -1,0 +1,114 @@
+"""Rounds of "normalise rows, then columns" in log space, with their gradient.
+
+One half round is y = x - logsumexp(x) along rows or columns; with p = exp(y) its gradient is
+dx = dy - p · Σ dy. So the backward pass needs the p of each half round, and no exponential of its own.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from comet_moe.kernels.compiling import compiled, runs_here
+
+
+def sinkhorn_rounds(logits: Tensor, iterations: int) -> Tensor:
+    """exp of the logits after R rounds: (..., n, n) -> (..., n, n)."""
+    if iterations and runs_here(logits):
+        return _Rounds.apply(logits, iterations)
+    return sinkhorn_rounds_torch(logits, iterations)
+
+
+def sinkhorn_rounds_torch(logits: Tensor, iterations: int) -> Tensor:
+    """The definition."""
+    for _ in range(iterations):
+        logits = logits - logits.logsumexp(-1, keepdim=True)
+        logits = logits - logits.logsumexp(-2, keepdim=True)
+    return logits.exp()
+
+
+class _Rounds(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, iterations: int) -> Tensor:
+        n = logits.shape[-1]
+        work = logits.detach().reshape(-1, n, n).clone(memory_format=torch.contiguous_format)
+        halves = work.new_empty(len(work), 2 * iterations, n, n)
+        _forward(work.numpy(), halves.numpy())
+        ctx.halves = halves
+        return halves[:, -1].reshape(logits.shape).clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        halves: Tensor = ctx.halves
+        soft = halves[:, -1]
+        work = (grad.reshape(soft.shape) * soft).contiguous()
+        _backward(work.numpy(), halves.numpy())
+        return work.reshape(grad.shape), None
+
+
+@compiled
+def _forward(work: Any, halves: Any) -> None:
+    """``work`` (T, n, n) is overwritten; ``halves`` (T, 2R, n, n) gets exp of it after each half round."""
+    trees, steps, n, _ = halves.shape
+    peak = np.empty(n, work.dtype)
+    total = np.empty(n, work.dtype)
+    for tree in range(trees):
+        y = work[tree]
+        for step in range(0, steps, 2):
+            p = halves[tree, step]
+            for i in range(n):
+                top = y[i, 0]
+                for j in range(1, n):
+                    top = max(top, y[i, j])
+                mass = y.dtype.type(0)
+                for j in range(n):
+                    p[i, j] = math.exp(y[i, j] - top)
+                    mass += p[i, j]
+                shift = top + math.log(mass)
+                for j in range(n):
+                    p[i, j] /= mass
+                    y[i, j] -= shift
+            p = halves[tree, step + 1]
+            for j in range(n):
+                peak[j] = y[0, j]
+                total[j] = 0
+            for i in range(1, n):
+                for j in range(n):
+                    peak[j] = max(peak[j], y[i, j])
+            for i in range(n):
+                for j in range(n):
+                    p[i, j] = math.exp(y[i, j] - peak[j])
+                    total[j] += p[i, j]
+            for j in range(n):
+                peak[j] += math.log(total[j])
+            for i in range(n):
+                for j in range(n):
+                    p[i, j] /= total[j]
+                    y[i, j] -= peak[j]
+
+
+@compiled
+def _backward(grad: Any, halves: Any) -> None:
+    """``grad`` (T, n, n) goes from the gradient of the last logits to that of the first."""
+    trees, steps, n, _ = halves.shape
+    total = np.empty(n, grad.dtype)
+    for tree in range(trees):
+        d = grad[tree]
+        for step in range(steps - 2, -2, -2):
+            p = halves[tree, step + 1]
+            total[:] = 0
+            for i in range(n):
+                for j in range(n):
+                    total[j] += d[i, j]
+            for i in range(n):
+                for j in range(n):
+                    d[i, j] -= p[i, j] * total[j]
+            p = halves[tree, step]
+            for i in range(n):
+                mass = d.dtype.type(0)
+                for j in range(n):
+                    mass += d[i, j]
+                for j in range(n):
+                    d[i, j] -= p[i, j] * mass

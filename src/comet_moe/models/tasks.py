@@ -1,0 +1,64 @@
+"""What a model predicts: its tasks, with their losses.
+
+A loss comes as a sum and a count, so that batches, and the shards of several processes, add up exactly.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+@dataclass(frozen=True)
+class Task:
+    """One target.
+
+    Attributes:
+        name: of the target.
+        kind: "binary" (cross-entropy on a logit), "classes" (cross-entropy on logits) or "value" (squared
+            error).
+        weight: in the total loss.
+        outputs: numbers the head has to give.
+        where: name of a 0/1 target; rows where it is 0 are left out.
+    """
+
+    name: str
+    kind: Literal["binary", "classes", "value"]
+    weight: float
+    outputs: int = 1
+    where: str | None = None
+
+    def loss(self, output: Tensor, targets: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Sum of the losses over the rows that count, and their number: (B, outputs) -> (), ()."""
+        target = targets[self.name]
+        if self.kind == "classes":
+            losses = F.cross_entropy(output, target.long(), reduction="none")
+        elif self.kind == "binary":
+            losses = F.binary_cross_entropy_with_logits(
+                output.squeeze(-1), target.to(output.dtype), reduction="none"
+            )
+        else:
+            losses = (output.squeeze(-1) - target.to(output.dtype)).square()
+        if self.where is None:
+            return losses.sum(), torch.tensor(len(losses), dtype=losses.dtype)
+        counted = targets[self.where].to(losses.dtype)
+        return (losses * counted).sum(), counted.sum()
+
+
+def rating_tasks(alpha: float) -> list[Task]:
+    """α·BCE(watched) + (1-α)·MSE(rating), the rating over watched rows only."""
+    return [
+        Task("watched", "binary", alpha),
+        Task("rating", "value", 1 - alpha, where="watched"),
+    ]
+
+
+def image_tasks(classes: dict[str, int]) -> list[Task]:
+    """One classification task a target, all of one weight; two classes are one logit."""
+    weight = 1 / len(classes)
+    return [
+        Task(name, "binary", weight) if count == 2 else Task(name, "classes", weight, outputs=count)
+        for name, count in classes.items()
+    ]

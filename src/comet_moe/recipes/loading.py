@@ -1,0 +1,124 @@
+"""From a recipe's name or file, and settings from the command line, to a checked configuration.
+
+A recipe is YAML. Its ``gates`` section has the settings of each gate in this experiment, its ``gate`` the one
+that is used; ``gates`` of a name with ``+`` are laid over those without.
+"""
+
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from comet_moe.recipes.schema import GATE_NAMES, Config
+
+
+class RecipeError(ValueError):
+    """A recipe or a setting that cannot be used; the message says which and why."""
+
+
+def recipe_names() -> list[str]:
+    """The recipes that are shipped."""
+    return sorted(path.name.removesuffix(".yaml") for path in _shipped() if path.name.endswith(".yaml"))
+
+
+def load_recipe(recipe: str, settings: Sequence[str] = ()) -> Config:
+    """The configuration of ``recipe``, a name or a path, with ``settings`` of the form "a.b=c" laid over."""
+    tree = _read(recipe)
+    overrides = [_parse_setting(setting) for setting in settings]
+    gates = tree.pop("gates", {})
+    for keys, value in overrides:
+        if keys == ["gate"]:
+            tree["gate"] = value
+    if not isinstance(tree.get("gate"), Mapping):
+        tree["gate"] = _gate_settings(tree.get("gate"), gates)
+    for keys, value in overrides:
+        if keys != ["gate"]:
+            _put(tree, keys, value)
+    tree.setdefault("recipe", Path(recipe).stem)
+    try:
+        return Config.model_validate(tree)
+    except ValidationError as error:
+        raise RecipeError(f"recipe {recipe}: {_first_problem(error)}") from error
+
+
+def _gate_settings(name: Any, gates: Mapping[str, Any]) -> dict[str, Any]:
+    if name not in GATE_NAMES:
+        raise RecipeError(f"gate must be one of {', '.join(GATE_NAMES)}, got {name!r}")
+    own = gates.get(name) or {}
+    return {**(gates.get(name.removesuffix("+")) or {}), **own, "name": name}
+
+
+def _read(recipe: str) -> dict[str, Any]:
+    shipped = {path.name.removesuffix(".yaml"): path for path in _shipped()}
+    if recipe in shipped:
+        text = shipped[recipe].read_text(encoding="utf-8")
+    elif recipe.endswith((".yaml", ".yml")) or Path(recipe).exists():
+        try:
+            text = Path(recipe).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise RecipeError(f"recipe {recipe} cannot be read: {error}") from error
+    else:
+        raise RecipeError(
+            f"there is no recipe {recipe!r}: "
+            f"give a path to a YAML file, or one of {', '.join(sorted(shipped))}"
+        )
+    try:
+        tree = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise RecipeError(f"recipe {recipe} is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(tree, dict):
+        raise RecipeError(f"recipe {recipe} must be a mapping of settings, got {type(tree).__name__}")
+    return tree
+
+
+def _shipped() -> list[Any]:
+    return [path for path in files("comet_moe.recipes").iterdir() if path.name.endswith(".yaml")]
+
+
+def _parse_setting(setting: str) -> tuple[list[str], Any]:
+    name, equals, value = setting.partition("=")
+    if not equals or not name:
+        raise RecipeError(f"a setting has the form a.b=c, got {setting!r}")
+    try:
+        return name.split("."), _number(yaml.safe_load(value))
+    except yaml.YAMLError as error:
+        raise RecipeError(f"the value of {name} is not YAML: {value!r}") from error
+
+
+def _number(value: Any) -> Any:
+    """YAML 1.1 reads 1e-4 as text; everyone who types it means a number."""
+    if isinstance(value, list):
+        return [_number(item) for item in value]
+    if isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value
+
+
+def _put(tree: dict[str, Any], keys: Sequence[str], value: Any) -> None:
+    for key in keys[:-1]:
+        below = tree.setdefault(key, {})
+        if not isinstance(below, dict):
+            raise RecipeError(f"{'.'.join(keys)} cannot be set: {key} is {below!r}, not a section")
+        tree = below
+    tree[keys[-1]] = value
+
+
+def _first_problem(error: ValidationError) -> str:
+    """The first problem in one sentence: the key, what is wrong, what was given."""
+    problem = error.errors(include_url=False)[0]
+    tags = set(GATE_NAMES) | {"rating", "image"}
+    key = ".".join(str(part) for part in problem["loc"] if part not in tags)
+    if problem["type"] == "extra_forbidden":
+        return f"there is no setting {key}"
+    if problem["type"] == "missing":
+        return f"the setting {key} is missing"
+    said = problem["msg"].removeprefix("Value error, ")
+    if not key:
+        return said
+    return f"{key}: {said[0].lower()}{said[1:]}, got {problem['input']!r}"

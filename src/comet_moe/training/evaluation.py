@@ -1,0 +1,94 @@
+"""A model on a split: losses without penalties, task metrics, and how the experts are used."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from comet_moe.data import Split
+from comet_moe.models import ImageModel, RatingModel, Task
+from comet_moe.routing import Routing
+from comet_moe.training.feed import slices
+from comet_moe.training.metrics import accuracy, auc
+
+EVALUATION_BATCH = 4096
+"""Rows at a time; a number of its own, so that a result does not depend on the training batch."""
+
+
+@torch.no_grad()
+def evaluate(model: RatingModel | ImageModel, split: Split) -> dict[str, Any]:
+    """Loss (times 100), each task's loss and metrics, experts per sample and expert usage. Plain data."""
+    was_training = model.training
+    model.eval()
+    scores = [_TaskScore(task) for task in model.tasks]
+    usages = [Usage() for _ in model.tasks]
+    for batch in slices(split, EVALUATION_BATCH):
+        outputs, routings = model(batch.features)
+        for score, usage, output, routing in zip(scores, usages, outputs, routings, strict=True):
+            score.add(output, batch.targets)
+            usage.add(routing)
+    model.train(was_training)
+    tasks = {score.task.name: score.result() for score in scores}
+    used = {score.task.name: usage.result() for score, usage in zip(scores, usages, strict=True)}
+    return {
+        "loss": 100 * sum(score.task.weight * score.loss() for score in scores),
+        "tasks": tasks,
+        "experts_per_sample": float(np.mean([usage["experts_per_sample"] for usage in used.values()])),
+        "usage": used,
+    }
+
+
+class _TaskScore:
+    """One task's loss and predictions, batch by batch."""
+
+    def __init__(self, task: Task):
+        self.task = task
+        self._sum = 0.0
+        self._count = 0.0
+        self._outputs: list[Tensor] = []
+        self._targets: list[Tensor] = []
+
+    def add(self, output: Tensor, targets: dict[str, Tensor]) -> None:
+        total, count = self.task.loss(output.double(), targets)
+        self._sum += float(total)
+        self._count += float(count)
+        self._outputs.append(output.squeeze(-1))
+        self._targets.append(targets[self.task.name])
+
+    def loss(self) -> float:
+        return self._sum / max(self._count, 1.0)
+
+    def result(self) -> dict[str, float]:
+        loss = self.loss()
+        if self.task.kind == "value":
+            return {"loss": loss, "mse": loss}
+        outputs, targets = torch.cat(self._outputs).numpy(), torch.cat(self._targets).numpy()
+        found = {"loss": loss, "accuracy": accuracy(outputs, targets)}
+        return found | {"auc": auc(outputs, targets)} if self.task.kind == "binary" else found
+
+
+class Usage:
+    """Routing statistics of one gate over many batches, weighted by samples."""
+
+    _MEANS = ("experts_per_sample", "share_of_samples", "share_of_weight", "tree_entropy", "one_hot_trees")
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Any] = {}
+        self._samples = 0
+
+    def add(self, routing: Routing) -> None:
+        """Take in one batch."""
+        statistics = routing.statistics()
+        samples = statistics["samples"]
+        self._samples += samples
+        for name in self._MEANS:
+            if statistics[name] is not None:
+                self._sums[name] = self._sums.get(name, 0) + samples * np.asarray(statistics[name])
+
+    def result(self) -> dict[str, Any]:
+        """The means over samples, and the experts that none selected."""
+        means = {name: (total / max(self._samples, 1)).tolist() for name, total in self._sums.items()}
+        shares: Sequence[float] = means.get("share_of_samples", ())
+        return means | {"dead_experts": [expert for expert, share in enumerate(shares) if share == 0]}

@@ -1,0 +1,51 @@
+"""The demo, as a user calls it."""
+
+import json
+import os
+import subprocess
+import sys
+
+
+def run(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "comet_moe", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+
+
+def test_one_epoch_of_the_demo_prints_one_json_object():
+    done = run("demo", "--epochs", "1", "--json")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)["rows"]
+    assert [row["gate"] for row in rows] == ["softmax", "topk", "topk+", "dselect", "comet", "comet+"]
+    for row in rows:
+        assert row["accuracy"].keys() == {"top_left", "bottom_right"}
+        assert all(0 < share < 1 for share in row["accuracy"].values())
+        assert 0 < row["test_loss"] < 1000
+    assert rows[1]["experts_per_sample"] == 2
+    assert "topk+: test loss" in done.stderr
+
+
+def test_a_wrong_option_is_exit_2_and_no_traceback():
+    done = run("demo", "--epochs", "0")
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert "epochs" in done.stderr
+
+
+def test_help_does_not_load_torch():
+    code = """
+import sys
+from comet_moe.cli import main
+sys.argv = ["comet-moe", "--help"]
+try:
+    main()
+except SystemExit:
+    assert "torch" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "demo" in done.stdout

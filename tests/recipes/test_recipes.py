@@ -1,0 +1,69 @@
+"""Recipes: every one is valid for every gate, and a wrong setting is named."""
+
+import pytest
+import yaml
+
+from comet_moe.recipes import GATE_NAMES, RecipeError, load_recipe, recipe_names
+
+
+@pytest.mark.parametrize("gate", GATE_NAMES)
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_is_complete_for_every_gate(name, gate):
+    config = load_recipe(name, [f"gate={gate}"])
+    assert config.gate.name == gate
+    assert config.recipe == name
+    assert config.searches == gate.endswith("+")
+
+
+def test_settings_are_laid_over_the_recipe_whatever_their_order():
+    config = load_recipe("multidigits", ["gate.k=3", "gate=topk", "training.learning_rate=1e-4", "seed=7"])
+    assert (config.gate.name, config.gate.k) == ("topk", 3)
+    assert config.training.learning_rate == 1e-4
+    assert config.seed == 7
+
+
+def test_a_resolved_configuration_is_a_recipe_again(tmp_path):
+    config = load_recipe("multidigits", ["gate=comet+", "gate.gamma=0.5"])
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    assert load_recipe(str(path)) == config
+
+
+@pytest.mark.parametrize(
+    ("recipe", "settings", "says"),
+    [
+        (
+            "nonesuch",
+            [],
+            "there is no recipe 'nonesuch': give a path to a YAML file, or one of .*multidigits",
+        ),
+        ("missing.yaml", [], "recipe missing.yaml cannot be read"),
+        ("multidigits", ["gate=resnet"], "gate must be one of softmax, .*comet\\+, got 'resnet'"),
+        ("multidigits", ["gate.k=0"], "gate.k: input should be greater than or equal to 1, got 0"),
+        ("multidigits", ["gate.kk=2"], "there is no setting gate.kk"),
+        ("multidigits", ["gate=softmax", "gate.k=2"], "there is no setting gate.k"),
+        ("multidigits", ["training.epochs=many"], "training.epochs: .* got 'many'"),
+        ("multidigits", ["loss.alpha=0.5"], "loss.alpha must stay unset for a model of kind image"),
+        ("multidigits", ["training"], "a setting has the form a.b=c, got 'training'"),
+        ("multidigits", ["data.name.x=1"], "data.name.x cannot be set: name is 'multidigits', not a section"),
+        ("multidigits", ["seed=-1"], "seed: .* got -1"),
+    ],
+)
+def test_a_mistake_is_named(recipe, settings, says):
+    with pytest.raises(RecipeError, match=says):
+        load_recipe(recipe, settings)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[1, 2", "is not YAML"),
+        ("- a\n- b\n", "must be a mapping of settings, got list"),
+        ("", "got NoneType"),
+    ],
+)
+def test_a_broken_file_is_named(tmp_path, text, says):
+    path = tmp_path / "broken.yaml"
+    path.write_text(text)
+    with pytest.raises(RecipeError, match=says):
+        load_recipe(str(path))
