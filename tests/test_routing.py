@@ -25,17 +25,34 @@ def test_pairs_carry_the_gradient():
 
 def test_a_routing_from_pairs_makes_the_same_weights():
     pairs = Routing(weights=WEIGHTS).pairs()
-    routing = Routing.from_pairs(pairs, batch_shape=torch.Size([4]), num_experts=3)
+    routing = Routing.from_pairs(pairs, torch.Size([4]), 3)
     assert torch.equal(routing.weights, WEIGHTS)
     assert float(routing.penalty) == 0
     assert routing.statistics() == Routing(weights=WEIGHTS).statistics()
 
 
-def test_renumbering_agrees_between_both_forms():
+def other_forms():
+    shape = torch.Size([4])
+    weight, expert = WEIGHTS.topk(2)
+    return [
+        Routing.from_pairs(Routing(weights=WEIGHTS).pairs(), shape, 3),
+        Routing.from_places(expert, weight, shape, 3),
+    ]
+
+
+def test_masking_agrees_between_all_forms():
+    mask = torch.tensor([True, False, True, True])
+    full = Routing(weights=WEIGHTS).masked(mask)
+    for other in other_forms():
+        assert torch.equal(full.weights, other.masked(mask).weights)
+        assert full.statistics() == other.masked(mask).statistics()
+
+
+def test_renumbering_agrees_between_all_forms():
     order = torch.tensor([2, 0, 1])
     full = Routing(weights=WEIGHTS).renumbered(order)
-    pairs = Routing.from_pairs(Routing(weights=WEIGHTS).pairs(), batch_shape=torch.Size([4]), num_experts=3)
-    assert torch.equal(full.weights, pairs.renumbered(order).weights)
+    for other in other_forms():
+        assert torch.equal(full.weights, other.renumbered(order).weights)
     assert torch.equal(full.weights[:, order], WEIGHTS)
 
 

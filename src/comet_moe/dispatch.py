@@ -4,76 +4,52 @@ Shapes: B rows, n experts, T gates (tasks), M pairs that at least one gate asks 
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from comet_moe.experts.base import Experts
+from comet_moe.kernels.mix import gather_rows, mix, mix_dense
+from comet_moe.kernels.plan import Plan, plan_of_pairs, plan_of_weights
 from comet_moe.routing import Routing
 
 
-class Plan(NamedTuple):
-    """Every pair that at least one gate asks for, once, ordered by sample.
-
-    Attributes:
-        sample: (M,) rows.
-        expert: (M,) experts.
-        weights: (M, T) weight of the pair in each gate.
-    """
-
-    sample: Tensor
-    expert: Tensor
-    weights: Tensor
-
-
-def plan_pairs(routings: Sequence[Routing]) -> Plan:
-    """The union of the pairs of several routings over the same rows and experts."""
+def plan_of_routings(routings: Sequence[Routing], rows: int) -> Plan:
+    """Every pair that at least one of the routings asks for, once."""
+    if not all(routing.in_pairs for routing in routings):
+        return plan_of_weights([routing.weights.flatten(0, -2) for routing in routings])
+    experts = routings[0].num_experts
     if len(routings) == 1:
         sample, expert, weight = routings[0].pairs()
-        return Plan(sample, expert, weight.unsqueeze(-1))
-    if all(routing.in_pairs for routing in routings):
-        return _merge([routing.pairs() for routing in routings], routings[0].num_experts)
-    weights = stacked_weights(routings)
-    sample, expert = (weights != 0).any(1).nonzero(as_tuple=True)
-    return Plan(sample, expert, weights[sample, :, expert])
+        return plan_of_pairs(sample, expert, weight.unsqueeze(-1), rows, experts)
+    sample, expert, weights = _union([routing.pairs() for routing in routings], experts)
+    return plan_of_pairs(sample, expert, weights, rows, experts)
 
 
-def _merge(pairs: Sequence[tuple[Tensor, Tensor, Tensor]], num_experts: int) -> Plan:
-    """The union without ever forming (B, n)."""
-    keys = torch.cat([sample * num_experts + expert for sample, expert, _ in pairs])
+def _union(pairs: Sequence[tuple[Tensor, Tensor, Tensor]], experts: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The pairs of several routings, each once, ordered by sample, without ever forming (B, n)."""
+    keys = torch.cat([sample * experts + expert for sample, expert, _ in pairs])
     unique, place = keys.unique(return_inverse=True)
-    first = pairs[0][2]
-    weights = first.new_zeros(len(unique), len(pairs))
-    task = torch.repeat_interleave(
-        torch.arange(len(pairs), device=keys.device),
-        torch.tensor([len(weight) for _, _, weight in pairs], device=keys.device),
-    )
+    lengths = torch.tensor([len(weight) for _, _, weight in pairs], device=keys.device)
+    task = torch.repeat_interleave(torch.arange(len(pairs), device=keys.device), lengths)
+    weights = pairs[0][2].new_zeros(len(unique), len(pairs))
     weights = weights.index_put((place, task), torch.cat([weight for _, _, weight in pairs]))
-    return Plan(unique // num_experts, unique % num_experts, weights)
+    return unique // experts, unique % experts, weights
 
 
-def stacked_weights(routings: Sequence[Routing]) -> Tensor:
-    """(B, T, n)."""
-    return torch.stack([routing.weights.flatten(0, -2) for routing in routings], 1)
-
-
-def run_dense(experts: Experts, x: Tensor, weights: Tensor) -> Tensor:
-    """Every expert on every row, then the weighted sums: (B, *input), (B, T, n) -> (B, T, *output)."""
+def run_dense(experts: Experts, x: Tensor, routings: Sequence[Routing]) -> Tensor:
+    """Every expert on every row, then the weighted sums: (B, *input) -> (B, T, *output)."""
+    weights = torch.stack([routing.weights.flatten(0, -2) for routing in routings], 1)
     outputs = experts.dense(x)
     flat = outputs.flatten(2)
-    mixed = torch.bmm(weights.to(flat.dtype), flat)
-    return mixed.unflatten(-1, outputs.shape[2:]) if outputs.dim() > 2 else mixed
+    mixed = mix_dense(flat, weights.to(flat.dtype), experts.epilogue)
+    return mixed.unflatten(-1, outputs.shape[2:])
 
 
 def run_sparse(experts: Experts, x: Tensor, plan: Plan) -> Tensor:
     """Every pair of the plan once, then the weighted sums: (B, *input) -> (B, T, *output)."""
-    by_expert = plan.expert.argsort(stable=True)
-    sample = plan.sample[by_expert]
-    counts = torch.bincount(plan.expert, minlength=experts.num_experts).tolist()
-    outputs = experts.sparse(x, sample, counts)
+    rows = gather_rows(x.flatten(1), plan.rows, plan.places).unflatten(1, x.shape[1:])
+    outputs = experts.sparse(rows, plan.counts)
     flat = outputs.flatten(1)
-    weights = plan.weights[by_expert].to(flat.dtype)
-    weighted = weights.unsqueeze(-1) * flat.unsqueeze(1)
-    mixed = weighted.new_zeros(len(x), *weighted.shape[1:]).index_add(0, sample, weighted)
+    mixed = mix(flat, plan.weights.to(flat.dtype), plan.places, experts.epilogue)
     return mixed.unflatten(-1, outputs.shape[1:])

@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from comet_moe.dispatch import plan_pairs, run_dense, run_sparse, stacked_weights
+from comet_moe.dispatch import plan_of_routings, run_dense, run_sparse
 from comet_moe.experts import Experts, ModuleExperts
 from comet_moe.gates.base import Gate
 from comet_moe.routing import Routing
@@ -89,11 +89,9 @@ class MultiGateMoE(nn.Module):
         """(rows, *input) -> (rows, T, *output)."""
         if self.execution == "dense" or (self.execution == "auto" and torch.compiler.is_compiling()):
             return self._dense(x, routings)
-        plan = plan_pairs(routings)
-        if (
-            self.execution == "auto"
-            and len(plan.sample) > self.sparse_share * len(x) * self.experts.num_experts
-        ):
+        plan = plan_of_routings(routings, len(x))
+        few = len(plan.rows) <= self.sparse_share * len(x) * self.experts.num_experts
+        if self.execution == "auto" and not few:
             return self._dense(x, routings)
         for routing in routings:
             routing.execution = "sparse"
@@ -102,7 +100,7 @@ class MultiGateMoE(nn.Module):
     def _dense(self, x: Tensor, routings: list[Routing]) -> Tensor:
         for routing in routings:
             routing.execution = "dense"
-        return run_dense(self.experts, x, stacked_weights(routings))
+        return run_dense(self.experts, x, routings)
 
     def extra_repr(self) -> str:
         """Shown in ``repr(moe)``."""

@@ -25,11 +25,10 @@ class Pairs(NamedTuple):
 class Routing:
     """Weights over experts for a batch, with what belongs to them.
 
-    A routing is made from ``weights`` (B, ..., n), or from pairs with :meth:`from_pairs`; whichever form
-    is missing is made when first asked for.
+    A routing is made from ``weights`` (B, ..., n), from pairs with :meth:`from_pairs`, or from a few places a
+    row with :meth:`from_places`; whichever form is missing is made when first asked for.
 
     Attributes:
-        penalty: scalar, already scaled, to add to the training loss; 0 in eval mode.
         selectors: (B, ..., k, n) tree or selector distributions before any permutation, or None.
         parts: (B, ..., k, n) what each tree or selector adds to the weights, or None. Sums to the weights
             over k, before any permutation.
@@ -40,37 +39,49 @@ class Routing:
     def __init__(
         self,
         *,
-        weights: Tensor,
+        weights: Tensor | None = None,
         penalty: Tensor | None = None,
         selectors: Tensor | None = None,
         parts: Tensor | None = None,
         mask: Tensor | None = None,
+        pairs: Pairs | None = None,
+        places: tuple[Tensor, Tensor] | None = None,
+        batch_shape: torch.Size | None = None,
+        num_experts: int = 0,
     ):
-        self._weights: Tensor | None = weights
-        self._pairs: Pairs | None = None
-        self.batch_shape = weights.shape[:-1]
-        self.num_experts = weights.shape[-1]
-        self.penalty = weights.new_zeros(()) if penalty is None else penalty
+        if weights is not None:
+            batch_shape, num_experts = weights.shape[:-1], weights.shape[-1]
+        assert batch_shape is not None
+        self._weights = weights
+        self._penalty = penalty
+        self._pairs = pairs
+        self._places = places
+        self.batch_shape = batch_shape
+        self.num_experts = num_experts
         self.selectors = selectors
         self.parts = parts
         self.mask = mask
         self.execution: str | None = None
 
     @classmethod
-    def from_pairs(
-        cls, pairs: Pairs, *, batch_shape: torch.Size, num_experts: int, mask: Tensor | None = None
+    def from_pairs(cls, pairs: Pairs, batch_shape: torch.Size, num_experts: int) -> "Routing":
+        """From unique pairs, ordered by sample."""
+        return cls(pairs=pairs, batch_shape=batch_shape, num_experts=num_experts)
+
+    @classmethod
+    def from_places(
+        cls, expert: Tensor, weight: Tensor, batch_shape: torch.Size, num_experts: int
     ) -> "Routing":
-        """A routing that never forms (B, n): unique pairs, ordered by sample. Its penalty is 0."""
-        routing = cls.__new__(cls)
-        routing._weights = None
-        routing._pairs = pairs
-        routing.batch_shape = batch_shape
-        routing.num_experts = num_experts
-        routing.penalty = pairs.weight.new_zeros(())
-        routing.selectors = routing.parts = None
-        routing.mask = mask
-        routing.execution = None
-        return routing
+        """From c places a row, (rows, c) each: no expert twice in a row, weight 0 where unused."""
+        return cls(places=(expert, weight), batch_shape=batch_shape, num_experts=num_experts)
+
+    @property
+    def penalty(self) -> Tensor:
+        """Scalar, already scaled, to add to the training loss; 0 in eval mode."""
+        if self._penalty is None:
+            held = (self._weights, self._pairs and self._pairs.weight, self._places and self._places[1])
+            self._penalty = next(tensor for tensor in held if tensor is not None).new_zeros(())
+        return self._penalty
 
     @property
     def weights(self) -> Tensor:
@@ -78,53 +89,62 @@ class Routing:
         if self._weights is None:
             sample, expert, weight = self.pairs()
             flat = weight.new_zeros(prod(self.batch_shape), self.num_experts)
-            self._weights = flat.index_put((sample, expert), weight).reshape(
-                *self.batch_shape, self.num_experts
-            )
+            flat = flat.index_put((sample, expert), weight)
+            self._weights = flat.reshape(*self.batch_shape, self.num_experts)
         return self._weights
 
     @property
     def in_pairs(self) -> bool:
         """Whether the pairs are at hand without a pass over (B, n)."""
-        return self._pairs is not None
+        return self._weights is None
 
     def pairs(self) -> Pairs:
         """The nonzero entries, ordered by sample; ``sample`` indexes flattened rows."""
         if self._pairs is None:
-            flat = self.weights.reshape(-1, self.num_experts)
-            sample, expert = flat.nonzero(as_tuple=True)
-            self._pairs = Pairs(sample, expert, flat[sample, expert])
+            if self._places is not None:
+                expert, weight = self._places
+                sample, place = weight.nonzero(as_tuple=True)
+                self._pairs = Pairs(sample, expert[sample, place], weight[sample, place])
+            else:
+                flat = self.weights.reshape(-1, self.num_experts)
+                sample, expert = flat.nonzero(as_tuple=True)
+                self._pairs = Pairs(sample, expert, flat[sample, expert])
         return self._pairs
 
     def masked(self, mask: Tensor | None) -> "Routing":
         """This routing with padding sent to no expert."""
         if mask is None or self.mask is mask:
             return self
-        routing = Routing(
-            weights=self.weights.masked_fill(~mask.unsqueeze(-1), 0.0),
-            penalty=self.penalty,
-            selectors=self.selectors,
-            parts=self.parts,
-            mask=mask,
-        )
-        routing.execution = self.execution
-        return routing
+        if self._weights is not None:
+            return self._with(weights=self._weights.masked_fill(~mask.unsqueeze(-1), 0.0), mask=mask)
+        keep = mask.flatten()
+        if self._places is not None:
+            expert, weight = self._places
+            return self._with(places=(expert, weight.masked_fill(~keep.unsqueeze(-1), 0.0)), mask=mask)
+        sample, expert, weight = self.pairs()
+        kept = keep[sample]
+        return self._with(pairs=Pairs(sample[kept], expert[kept], weight[kept]), mask=mask)
 
     def renumbered(self, order: Tensor) -> "Routing":
         """This routing with expert ``order[i]`` (n,) in the place of expert i."""
-        if self._weights is None:
-            sample, expert, weight = self.pairs()
-            routing = Routing.from_pairs(
-                Pairs(sample, order[expert], weight),
-                batch_shape=self.batch_shape,
-                num_experts=self.num_experts,
-                mask=self.mask,
-            )
-        else:
-            routing = Routing(weights=self._weights.index_select(-1, order.argsort()), mask=self.mask)
-        routing.penalty = self.penalty
-        routing.selectors = self.selectors
-        return routing
+        if self._weights is not None:
+            return self._with(weights=self._weights.index_select(-1, order.argsort()), parts=None)
+        if self._places is not None:
+            return self._with(places=(order[self._places[0]], self._places[1]))
+        sample, expert, weight = self.pairs()
+        return self._with(pairs=Pairs(sample, order[expert], weight))
+
+    def _with(self, **changed: Any) -> "Routing":
+        """A copy in which one form of the weights is ``changed``, and with it the others dropped."""
+        kept = {
+            "penalty": self._penalty,
+            "selectors": self.selectors,
+            "parts": self.parts,
+            "mask": self.mask,
+            "batch_shape": self.batch_shape,
+            "num_experts": self.num_experts,
+        }
+        return Routing(**{**kept, **changed})
 
     @torch.no_grad()
     def statistics(self) -> dict[str, Any]:

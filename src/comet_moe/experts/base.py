@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from comet_moe.kernels.mix import Epilogue
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,
@@ -34,17 +36,21 @@ class Experts(nn.Module, ABC):
     num_experts: int
     input_rank: int = 1
 
+    @property
+    def epilogue(self) -> Epilogue:
+        """What the mixture applies to the outputs of :meth:`dense` and :meth:`sparse` while it mixes them."""
+        return Epilogue()
+
     @abstractmethod
     def dense(self, x: Tensor) -> Tensor:
-        """Every expert on every sample: (B, *input) -> (B, n, *output)."""
+        """Every expert on every sample, before the epilogue: (B, *input) -> (B, n, *output)."""
 
     @abstractmethod
-    def sparse(self, x: Tensor, sample: Tensor, counts: list[int]) -> Tensor:
-        """Each expert on its own samples only.
+    def sparse(self, rows: Tensor, counts: list[int]) -> Tensor:
+        """Each expert on its own rows only, before the epilogue.
 
         Args:
-            x: (B, *input).
-            sample: (M,) rows of ``x``, those of expert 0 first, then those of expert 1, and so on.
+            rows: (M, *input), those of expert 0 first, then those of expert 1, and so on.
             counts: n numbers of rows, Σ = M.
 
         Returns:

@@ -69,11 +69,11 @@ class ConvExperts(Experts):
             hidden = F.relu(layer.each(hidden))
         return hidden
 
-    def sparse(self, x: Tensor, sample: Tensor, counts: list[int]) -> Tensor:
-        """(B, C, H, W), (M,) -> (M, u)."""
+    def sparse(self, rows: Tensor, counts: list[int]) -> Tensor:
+        """(M, C, H, W) -> (M, u)."""
         maps = []
-        for expert, group in enumerate(x[sample].split(counts)):
-            if len(group) or not len(sample):
+        for expert, group in enumerate(rows.split(counts)):
+            if len(group) or not len(rows):
                 maps.append(self._features(group, expert))
         hidden = torch.cat(maps)
         for layer in self._layers():

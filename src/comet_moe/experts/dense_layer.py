@@ -1,10 +1,10 @@
 """The recommenders' expert: a dense layer with activation and dropout."""
 
 from torch import Tensor
-from torch.nn import functional as F
 
 from comet_moe.experts.base import Experts, activation_named
 from comet_moe.experts.grouped_linear import GroupedLinear
+from comet_moe.kernels.mix import Epilogue
 
 
 class DenseExperts(Experts):
@@ -34,16 +34,21 @@ class DenseExperts(Experts):
         self._activation = activation_named(activation)
         self.dropout = probability(dropout)
 
+    @property
+    def epilogue(self) -> Epilogue:
+        """ReLU and dropout are applied while mixing; other activations before."""
+        return Epilogue(self.activation == "relu", self.dropout if self.training else 0.0)
+
     def dense(self, x: Tensor) -> Tensor:
         """(B, p) -> (B, n, u)."""
-        return self._finish(self.linear.shared(x))
+        return self._activated(self.linear.shared(x))
 
-    def sparse(self, x: Tensor, sample: Tensor, counts: list[int]) -> Tensor:
-        """(B, p), (M,) -> (M, u)."""
-        return self._finish(self.linear.grouped(x[sample], counts))
+    def sparse(self, rows: Tensor, counts: list[int]) -> Tensor:
+        """(M, p) -> (M, u)."""
+        return self._activated(self.linear.grouped(rows, counts))
 
-    def _finish(self, hidden: Tensor) -> Tensor:
-        return F.dropout(self._activation(hidden), self.dropout, self.training)
+    def _activated(self, hidden: Tensor) -> Tensor:
+        return hidden if self.activation == "relu" else self._activation(hidden)
 
 
 def probability(dropout: float) -> float:

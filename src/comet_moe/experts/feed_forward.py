@@ -1,11 +1,11 @@
 """The transformer's expert: two layers with an activation between them."""
 
 from torch import Tensor
-from torch.nn import functional as F
 
 from comet_moe.experts.base import Experts, activation_named
 from comet_moe.experts.dense_layer import probability
 from comet_moe.experts.grouped_linear import GroupedLinear
+from comet_moe.kernels.mix import Epilogue
 
 
 class FeedForwardExperts(Experts):
@@ -37,12 +37,15 @@ class FeedForwardExperts(Experts):
         self._activation = activation_named(activation)
         self.dropout = probability(dropout)
 
+    @property
+    def epilogue(self) -> Epilogue:
+        """Dropout is applied while mixing."""
+        return Epilogue(dropout=self.dropout if self.training else 0.0)
+
     def dense(self, x: Tensor) -> Tensor:
         """(B, p) -> (B, n, u)."""
-        hidden = self._activation(self.inner.shared(x))
-        return F.dropout(self.outer.each(hidden), self.dropout, self.training)
+        return self.outer.each(self._activation(self.inner.shared(x)))
 
-    def sparse(self, x: Tensor, sample: Tensor, counts: list[int]) -> Tensor:
-        """(B, p), (M,) -> (M, u)."""
-        hidden = self._activation(self.inner.grouped(x[sample], counts))
-        return F.dropout(self.outer.grouped(hidden, counts), self.dropout, self.training)
+    def sparse(self, rows: Tensor, counts: list[int]) -> Tensor:
+        """(M, p) -> (M, u)."""
+        return self.outer.grouped(self._activation(self.inner.grouped(rows, counts)), counts)

@@ -29,12 +29,12 @@ class ModuleExperts(Experts):
         """(B, *input) -> (B, n, *output)."""
         return torch.stack([module(x) for module in self.members], 1)
 
-    def sparse(self, x: Tensor, sample: Tensor, counts: list[int]) -> Tensor:
-        """(B, *input), (M,) -> (M, *output)."""
+    def sparse(self, rows: Tensor, counts: list[int]) -> Tensor:
+        """(M, *input) -> (M, *output)."""
         outputs: list[Tensor] = []
         unused: list[nn.Parameter] = []
-        for module, group in zip(self.members, x[sample].split(counts), strict=True):
-            if len(group) or (not len(sample) and not outputs):  # of an empty batch, one knows the shape
+        for module, group in zip(self.members, rows.split(counts), strict=True):
+            if len(group) or (not len(rows) and not outputs):  # of an empty batch, one knows the shape
                 outputs.append(module(group))
             else:
                 unused += [p for p in module.parameters() if p.requires_grad]

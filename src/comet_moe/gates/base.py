@@ -33,6 +33,8 @@ class Gate(nn.Module, ABC):
         sums_to_one: whether the rows of the weights sum to 1.
         stochastic: whether two training passes over one input may differ.
         soft_in_training: whether training mixes more experts than evaluation, as local search does.
+        keeps_parts: whether ``Routing.parts`` is asked for in evaluation too, as one permutation a tree does.
+        checks_values: whether ``forward`` itself refuses NaN in its input.
     """
 
     num_experts: int
@@ -41,6 +43,8 @@ class Gate(nn.Module, ABC):
     sums_to_one: bool = True
     stochastic: bool = False
     soft_in_training: bool = False
+    keeps_parts: bool = False
+    checks_values: bool = False
 
     def __call__(self, x: Tensor, keys: Tensor | None = None, mask: Tensor | None = None) -> Routing:
         """Check the input, route it in float32 (float64 if the gate is), and send padding nowhere.
@@ -53,9 +57,13 @@ class Gate(nn.Module, ABC):
         if mask is not None:
             checks.same_rows("mask", mask, x, torch.bool)
         x = self._in_compute_dtype(x)
-        checks.finite(x)
-        with torch.autocast(x.device.type, enabled=False):
-            routing: Routing = super().__call__(x, keys=keys, mask=mask)
+        if not self.checks_values:
+            checks.finite(x)
+        if torch.is_autocast_enabled(x.device.type):
+            with torch.autocast(x.device.type, enabled=False):
+                routing: Routing = super().__call__(x, keys=keys, mask=mask)
+        else:
+            routing = super().__call__(x, keys=keys, mask=mask)
         return routing.masked(mask)
 
     @abstractmethod
@@ -69,7 +77,7 @@ class Gate(nn.Module, ABC):
         """
 
     def _in_compute_dtype(self, x: Tensor) -> Tensor:
-        own = next(self.parameters(), x).dtype
+        own = self._own_dtype(x)
         compute = torch.float64 if own == torch.float64 else torch.float32
         if x.dtype == compute:
             return x
@@ -79,6 +87,9 @@ class Gate(nn.Module, ABC):
                 f"for instance with gate.to({x.dtype})"
             )
         return x.to(compute)
+
+    def _own_dtype(self, x: Tensor) -> torch.dtype:
+        return next(self.parameters(), x).dtype
 
     def idle_parameters(self) -> set[str]:
         """Names of parameters whose gradient is identically zero by construction (Top-k at k=1, say)."""

@@ -1,5 +1,7 @@
 """COMET: k differentiable decision trees choose at most k of n experts."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -8,7 +10,12 @@ from comet_moe import checks
 from comet_moe.gates.base import TrainableGate, entropy_of, mean_over_rows
 from comet_moe.gates.smooth_step import log_smooth_step_sides
 from comet_moe.gates.tree import path_sums
-from comet_moe.routing import Routing
+from comet_moe.kernels.compiling import runs_here
+from comet_moe.kernels.descent import NOT_FINITE, Arrays, descend, descend_again
+from comet_moe.kernels.trees import soft_trees
+from comet_moe.routing import Pairs, Routing
+
+_NODES = ("split_weight", "split_bias", "leaf_weight", "leaf_bias")
 
 
 class CometGate(TrainableGate):
@@ -20,7 +27,9 @@ class CometGate(TrainableGate):
     .. math:: g(x)_i = \frac{\sum_j \exp(α_i^{(j)}) v_i^{(j)}}{\sum_{j,i} \exp(α_i^{(j)}) v_i^{(j)}}
 
     computed as one softmax over trees and leaves of α + log v. Once every tree is one-hot, at most k
-    weights are nonzero. In training the penalty is ``entropy`` · mean_b Σ_j Σ_i -v log(v + 1e-6).
+    weights are nonzero. Evaluation under ``torch.no_grad()`` descends the trees: O(k p log n) a sample, no
+    tensor of size (B, n), and no ``selectors``. In training the penalty is
+    ``entropy`` · mean_b Σ_j Σ_i -v log(v + 1e-6).
 
     Args:
         in_features: p.
@@ -40,6 +49,7 @@ class CometGate(TrainableGate):
     """
 
     k: int
+    checks_values = True
 
     def __init__(
         self, in_features: int, num_experts: int, k: int = 1, gamma: float = 1.0, entropy: float = 0.0
@@ -52,6 +62,7 @@ class CometGate(TrainableGate):
         self.split_bias = nn.Parameter(torch.empty(k, num_experts - 1))
         self.leaf_weight = nn.Parameter(torch.empty(k, num_experts, in_features))
         self.leaf_bias = nn.Parameter(torch.empty(k, num_experts))
+        self._arrays: tuple[list[int], Arrays] | None = None
         self.reset_parameters()
 
     @torch.no_grad()
@@ -66,18 +77,87 @@ class CometGate(TrainableGate):
         """With one expert there is nothing to decide."""
         return {name for name, _ in self.named_parameters()} if self.num_experts == 1 else set()
 
+    def __call__(self, x: Tensor, keys: Tensor | None = None, mask: Tensor | None = None) -> Routing:
+        """Route ``x``; for plain rows in evaluation, without the ten microseconds of checks and hooks."""
+        if (
+            mask is None
+            and not self.training
+            and not torch.is_grad_enabled()
+            and type(x) is Tensor
+            and x.dim() == 2
+            and x.shape[1] == self.in_features
+            and x.dtype is self._parameters["leaf_bias"].dtype  # type: ignore[union-attr]
+            and x.is_contiguous()
+            and not (self._forward_hooks or self._forward_pre_hooks or self.keeps_parts)
+            and runs_here(x)
+        ):
+            return self._descended(x)
+        return super().__call__(x, keys=keys, mask=mask)
+
     def forward(self, x: Tensor, keys: Tensor | None = None, mask: Tensor | None = None) -> Routing:
-        """Every node of every tree in one matrix product, then log-space paths and a two-way softmax."""
+        """In evaluation without gradients the trees are descended; otherwise every node is evaluated."""
+        if self._descends(x):
+            return self._descended(x)
+        checks.finite(x)
         splits, alphas = self._nodes(x)
-        log_left, log_right = log_smooth_step_sides(splits, self.gamma)
-        log_paths = path_sums(log_left, log_right)
-        parts = (alphas + log_paths).flatten(-2).softmax(-1).unflatten(-1, (self.k, self.num_experts))
-        paths = log_paths.exp()
+        weights, parts, paths, entropy = self._trees(splits, alphas)
         penalty = None
         if self.training and self.entropy > 0:
-            penalty = self.entropy * mean_over_rows(entropy_of(paths), mask)
-        weights = parts.sum(-2)
+            penalty = self.entropy * mean_over_rows(entropy, mask)
         return Routing(weights=weights, penalty=penalty, selectors=paths, parts=parts)
+
+    def _trees(self, splits: Tensor, alphas: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Weights (B, ..., n), parts and paths (B, ..., k, n), entropy (B, ...) of all trees."""
+        if not runs_here(splits, alphas):
+            return self._trees_torch(splits, alphas)
+        batch_shape = alphas.shape[:-2]
+        flat = soft_trees(splits.flatten(0, -3), alphas.flatten(0, -3), self.gamma)
+        weights, parts, paths, entropy = (value.unflatten(0, batch_shape) for value in flat)
+        return weights, parts, paths, entropy
+
+    def _trees_torch(self, splits: Tensor, alphas: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The definition: log-space paths and a two-way softmax."""
+        log_paths = path_sums(*log_smooth_step_sides(splits, self.gamma))
+        parts = (alphas + log_paths).flatten(-2).softmax(-1).unflatten(-1, (self.k, self.num_experts))
+        paths = log_paths.exp()
+        return parts.sum(-2), parts, paths, entropy_of(paths)
+
+    def _descends(self, x: Tensor) -> bool:
+        """Whether only the nodes on the way to the reached leaves are evaluated."""
+        return not (self.training or self.keeps_parts or torch.is_grad_enabled()) and runs_here(x)
+
+    def _descended(self, x: Tensor) -> Routing:
+        batch_shape, n = x.shape[:-1], self.num_experts
+        rows = x if x.dim() == 2 and x.is_contiguous() else x.reshape(-1, self.in_features).contiguous()
+        nodes = self._node_arrays(x.dtype)
+        reached = descend(rows, nodes, self.gamma)
+        if reached.most == NOT_FINITE:
+            checks.finite(x)
+        if reached.most > reached.expert.shape[1]:
+            pairs = Pairs(*descend_again(rows, nodes, self.gamma, reached))
+            return Routing.from_pairs(pairs, batch_shape, n)
+        expert, weight = torch.from_numpy(reached.expert), torch.from_numpy(reached.weight)
+        return Routing.from_places(expert, weight, batch_shape, n)
+
+    def _node_arrays(self, dtype: torch.dtype) -> Arrays:
+        """The parameters as arrays on the same memory; made anew when it has moved."""
+        own: dict[str, Any] = self._parameters
+        where = [own[name].data_ptr() for name in _NODES]
+        if self._arrays is None or self._arrays[0] != where:
+            tensors = [own[name].detach().to(dtype).contiguous() for name in _NODES]
+            arrays: Any = tuple(tensor.numpy() for tensor in tensors)
+            if [tensor.data_ptr() for tensor in tensors] != where:
+                return arrays  # copies, of half precision say, do not follow the parameters
+            self._arrays = (where, arrays)
+        return self._arrays[1]
+
+    def _own_dtype(self, x: Tensor) -> torch.dtype:
+        bias = self._parameters["leaf_bias"]
+        assert bias is not None
+        return bias.dtype
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_arrays": None}
 
     def _nodes(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Split logits (B, ..., k, n-1) and leaf logits α (B, ..., k, n)."""

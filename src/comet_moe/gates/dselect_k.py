@@ -73,8 +73,14 @@ class DSelectKGate(TrainableGate):
         return {"mixing_weight", "mixing_bias"} if self.k == 1 else set()
 
     def forward(self, x: Tensor, keys: Tensor | None = None, mask: Tensor | None = None) -> Routing:
-        """Bits, products of bits, and their mixture."""
+        """Bits, products of bits, and their mixture; in evaluation, hard bits spell the experts out."""
         bits, mixing = self._logits(x)
+        if not (
+            self.training or self.keeps_parts or torch.is_grad_enabled() or torch.compiler.is_compiling()
+        ):
+            hard = bits.abs() >= self.gamma / 2
+            if bool(hard.all()):
+                return self._spelled(bits, mixing)
         chosen, refused = smooth_step_sides(bits, self.gamma)
         codes = x.new_ones(*x.shape[:-1], self.k, 1)
         for bit in range(self.bits):
@@ -85,6 +91,20 @@ class DSelectKGate(TrainableGate):
         weights = parts.sum(-2)
         penalty = self._penalty(selectors, mask) if self.training else None
         return Routing(weights=weights, penalty=penalty, selectors=selectors, parts=parts)
+
+    def _spelled(self, bits: Tensor, mixing: Tensor) -> Routing:
+        """The routing where every bit is hard, as one place a selector: nothing of size (B, n)."""
+        values = 2 ** torch.arange(self.bits - 1, -1, -1, device=bits.device)
+        expert = ((bits > 0) * values).sum(-1).reshape(-1, self.k)
+        weight = mixing.softmax(-1).reshape(-1, self.k)
+        for later in range(1, self.k):  # an expert that two selectors spell is one place
+            same = expert[:, :later] == expert[:, later : later + 1]
+            first = same & (same.cumsum(-1) == 1)
+            weight[:, :later] += first * weight[:, later : later + 1]
+            weight[:, later].masked_fill_(same.any(-1), 0.0)
+        weight.masked_fill_(expert >= self.num_experts, 0.0)
+        expert = expert.clamp_max(self.num_experts - 1)
+        return Routing.from_places(expert, weight, mixing.shape[:-1], self.num_experts)
 
     def _logits(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Bit logits (B, ..., k, m) and mixing logits (B, ..., k), from one matrix product."""

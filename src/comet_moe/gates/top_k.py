@@ -64,6 +64,10 @@ class TopKGate(TrainableGate):
     def forward(self, x: Tensor, keys: Tensor | None = None, mask: Tensor | None = None) -> Routing:
         """One linear map, the k largest logits, and the softmax that ``normalize`` names."""
         kept, experts = self._choose(x)
+        if not (self.training or torch.is_grad_enabled() or torch.compiler.is_compiling()):
+            batch_shape = x.shape[:-1]
+            kept, experts = kept.reshape(-1, self.k), experts.reshape(-1, self.k)
+            return Routing.from_places(experts, kept, batch_shape, self.num_experts)
         weights = kept.new_zeros(*x.shape[:-1], self.num_experts).scatter(-1, experts, kept)
         return Routing(weights=weights)
 

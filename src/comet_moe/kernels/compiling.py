@@ -1,7 +1,6 @@
 """When compiled loops can run, and how they are compiled."""
 
 from collections.abc import Callable
-from functools import cache
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
@@ -14,31 +13,51 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 FASTMATH = {"reassoc", "contract", "nsz", "arcp"}
 
 
-@cache
-def numba_installed() -> bool:
-    """Whether numba can be imported."""
-    return find_spec("numba") is not None
+NUMBA_INSTALLED = find_spec("numba") is not None
+_DTYPES = (torch.float32, torch.float64)
+_TYPES = (Tensor, torch.nn.Parameter)
 
 
 def runs_here(*tensors: Tensor) -> bool:
     """Whether compiled loops can take these tensors: eager mode, on the CPU, float32 or float64."""
-    return (
-        not torch.compiler.is_compiling()
-        and numba_installed()
-        and all(t.device.type == "cpu" and t.dtype in (torch.float32, torch.float64) for t in tensors)
-        and all(type(t) in (Tensor, torch.nn.Parameter) for t in tensors)
-    )
+    if not NUMBA_INSTALLED or torch.compiler.is_compiling():
+        return False
+    for tensor in tensors:  # noqa: SIM110 - all() takes twice as long, and this is asked at every call
+        if not (tensor.is_cpu and tensor.dtype in _DTYPES and type(tensor) in _TYPES):
+            return False
+    return True
 
 
 def compiled(function: Function) -> Function:
-    """``function`` compiled at its first call, and from then on in a cache on disk. Releases the GIL."""
-    loaded: list[Callable[..., Any]] = []
+    """``function`` compiled at its first call, and from then on in a cache on disk. Releases the GIL.
 
-    def call(*arguments: Any) -> Any:
-        if not loaded:
-            import numba
+    Where numba is missing it stays as it is; :func:`runs_here` keeps it from being called.
+    """
+    if not NUMBA_INSTALLED:
+        return function
+    import numba
 
-            loaded.append(numba.njit(cache=True, nogil=True, fastmath=FASTMATH)(function))
-        return loaded[0](*arguments)
+    return numba.njit(cache=True, nogil=True, fastmath=FASTMATH)(function)  # type: ignore[no-any-return]
 
-    return call  # type: ignore[return-value]
+
+if NUMBA_INSTALLED:
+    from numba import carray, types
+    from numba.extending import intrinsic
+
+    @intrinsic  # type: ignore[misc]
+    def _pointer(context: Any, address: Any, like: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+
+        return types.CPointer(like.dtype)(address, like), generate
+
+    @compiled
+    def array_at(address: int, shape: Any, like: Any) -> Any:
+        """The contiguous array of ``like``'s dtype at ``address``; cheaper than handing a tensor over."""
+        return carray(_pointer(address, like), shape)
+
+else:
+
+    def array_at(address: int, shape: Any, like: Any) -> Any:
+        """Needs numba, as everything that calls it."""
+        raise ModuleNotFoundError("numba")

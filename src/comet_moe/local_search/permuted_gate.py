@@ -39,6 +39,7 @@ class PermutedGate(Gate):
         self.k = gate.k
         self.sums_to_one = gate.sums_to_one
         self.stochastic = gate.stochastic or search.gumbel > 0
+        gate.keeps_parts = search.trees is not None
 
     __call__ = nn.Module.__call__  # the gate inside checks its own input
 
