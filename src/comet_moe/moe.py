@@ -1,6 +1,7 @@
 """Mixtures of experts: one gate, or one gate a task over shared experts."""
 
 from collections.abc import Sequence
+from math import prod
 from typing import Literal
 
 import torch
@@ -85,26 +86,42 @@ class MultiGateMoE(nn.Module):
         outputs = [y.unflatten(0, batch_shape) for y in mixed.unbind(1)]
         return outputs, routings
 
+    def flops(self, routings: Sequence[Routing]) -> int:
+        """Floating-point operations of the matrix products that made ``routings`` and the outputs with them.
+
+        Gates and experts; the weighted sums themselves are not counted.
+        """
+        total = routings[0].expert_rows or 0
+        total *= self.experts.flops()
+        for gate, routing in zip(self.gates, routings, strict=True):
+            assert isinstance(gate, Gate)
+            rows = prod(routing.batch_shape)
+            total += gate.flops() * rows if routing.gate_flops is None else routing.gate_flops
+        return total
+
     def _run(self, x: Tensor, routings: list[Routing]) -> Tensor:
         """(rows, *input) -> (rows, T, *output)."""
         if self.execution == "dense" or (self.execution == "auto" and torch.compiler.is_compiling()):
             return self._dense(x, routings)
         plan = plan_of_routings(routings, len(x))
-        few = len(plan.rows) <= self.sparse_share * len(x) * self.experts.num_experts
-        if self.execution == "auto" and not few:
+        pairs = len(plan.rows)
+        if self.execution == "auto" and pairs > self.sparse_share * len(x) * self.experts.num_experts:
             return self._dense(x, routings)
-        for routing in routings:
-            routing.execution = "sparse"
+        _note(routings, "sparse", pairs)
         return run_sparse(self.experts, x, plan)
 
     def _dense(self, x: Tensor, routings: list[Routing]) -> Tensor:
-        for routing in routings:
-            routing.execution = "dense"
+        _note(routings, "dense", len(x) * self.experts.num_experts)
         return run_dense(self.experts, x, routings)
 
     def extra_repr(self) -> str:
         """Shown in ``repr(moe)``."""
         return f"execution={self.execution!r}"
+
+
+def _note(routings: Sequence[Routing], execution: str, expert_rows: int) -> None:
+    for routing in routings:
+        routing.execution, routing.expert_rows = execution, expert_rows
 
 
 class MoE(MultiGateMoE):

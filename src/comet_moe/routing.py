@@ -34,6 +34,10 @@ class Routing:
             over k, before any permutation.
         mask: (B, ...) bool, False where a row is padding, or None.
         execution: "dense" or "sparse", as the mixture ran it; None before it did.
+        expert_rows: evaluations of an expert on a row that the mixture ran for this batch, all its gates
+            together; None before it did.
+        gate_flops: floating-point operations of the gate's matrix products for this batch, where they depend
+            on the data; None where ``Gate.flops`` says it all.
     """
 
     def __init__(
@@ -62,6 +66,8 @@ class Routing:
         self.parts = parts
         self.mask = mask
         self.execution: str | None = None
+        self.expert_rows: int | None = None
+        self.gate_flops: int | None = None
 
     @classmethod
     def from_pairs(cls, pairs: Pairs, batch_shape: torch.Size, num_experts: int) -> "Routing":
@@ -144,7 +150,9 @@ class Routing:
             "batch_shape": self.batch_shape,
             "num_experts": self.num_experts,
         }
-        return Routing(**{**kept, **changed})
+        routing = Routing(**{**kept, **changed})
+        routing.gate_flops = self.gate_flops
+        return routing
 
     @torch.no_grad()
     def statistics(self) -> dict[str, Any]:

@@ -36,6 +36,10 @@ class Experts(nn.Module, ABC):
     num_experts: int
     input_rank: int = 1
 
+    @abstractmethod
+    def flops(self) -> int:
+        """Floating-point operations of the matrix products and convolutions of one expert on one row."""
+
     @property
     def epilogue(self) -> Epilogue:
         """What the mixture applies to the outputs of :meth:`dense` and :meth:`sparse` while it mixes them."""

@@ -57,6 +57,17 @@ class ConvExperts(Experts):
             GroupedLinear(num_experts, before, after) for before, after in pairwise(widths)
         )
         self.out_features = widths[-1]
+        self.input_shape = input_shape
+
+    def flops(self) -> int:
+        """Of the convolutions, each at every position, and the dense layers."""
+        total, (height, width) = 0, self.input_shape[1:]
+        for kernel in self.kernels:
+            size = kernel.shape[-1]
+            height, width = height - size + 1, width - size + 1
+            total += 2 * kernel[0].numel() * height * width
+            height, width = height // 2, width // 2
+        return total + sum(layer.flops() for layer in self._layers())
 
     def dense(self, x: Tensor) -> Tensor:
         """(B, C, H, W) -> (B, n, u): all experts in one convolution, grouped from the second on."""

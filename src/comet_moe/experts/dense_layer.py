@@ -34,6 +34,10 @@ class DenseExperts(Experts):
         self._activation = activation_named(activation)
         self.dropout = probability(dropout)
 
+    def flops(self) -> int:
+        """Of the layer."""
+        return self.linear.flops()
+
     @property
     def epilogue(self) -> Epilogue:
         """ReLU and dropout are applied while mixing; other activations before."""

@@ -37,6 +37,10 @@ class FeedForwardExperts(Experts):
         self._activation = activation_named(activation)
         self.dropout = probability(dropout)
 
+    def flops(self) -> int:
+        """Of both layers."""
+        return self.inner.flops() + self.outer.flops()
+
     @property
     def epilogue(self) -> Epilogue:
         """Dropout is applied while mixing."""

@@ -30,6 +30,10 @@ class GroupedLinear(nn.Module):
         for expert in self.weight:
             nn.init.xavier_uniform_(expert)
 
+    def flops(self) -> int:
+        """2 · in · out."""
+        return 2 * self.weight[0].numel()
+
     def shared(self, x: Tensor) -> Tensor:
         """Every expert on every row, one matrix product: (B, in) -> (B, n, out)."""
         return F.linear(x, self.weight.flatten(0, 1), self.bias.flatten()).unflatten(-1, self.bias.shape)
@@ -72,11 +76,13 @@ class _GroupedLinear(torch.autograd.Function):
         rows, weight = ctx.saved_tensors
         grad = grad.contiguous()
         grad_rows = torch.empty_like(rows) if ctx.needs_input_grad[0] else None
-        grad_weight = torch.zeros_like(weight)
-        grad_bias = weight.new_zeros(weight.shape[:2])
+        grad_weight = torch.empty_like(weight)
+        grad_bias = weight.new_empty(weight.shape[:2])
         start = 0
         for expert, count in enumerate(ctx.counts):
             if not count:
+                grad_weight[expert].zero_()
+                grad_bias[expert].zero_()
                 continue
             stop = start + count
             part = grad[start:stop]

@@ -25,6 +25,12 @@ class ModuleExperts(Experts):
         self.num_experts = len(self.members)
         self.input_rank = input_rank
 
+    def flops(self) -> int:
+        """Not known for any module: count it with ``torch.utils.flop_counter``."""
+        raise ValueError(
+            "the operations of free-form experts are not known; count them with torch.utils.flop_counter"
+        )
+
     def dense(self, x: Tensor) -> Tensor:
         """(B, *input) -> (B, n, *output)."""
         return torch.stack([module(x) for module in self.members], 1)

@@ -91,6 +91,10 @@ class Gate(nn.Module, ABC):
     def _own_dtype(self, x: Tensor) -> torch.dtype:
         return next(self.parameters(), x).dtype
 
+    def flops(self) -> int:
+        """Floating-point operations of the matrix products for one row, every node evaluated."""
+        return 0
+
     def idle_parameters(self) -> set[str]:
         """Names of parameters whose gradient is identically zero by construction (Top-k at k=1, say)."""
         return set()

@@ -10,8 +10,9 @@ from comet_moe import checks
 from comet_moe.gates.base import TrainableGate, entropy_of, mean_over_rows
 from comet_moe.gates.smooth_step import log_smooth_step_sides
 from comet_moe.gates.tree import path_sums
-from comet_moe.kernels.compiling import runs_here
+from comet_moe.kernels.compiling import in_a_graph, runs_here
 from comet_moe.kernels.descent import NOT_FINITE, Arrays, descend, descend_again
+from comet_moe.kernels.descent_op import descend_op
 from comet_moe.kernels.trees import soft_trees
 from comet_moe.routing import Pairs, Routing
 
@@ -73,6 +74,10 @@ class CometGate(TrainableGate):
         for leaf in (self.leaf_weight, self.leaf_bias):
             leaf.uniform_(-0.05, 0.05)
 
+    def flops(self) -> int:
+        """Of all splits and leaves of all trees, for one row."""
+        return 2 * self.in_features * self.k * (2 * self.num_experts - 1)
+
     def idle_parameters(self) -> set[str]:
         """With one expert there is nothing to decide."""
         return {name for name, _ in self.named_parameters()} if self.num_experts == 1 else set()
@@ -90,6 +95,7 @@ class CometGate(TrainableGate):
             and x.is_contiguous()
             and not (self._forward_hooks or self._forward_pre_hooks or self.keeps_parts)
             and runs_here(x)
+            and not in_a_graph(x)
         ):
             return self._descended(x)
         return super().__call__(x, keys=keys, mask=mask)
@@ -124,10 +130,16 @@ class CometGate(TrainableGate):
 
     def _descends(self, x: Tensor) -> bool:
         """Whether only the nodes on the way to the reached leaves are evaluated."""
-        return not (self.training or self.keeps_parts or torch.is_grad_enabled()) and runs_here(x)
+        if self.training or self.keeps_parts or torch.is_grad_enabled():
+            return False
+        return runs_here(x) or in_a_graph(x)
 
     def _descended(self, x: Tensor) -> Routing:
         batch_shape, n = x.shape[:-1], self.num_experts
+        if in_a_graph(x):
+            own: list[Any] = [self._parameters[name].to(x.dtype) for name in _NODES]  # type: ignore[union-attr]
+            weights = descend_op(x.reshape(-1, self.in_features), *own, self.gamma)
+            return Routing(weights=weights.reshape(*batch_shape, n))
         rows = x if x.dim() == 2 and x.is_contiguous() else x.reshape(-1, self.in_features).contiguous()
         nodes = self._node_arrays(x.dtype)
         reached = descend(rows, nodes, self.gamma)
@@ -135,9 +147,12 @@ class CometGate(TrainableGate):
             checks.finite(x)
         if reached.most > reached.expert.shape[1]:
             pairs = Pairs(*descend_again(rows, nodes, self.gamma, reached))
-            return Routing.from_pairs(pairs, batch_shape, n)
-        expert, weight = torch.from_numpy(reached.expert), torch.from_numpy(reached.weight)
-        return Routing.from_places(expert, weight, batch_shape, n)
+            routing = Routing.from_pairs(pairs, batch_shape, n)
+        else:
+            places = torch.from_numpy(reached.expert), torch.from_numpy(reached.weight)
+            routing = Routing.from_places(*places, batch_shape, n)
+        routing.gate_flops = 2 * self.in_features * reached.visited
+        return routing
 
     def _node_arrays(self, dtype: torch.dtype) -> Arrays:
         """The parameters as arrays on the same memory; made anew when it has moved."""

@@ -66,6 +66,10 @@ class DSelectKGate(TrainableGate):
         for mixing in (self.mixing_weight, self.mixing_bias):
             mixing.uniform_(-0.05, 0.05)
 
+    def flops(self) -> int:
+        """Of the bits and the mixing weight of each selector, for one row."""
+        return 2 * self.in_features * self.k * (self.bits + 1)
+
     def idle_parameters(self) -> set[str]:
         """One selector needs no mixing; one expert needs nothing."""
         if self.num_experts == 1:

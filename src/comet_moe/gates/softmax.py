@@ -30,6 +30,10 @@ class SoftmaxGate(TrainableGate):
         nn.init.xavier_uniform_(self.weight)
         nn.init.zeros_(self.bias)
 
+    def flops(self) -> int:
+        """Of one logit an expert, for one row."""
+        return 2 * self.in_features * self.num_experts
+
     def idle_parameters(self) -> set[str]:
         """With one expert there is nothing to decide."""
         return {"weight", "bias"} if self.num_experts == 1 else set()

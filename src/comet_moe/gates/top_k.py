@@ -56,6 +56,11 @@ class TopKGate(TrainableGate):
         if self.noise_weight is not None:
             nn.init.zeros_(self.noise_weight)
 
+    def flops(self) -> int:
+        """Of one logit an expert, and as many for the noise in training, for one row."""
+        noisy = self.training and self.noise_weight is not None
+        return 2 * self.in_features * self.num_experts * (2 if noisy else 1)
+
     def idle_parameters(self) -> set[str]:
         """A softmax over one logit is 1 whatever the logit."""
         softmax_over = self.k if self.normalize == "selected" else self.num_experts

@@ -1,6 +1,7 @@
 """When compiled loops can run, and how they are compiled."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
@@ -16,6 +17,26 @@ FASTMATH = {"reassoc", "contract", "nsz", "arcp"}
 NUMBA_INSTALLED = find_spec("numba") is not None
 _DTYPES = (torch.float32, torch.float64)
 _TYPES = (Tensor, torch.nn.Parameter)
+
+
+_portable = False
+
+
+@contextmanager
+def portable() -> Iterator[None]:
+    """Within the block, graphs are made of torch's own operators only, as ONNX needs."""
+    global _portable
+    before, _portable = _portable, True
+    try:
+        yield
+    finally:
+        _portable = before
+
+
+def in_a_graph(tensor: Tensor) -> bool:
+    """Whether compiled loops must be called as operators: a tracer or a dispatch mode is looking."""
+    looking = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
+    return looking and NUMBA_INSTALLED and not _portable and tensor.is_cpu and tensor.dtype in _DTYPES
 
 
 def runs_here(*tensors: Tensor) -> bool:
@@ -37,14 +58,15 @@ def compiled(function: Function) -> Function:
         return function
     import numba
 
-    return numba.njit(cache=True, nogil=True, fastmath=FASTMATH)(function)  # type: ignore[no-any-return]
+    jitted: Any = numba.njit(cache=True, nogil=True, fastmath=FASTMATH)(function)
+    return jitted
 
 
 if NUMBA_INSTALLED:
-    from numba import carray, types
+    from numba import carray, types  # type: ignore[attr-defined]
     from numba.extending import intrinsic
 
-    @intrinsic  # type: ignore[misc]
+    @intrinsic
     def _pointer(context: Any, address: Any, like: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
@@ -54,7 +76,7 @@ if NUMBA_INSTALLED:
     @compiled
     def array_at(address: int, shape: Any, like: Any) -> Any:
         """The contiguous array of ``like``'s dtype at ``address``; cheaper than handing a tensor over."""
-        return carray(_pointer(address, like), shape)
+        return carray(_pointer(address, like), shape)  # type: ignore[call-arg]
 
 else:
 

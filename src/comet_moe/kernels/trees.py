@@ -143,21 +143,23 @@ def _forward(
                     log_v[2 * q + 2] = above + math.log(right * right * (kind(3) - kind(2) * right))
             for node in range(n - 1, 2 * n - 1):
                 i = _leaf_at(node, n, first_deep)
+                if log_v[node] == -np.inf:
+                    paths[b, j, i], parts[b, j, i] = 0, -np.inf
+                    continue
                 v = math.exp(log_v[node])
                 a = alphas[b, j, i] + log_v[node]
                 paths[b, j, i], parts[b, j, i] = v, a
                 peak = max(peak, a)
-                if v > 0 and v < 1:
-                    surprise -= v * math.log(v + epsilon)
-                elif v == 1:
-                    surprise -= math.log(v + epsilon)
+                surprise -= v * math.log(v + epsilon)
         entropy[b] = surprise
         total = kind(0)
         for j in range(k):
             for i in range(n):
-                e = math.exp(parts[b, j, i] - peak)
+                e = kind(0)
+                if parts[b, j, i] != -np.inf:
+                    e = math.exp(parts[b, j, i] - peak)
+                    total += e
                 parts[b, j, i] = e
-                total += e
         for i in range(n):
             weights[b, i] = 0
         for j in range(k):

@@ -48,6 +48,10 @@ class PermutedGate(Gate):
         """In stage 1 training permutes softly, evaluation does not."""
         return self.gate.soft_in_training or self.search.searching
 
+    def flops(self) -> int:
+        """Those of the gate: a permutation renumbers."""
+        return self.gate.flops()
+
     def idle_parameters(self) -> set[str]:
         """Those of the gate, and U where no permutation changes anything or the search is over."""
         idle = {f"gate.{name}" for name in self.gate.idle_parameters()}

@@ -1,0 +1,301 @@
+"""Every compiled loop equals the plain torch version beside it, in values and gradients."""
+
+import os
+import threading
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from comet_moe.gates import CometGate, DSelectKGate, TopKGate
+from comet_moe.kernels.mix import Epilogue, Places, gather_rows, mix, mix_dense, mix_torch
+from comet_moe.kernels.plan import plan_of_weights, plan_of_weights_torch
+from comet_moe.kernels.sinkhorn import sinkhorn_rounds, sinkhorn_rounds_torch
+from comet_moe.kernels.threads import WORTH_A_THREAD, _pool_team, over_rows
+
+DOUBLE = {"dtype": torch.float64}
+
+
+def gradients(function, *inputs):
+    leaves = [value.clone().requires_grad_() for value in inputs]
+    outputs = function(*leaves)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    generator = torch.Generator().manual_seed(5)
+    loss = sum((o * torch.rand(o.shape, generator=generator, **DOUBLE)).sum() for o in outputs)
+    loss.backward()
+    return [o.detach() for o in outputs] + [
+        torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves
+    ]
+
+
+def assert_same(fast, plain, *inputs):
+    for got, wanted in zip(gradients(fast, *inputs), gradients(plain, *inputs), strict=True):
+        scale = max(1.0, float(wanted.abs().max())) if wanted.numel() else 1.0
+        torch.testing.assert_close(got, wanted, atol=1e-10 * scale, rtol=0)
+
+
+def sparse_weights(rows, n, tasks, seed):
+    torch.manual_seed(seed)
+    return [torch.rand(rows, n, **DOUBLE) * (torch.rand(rows, n) < 0.3) for _ in range(tasks)]
+
+
+@given(n=st.integers(1, 12), rounds=st.integers(0, 9), trees=st.integers(1, 3), seed=st.integers(0, 99))
+def test_sinkhorn(n, rounds, trees, seed):
+    torch.manual_seed(seed)
+    logits = torch.randn(trees, n, n, **DOUBLE)
+    assert_same(lambda u: sinkhorn_rounds(u, rounds), lambda u: sinkhorn_rounds_torch(u, rounds), logits)
+
+
+@given(rows=st.integers(0, 9), n=st.integers(1, 9), tasks=st.integers(1, 3), seed=st.integers(0, 99))
+def test_plan(rows, n, tasks, seed):
+    weights = sparse_weights(rows, n, tasks, seed)
+    fast, plain = plan_of_weights(weights), plan_of_weights_torch(weights)
+    assert fast.counts == plain.counts
+    for got, wanted in ((fast.rows, plain.rows), *zip(fast.places, plain.places, strict=True)):
+        assert torch.equal(got, wanted)
+    assert_same(
+        lambda *w: plan_of_weights(list(w)).weights,
+        lambda *w: plan_of_weights_torch(list(w)).weights,
+        *weights,
+    )
+
+
+@given(
+    rows=st.integers(0, 9),
+    n=st.integers(1, 6),
+    u=st.integers(1, 70),
+    tasks=st.integers(1, 3),
+    relu=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_mix_of_pairs_and_of_all(rows, n, u, tasks, relu, seed):
+    plan = plan_of_weights(sparse_weights(rows, n, tasks, seed))
+    z = torch.randn(len(plan.rows), u, **DOUBLE)
+    epilogue = Epilogue(relu=relu)
+    assert_same(
+        lambda z, w: mix(z, w, plan.places, epilogue),
+        lambda z, w: mix_torch(z, w, plan.places, epilogue),
+        z,
+        plan.weights,
+    )
+    assert_same(
+        lambda z, w: mix_dense(z, w, epilogue),
+        lambda z, w: torch.bmm(w, z.relu() if relu else z),
+        torch.randn(rows, n, u, **DOUBLE),
+        torch.randn(rows, tasks, n, **DOUBLE),
+    )
+
+
+@given(rows=st.integers(1, 9), n=st.integers(1, 6), seed=st.integers(0, 99))
+def test_gather_rows(rows, n, seed):
+    plan = plan_of_weights(sparse_weights(rows, n, 2, seed))
+    x = torch.randn(rows, 5, **DOUBLE)
+    assert_same(lambda x: gather_rows(x, plan.rows, plan.places), lambda x: x[plan.rows], x)
+
+
+@pytest.mark.parametrize("dropout", [0.5, 0.3, 0.9])
+def test_dropout_has_the_statistics_of_torchs(dropout):
+    rows, u = 400, 333
+    places = Places(torch.arange(rows), torch.arange(rows + 1))
+    ones = torch.ones(rows, u, requires_grad=True)
+    out = mix(ones, torch.ones(rows, 1), places, Epilogue(dropout=dropout)).squeeze(1)
+    kept = out != 0
+    assert torch.equal(out[kept], torch.full_like(out[kept], 1 / (1 - dropout)))
+    deviation = (dropout * (1 - dropout) / (rows * u)) ** 0.5
+    assert abs(kept.float().mean().item() - (1 - dropout)) < 5 * deviation
+    by_row, by_column = kept.float().mean(1), kept.float().mean(0)
+    assert by_row.std().item() == pytest.approx((dropout * (1 - dropout) / u) ** 0.5, rel=0.2)
+    assert by_column.std().item() == pytest.approx((dropout * (1 - dropout) / rows) ** 0.5, rel=0.2)
+    neighbours = torch.corrcoef(torch.stack((kept[:, :-1].flatten(), kept[:, 1:].flatten())).float())[0, 1]
+    assert abs(neighbours.item()) < 5 / (rows * u) ** 0.5
+    out.sum().backward()
+    assert torch.equal(ones.grad, out.detach())  # backward drops what forward dropped
+    again = mix(ones, torch.ones(rows, 1), places, Epilogue(dropout=dropout)).squeeze(1)
+    assert not torch.equal(again, out)
+
+
+def test_dropout_follows_the_seed():
+    places = Places(torch.arange(9), torch.arange(10))
+
+    def drawn():
+        torch.manual_seed(3)
+        return mix(torch.ones(9, 40), torch.ones(9, 1), places, Epilogue(dropout=0.5))
+
+    assert torch.equal(drawn(), drawn())
+
+
+@given(
+    n=st.integers(1, 40),
+    k=st.integers(1, 5),
+    gamma=st.sampled_from([1e-3, 1.0, 30.0]),
+    rows=st.integers(0, 9),
+    seed=st.integers(0, 99),
+)
+def test_soft_trees(n, k, gamma, rows, seed):
+    torch.manual_seed(seed)
+    gate = CometGate(3, n, k, gamma)
+    splits, alphas = torch.randn(rows, k, n - 1, **DOUBLE), torch.randn(rows, k, n, **DOUBLE)
+    assert_same(gate._trees, gate._trees_torch, splits, alphas)
+
+
+def comet(n, k, gamma, dtype=torch.float64, p=6):
+    gate = CometGate(p, n, k, gamma).to(dtype).eval()
+    torch.nn.init.normal_(gate.split_weight)
+    return gate
+
+
+@given(
+    n=st.integers(1, 40),
+    k=st.integers(1, 5),
+    gamma=st.sampled_from([1e-3, 1.0, 30.0]),  # hard, mixed and soft paths
+    rows=st.integers(0, 20),
+    seed=st.integers(0, 99),
+)
+def test_descent_gives_the_dense_gates_weights(n, k, gamma, rows, seed):
+    torch.manual_seed(seed)
+    gate = comet(n, k, gamma)
+    x = torch.randn(rows, 6, **DOUBLE)
+    dense = gate(x)  # with gradients: every node
+    with torch.no_grad():
+        routing = gate(x)
+        assert routing.in_pairs
+        torch.testing.assert_close(routing.weights, dense.weights, atol=1e-12, rtol=0)
+        assert torch.equal(routing.weights != 0, dense.weights != 0)
+        assert (routing.pairs().sample.diff() >= 0).all()
+
+
+@pytest.mark.parametrize("gamma", [0.1, 1.0, 10.0])
+def test_descent_in_float32_is_within_a_millionth(gamma):
+    gate = comet(64, 2, gamma, torch.float32, p=32)
+    # Split logits of the size of γ: where they are far larger, a path that is soft all the same hangs on
+    # digits that float32 does not have, in either way of adding up.
+    torch.nn.init.normal_(gate.split_weight, std=gamma / 32**0.5)
+    x = torch.randn(500, 32)
+    dense = gate(x).weights
+    with torch.no_grad():
+        assert (gate(x).weights - dense).abs().max() < 1e-6
+
+
+def test_descent_follows_the_parameters_wherever_they_go():
+    gate, x = comet(8, 2, 1.0, torch.float32), torch.randn(5, 6)
+
+    def check(gate, x):
+        with torch.no_grad():
+            got = gate(x).weights
+        torch.testing.assert_close(got, gate(x).weights.detach(), atol=1e-6, rtol=0)
+
+    check(gate, x)
+    with torch.no_grad():
+        gate.split_weight.mul_(-1)
+    check(gate, x)
+    gate.leaf_weight = torch.nn.Parameter(torch.randn(2, 8, 6))
+    check(gate, x)
+    gate.load_state_dict(comet(8, 2, 1.0, torch.float32).state_dict())
+    check(gate, x)
+    check(gate.double(), x.double())
+    check(gate.bfloat16(), x)
+    with torch.no_grad():
+        gate.split_weight.mul_(-1)
+    check(gate, x)
+
+
+def test_descent_takes_rows_of_any_layout_and_refuses_nan():
+    gate = comet(8, 2, 1.0, torch.float32)
+    x = torch.randn(3, 4, 6)
+    with torch.no_grad():
+        whole = gate(x).weights
+        assert whole.shape == (3, 4, 8)
+        assert torch.equal(gate(x.transpose(0, 1)).weights, whole.transpose(0, 1))
+        x[1, 2, 3] = float("nan")
+        with pytest.raises(ValueError, match="must be finite, got 1 NaN"):
+            gate(x)
+        with pytest.raises(ValueError, match="must be finite"):
+            gate(x.reshape(12, 6))
+
+
+def test_sixteen_thousand_experts_need_memory_by_k_not_by_n():
+    gate, x = comet(16_384, 2, 1e-4, torch.float32, p=16), torch.randn(4096, 16)
+    with torch.no_grad():
+        expert, weight = gate(x)._places
+    assert expert.shape == weight.shape == (4096, 16)  # room for 8 experts a tree
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 8, 13, 16])
+@pytest.mark.parametrize("k", [1, 2, 4])
+@pytest.mark.parametrize("make", [lambda n, k: TopKGate(6, n, k), lambda n, k: hard_dselect(n, k)])
+def test_top_k_and_hard_dselect_give_their_pairs_directly(make, n, k):
+    gate, x = make(n, k).eval(), torch.randn(50, 6)
+    dense = gate(x)
+    with torch.no_grad():
+        direct = gate(x)
+    assert direct.in_pairs
+    torch.testing.assert_close(direct.weights, dense.weights.detach())
+    assert torch.equal(direct.weights != 0, dense.weights != 0)
+
+
+def hard_dselect(n, k):
+    gate = DSelectKGate(6, n, k, gamma=1e-6)
+    torch.nn.init.normal_(gate.selector_weight)
+    return gate
+
+
+def test_threads_and_pool_cover_every_row_once():
+    for team in (lambda loop, rows: over_rows(loop, rows, 100 * WORTH_A_THREAD), pool):
+        seen = torch.zeros(1001)
+
+        def count(first, last, seen=seen):
+            seen[first:last] += 1
+
+        team(count, 1001)
+        assert torch.equal(seen, torch.ones(1001))
+
+
+def pool(loop, rows):
+    _pool_team(lambda part: loop(rows * part // 3, rows * (part + 1) // 3), 3)
+
+
+def test_an_error_in_a_thread_is_raised():
+    def fail(first, last):
+        raise RuntimeError("in a thread")
+
+    with pytest.raises(RuntimeError, match="in a thread"):
+        over_rows(fail, 100, 100 * WORTH_A_THREAD)
+
+
+def big_batch():
+    gate, x = comet(256, 2, 1e-2, torch.float32, p=64), torch.randn(4096, 64)
+    with torch.no_grad():
+        return gate, x, gate(x).weights
+
+
+def test_threads_may_call_at_the_same_time():
+    gate, x, wanted = big_batch()
+    wrong = []
+
+    def work():
+        with torch.no_grad():
+            for _ in range(5):
+                if not torch.equal(gate(x).weights, wanted):
+                    wrong.append(1)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not wrong
+    assert not any(thread.is_alive() for thread in threads)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_can_call():
+    gate, x, wanted = big_batch()
+    child = os.fork()
+    if child == 0:
+        with torch.no_grad():
+            os._exit(0 if torch.equal(gate(x)._places[1], gate(x)._places[1]) else 1)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    with torch.no_grad():
+        assert torch.equal(gate(x).weights, wanted)
