@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from comet_moe.experts.base import Experts
-from comet_moe.kernels.mix import gather_rows, mix, mix_dense
+from comet_moe.kernels.mix import apply_epilogue, gather_rows, mix, mix_dense
 from comet_moe.kernels.plan import Plan, plan_of_pairs, plan_of_weights
 from comet_moe.routing import Routing
 
@@ -44,6 +44,23 @@ def run_dense(experts: Experts, x: Tensor, routings: Sequence[Routing]) -> Tenso
     flat = outputs.flatten(2)
     mixed = mix_dense(flat, weights.to(flat.dtype), experts.epilogue)
     return mixed.unflatten(-1, outputs.shape[2:])
+
+
+def run_indexed(experts: Experts, x: Tensor, routings: Sequence[Routing]) -> Tensor:
+    """As :func:`run_sparse`, in a form that a graph can hold: for each expert, the indices of its rows."""
+    weights = torch.stack([routing.weights.flatten(0, -2) for routing in routings], 1)
+    mixed = None
+    for expert in range(experts.num_experts):
+        own = weights[:, :, expert]
+        rows = (own != 0).any(1).nonzero().squeeze(1)
+        outputs = apply_epilogue(experts.one(x[rows], expert), experts.epilogue)
+        weighted = own[rows].to(outputs.dtype).unsqueeze(-1) * outputs.flatten(1).unsqueeze(1)
+        if mixed is None:
+            shape = outputs.shape[1:]
+            mixed = weighted.new_zeros(x.shape[0], *weighted.shape[1:])
+        mixed = mixed.index_add(0, rows, weighted)
+    assert mixed is not None
+    return mixed.unflatten(-1, shape)
 
 
 def run_sparse(experts: Experts, x: Tensor, plan: Plan) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from comet_moe.dispatch import plan_of_routings, run_dense, run_sparse
+from comet_moe.dispatch import plan_of_routings, run_dense, run_indexed, run_sparse
 from comet_moe.experts import Experts, ModuleExperts
 from comet_moe.gates.base import Gate
 from comet_moe.routing import Routing
@@ -27,7 +27,8 @@ class MultiGateMoE(nn.Module):
         experts: a stack of this library's, or an ``nn.ModuleList`` of any modules over features.
         gates: one a task.
         execution: "dense" runs every expert on every sample; "sparse" only the pairs of nonzero weight;
-            "auto" chooses for each batch. Outputs and gradients are equal (dropout off).
+            "auto" chooses for each batch. Outputs and gradients are equal (dropout off). In compiled and
+            exported graphs "auto" is dense.
         sparse_share: "auto" runs sparsely when at most this share of the (sample, expert) pairs is active.
     """
 
@@ -101,8 +102,11 @@ class MultiGateMoE(nn.Module):
 
     def _run(self, x: Tensor, routings: list[Routing]) -> Tensor:
         """(rows, *input) -> (rows, T, *output)."""
-        if self.execution == "dense" or (self.execution == "auto" and torch.compiler.is_compiling()):
+        in_a_graph = torch.compiler.is_compiling()
+        if self.execution == "dense" or (self.execution == "auto" and in_a_graph):
             return self._dense(x, routings)
+        if in_a_graph:  # the number of pairs is not known to a graph
+            return run_indexed(self.experts, x, routings)
         plan = plan_of_routings(routings, len(x))
         pairs = len(plan.rows)
         if self.execution == "auto" and pairs > self.sparse_share * len(x) * self.experts.num_experts:
@@ -111,7 +115,7 @@ class MultiGateMoE(nn.Module):
         return run_sparse(self.experts, x, plan)
 
     def _dense(self, x: Tensor, routings: list[Routing]) -> Tensor:
-        _note(routings, "dense", len(x) * self.experts.num_experts)
+        _note(routings, "dense", x.shape[0] * self.experts.num_experts)
         return run_dense(self.experts, x, routings)
 
     def extra_repr(self) -> str:

@@ -95,7 +95,7 @@ def test_a_diverging_run_ends_with_a_reason(tmp_path, dataset):
     result = Trainer(run, dataset, folder).run()
     assert result["status"] == "failed"
     assert "loss is" in result["reason"]
-    assert folder.finished
+    assert folder.state() == "finished"
 
 
 def test_a_damaged_checkpoint_is_named(tmp_path, dataset):

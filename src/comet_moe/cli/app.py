@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 import comet_moe
-from comet_moe.cli import demo
+from comet_moe.cli import data, demo, evaluate, predict, train
 
 app = typer.Typer(
     name="comet-moe",
@@ -17,6 +17,10 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command()(demo.demo)
+app.add_typer(data.app, name="data")
+app.command()(train.train)
+app.command()(evaluate.evaluate)
+app.command()(predict.predict)
 
 
 @app.callback()

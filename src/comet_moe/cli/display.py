@@ -1,7 +1,7 @@
-"""Progress on standard error: a live table on a terminal, one line a finished run elsewhere."""
+"""Progress on standard error: a live table on a terminal, a line an epoch or a finished run elsewhere."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -40,12 +40,12 @@ class RunRow:
         self.progress: Progress | None = None
         self.record: dict[str, Any] = {}
         self.result: dict[str, Any] = {}
-        self._started: float | None = None
+        self._started: tuple[float, float] | None = None  # seconds on the clock, share that was done
 
     def on_batch(self, progress: Progress) -> None:
         """Take in a step."""
-        self._started = self._started or time.perf_counter()
         self.progress = progress
+        self._started = self._started or (time.perf_counter(), self.share())
 
     def on_epoch(self, record: dict[str, Any]) -> None:
         """Take in an epoch."""
@@ -62,9 +62,10 @@ class RunRow:
     def seconds_left(self) -> float | None:
         """By the pace so far, if the run goes through all epochs."""
         share = self.share()
-        if self._started is None or not 0 < share < 1:
+        if self._started is None or not self._started[1] < share < 1:
             return None
-        return (time.perf_counter() - self._started) * (1 - share) / share
+        seconds, before = self._started  # a run that goes on did not start at 0
+        return (time.perf_counter() - seconds) * (1 - share) / (share - before)
 
     def cells(self) -> list[Any]:
         """What the columns of :class:`LiveRuns` show."""
@@ -86,10 +87,16 @@ class RunRow:
 
 
 class LiveRuns:
-    """A table of runs that refreshes itself; on anything but a terminal, a line a finished run."""
+    """A table of runs that refreshes itself; on anything but a terminal, a line a finished run.
 
-    def __init__(self, rows: list[RunRow]):
+    Args:
+        rows: the runs.
+        log_epochs: on anything but a terminal, a line an epoch too.
+    """
+
+    def __init__(self, rows: list[RunRow], log_epochs: bool = False):
         self.rows = rows
+        self.log_epochs = log_epochs
         self.console = Console(stderr=True)
 
     def __rich__(self) -> Table:
@@ -111,13 +118,31 @@ class LiveRuns:
         with Live(self, console=self.console, refresh_per_second=4):
             yield self
 
+    def epoch_of(self, row: RunRow) -> Callable[[dict[str, Any]], None]:
+        """What to call with each epoch's record of ``row``."""
+
+        def take(record: dict[str, Any]) -> None:
+            row.on_epoch(record)
+            if self.log_epochs and not self.console.is_terminal:
+                self._log(
+                    f"{row.name}: epoch {record['epoch']}/{row.epochs}, train {record['train_loss']:.2f}, "
+                    f"validation {record['validation_loss']:.2f}, best {record['best_validation_loss']:.2f}, "
+                    f"{record['validation']['experts_per_sample']:.2f} experts, "
+                    f"{record['samples_per_second']:,.0f} rows/s"
+                )
+
+        return take
+
     def finished(self, row: RunRow, result: dict[str, Any]) -> None:
         """Note that ``row`` has its result."""
         row.result = result
         if not self.console.is_terminal:
             loss = result.get("test_loss")
             said = result["reason"] if loss is None else f"test loss {loss:.2f}"
-            self.console.print(f"{row.name}: {said}, {result['seconds']:.1f} s", highlight=False)
+            self._log(f"{row.name}: {said}, {result['seconds']:.1f} s")
+
+    def _log(self, line: str) -> None:
+        self.console.print(line, highlight=False, soft_wrap=True)
 
 
 def _number(value: float | None) -> str:

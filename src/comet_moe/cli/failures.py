@@ -11,4 +11,6 @@ def explain(error: Exception) -> str | None:
         from comet_moe.training import RunError
 
         mistakes += (RunError,)
+    if isinstance(error, OSError) and error.strerror:  # a disk that is full, a file that is not ours
+        return f"{error.filename or 'a file'}: {error.strerror}"
     return " ".join(str(error).split()) if isinstance(error, mistakes) else None

@@ -31,6 +31,7 @@ __all__ = [
     "default_cache",
     "load",
     "prepare",
+    "prepared",
     "read_pairs",
 ]
 
@@ -115,6 +116,17 @@ def load(
         raise DataError(f"{name} (seed {seed}, split {split}) is not in {cache}: {wanted.by_hand(split)}")
     source, strict = known
     return prepare(name, source=source, cache=cache, seed=seed, split=split, strict=strict, **options)
+
+
+def prepared(cache: Path) -> dict[str, list[Path]]:
+    """The folders in ``cache`` that hold a prepared data set, by its name."""
+    found: dict[str, list[Path]] = {}
+    for folder in sorted(path for path in cache.glob("[!.]*") if path.is_dir()):
+        try:
+            found.setdefault(_cache.open_folder(folder).name, []).append(folder)
+        except DamagedCache:
+            continue
+    return found
 
 
 def _request(wanted: Source, seed: int, split: str, strict: bool, options: dict[str, Any]) -> Request:

@@ -42,5 +42,5 @@ def check_count(path: Path, what: str, found: int, expected: int, strict: bool) 
     if strict and found != expected:
         raise DataError(
             f"{path} has {found:,} {what} where the official release has {expected:,}: fetch it again, "
-            f"or accept it with --any-size."
+            f"or accept it with --any-size (in training: --set data.any_size=true)."
         )

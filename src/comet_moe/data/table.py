@@ -66,12 +66,15 @@ def build(files: Mapping[str, Path], request: Request) -> Draft:
     return recommender.draft(recommender.take_parts(table, split), users, items, {"notes": notes})
 
 
-def read_pairs(path: Path, columns: Mapping[str, str] | None = None) -> pd.DataFrame:
+def read_pairs(path: Path, columns: Mapping[str, str] | None = None, rated: bool = True) -> pd.DataFrame:
     """Read a table of pairs: columns ``user`` and ``item`` (ids), and ``rating`` (float32) if it is there.
 
     ``columns`` names those that do not go by a common name, such as ``{"user": "who", "item": "what"}``.
+    Without ``rated`` no rating is looked for.
     """
     chosen = _choose(path, _columns(path), dict(columns or {}))
+    if not rated:
+        chosen.pop("rating", None)
     if path.suffix == ".parquet":
         raw = read_parquet(path, chosen.values())
     else:

@@ -50,6 +50,10 @@ class Experts(nn.Module, ABC):
         """Every expert on every sample, before the epilogue: (B, *input) -> (B, n, *output)."""
 
     @abstractmethod
+    def one(self, rows: Tensor, expert: int) -> Tensor:
+        """One expert on rows, before the epilogue: (m, *input) -> (m, *output)."""
+
+    @abstractmethod
     def sparse(self, rows: Tensor, counts: list[int]) -> Tensor:
         """Each expert on its own rows only, before the epilogue.
 

@@ -80,6 +80,13 @@ class ConvExperts(Experts):
             hidden = F.relu(layer.each(hidden))
         return hidden
 
+    def one(self, rows: Tensor, expert: int) -> Tensor:
+        """(m, C, H, W) -> (m, u)."""
+        hidden = self._features(rows, expert)
+        for layer in self._layers():
+            hidden = F.relu(layer.one(hidden, expert))
+        return hidden
+
     def sparse(self, rows: Tensor, counts: list[int]) -> Tensor:
         """(M, C, H, W) -> (M, u)."""
         maps = []

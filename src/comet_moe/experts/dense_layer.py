@@ -47,6 +47,10 @@ class DenseExperts(Experts):
         """(B, p) -> (B, n, u)."""
         return self._activated(self.linear.shared(x))
 
+    def one(self, rows: Tensor, expert: int) -> Tensor:
+        """(m, p) -> (m, u)."""
+        return self._activated(self.linear.one(rows, expert))
+
     def sparse(self, rows: Tensor, counts: list[int]) -> Tensor:
         """(M, p) -> (M, u)."""
         return self._activated(self.linear.grouped(rows, counts))

@@ -50,6 +50,10 @@ class FeedForwardExperts(Experts):
         """(B, p) -> (B, n, u)."""
         return self.outer.each(self._activation(self.inner.shared(x)))
 
+    def one(self, rows: Tensor, expert: int) -> Tensor:
+        """(m, p) -> (m, u)."""
+        return self.outer.one(self._activation(self.inner.one(rows, expert)), expert)
+
     def sparse(self, rows: Tensor, counts: list[int]) -> Tensor:
         """(M, p) -> (M, u)."""
         return self.outer.grouped(self._activation(self.inner.grouped(rows, counts)), counts)

@@ -43,6 +43,10 @@ class GroupedLinear(nn.Module):
         rows = torch.baddbmm(self.bias.unsqueeze(1), x.transpose(0, 1), self.weight.transpose(1, 2))
         return rows.transpose(0, 1)
 
+    def one(self, rows: Tensor, expert: int) -> Tensor:
+        """One expert on rows: (m, in) -> (m, out)."""
+        return F.linear(rows, self.weight[expert], self.bias[expert])
+
     def grouped(self, rows: Tensor, counts: list[int]) -> Tensor:
         """Each expert on its slice of ``rows``: (M, in) -> (M, out)."""
         return _grouped_linear(rows, self.weight, self.bias, counts)

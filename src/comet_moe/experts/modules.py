@@ -35,6 +35,11 @@ class ModuleExperts(Experts):
         """(B, *input) -> (B, n, *output)."""
         return torch.stack([module(x) for module in self.members], 1)
 
+    def one(self, rows: Tensor, expert: int) -> Tensor:
+        """(m, *input) -> (m, *output)."""
+        output: Tensor = self.members[expert](rows)
+        return output
+
     def sparse(self, rows: Tensor, counts: list[int]) -> Tensor:
         """(M, *input) -> (M, *output)."""
         outputs: list[Tensor] = []

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from comet_moe.experts import ConvExperts
 from comet_moe.gates import Gate
-from comet_moe.models.heads import head
+from comet_moe.models.heads import head, linear_flops
 from comet_moe.models.tasks import Task
 from comet_moe.moe import MultiGateMoE
 from comet_moe.routing import Routing
@@ -40,3 +40,8 @@ class ImageModel(nn.Module):
         image = features["image"].to(next(self.parameters()).dtype) / 255
         mixed, routings = self.moe(image)
         return [head(y) for head, y in zip(self.heads, mixed, strict=True)], routings
+
+    def flops(self, routings: Sequence[Routing]) -> int:
+        """Floating-point operations of the matrix products and convolutions that made ``routings``' batch."""
+        rows = routings[0].batch_shape[0]
+        return self.moe.flops(routings) + rows * linear_flops(self.heads)

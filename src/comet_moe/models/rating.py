@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from comet_moe.experts import DenseExperts
 from comet_moe.gates import Gate
-from comet_moe.models.heads import embedding, head
+from comet_moe.models.heads import embedding, head, linear_flops
 from comet_moe.models.tasks import Task
 from comet_moe.moe import MultiGateMoE
 from comet_moe.routing import Routing
@@ -47,6 +47,17 @@ class RatingModel(nn.Module):
     def forward(self, features: dict[str, Tensor]) -> tuple[list[Tensor], list[Routing]]:
         """``user`` and ``item`` (B,) integers -> one (B, outputs) and one routing a task."""
         user = features["user"].long()
-        x = torch.cat((self.users(user), self.items(features["item"].long())), -1)
-        mixed, routings = self.moe(x, keys=user)
+        return self.from_embeddings(self.users(user), self.items(features["item"].long()), user)
+
+    def from_embeddings(self, user: Tensor, item: Tensor, keys: Tensor) -> tuple[list[Tensor], list[Routing]]:
+        """The same from embeddings (B, width) each, which need not be rows of the tables.
+
+        ``keys`` (B,) int64 are the users' numbers, for hash gates.
+        """
+        mixed, routings = self.moe(torch.cat((user, item), -1), keys=keys)
         return [head(y) for head, y in zip(self.heads, mixed, strict=True)], routings
+
+    def flops(self, routings: Sequence[Routing]) -> int:
+        """Floating-point operations of the matrix products and convolutions that made ``routings``' batch."""
+        rows = routings[0].batch_shape[0]
+        return self.moe.flops(routings) + rows * linear_flops(self.heads)

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from comet_moe.recipes.schema import GATE_NAMES, Config
+from comet_moe.recipes.schema import GATE_NAMES, Config, absolute
 
 
 class RecipeError(ValueError):
@@ -27,7 +27,7 @@ def recipe_names() -> list[str]:
 def load_recipe(recipe: str, settings: Sequence[str] = ()) -> Config:
     """The configuration of ``recipe``, a name or a path, with ``settings`` of the form "a.b=c" laid over."""
     tree = _read(recipe)
-    overrides = [_parse_setting(setting) for setting in settings]
+    overrides = [parse_setting(setting) for setting in settings]
     gates = tree.pop("gates", {})
     for keys, value in overrides:
         if keys == ["gate"]:
@@ -42,6 +42,34 @@ def load_recipe(recipe: str, settings: Sequence[str] = ()) -> Config:
         return Config.model_validate(tree)
     except ValidationError as error:
         raise RecipeError(f"recipe {recipe}: {_first_problem(error)}") from error
+
+
+def check_agreement(saved: Config, recipe: str, settings: Sequence[str]) -> None:
+    """Refuse a recipe or a setting that differs from ``saved``, the configuration of a run to go on with.
+
+    What is not set is as it was saved.
+    """
+    asked = load_recipe(recipe).recipe
+    if asked != saved.recipe:
+        raise RecipeError(f"recipe is {saved.recipe!r} in the saved run, got {asked!r}: name another --out")
+    tree = saved.model_dump(mode="json")
+    for keys, value in map(parse_setting, settings):
+        name = ".".join(keys)
+        if keys == ["data", "path"] and value is not None:
+            value = absolute(value)
+        found: Any = saved.gate.name if keys == ["gate"] else _value(tree, keys)
+        if found != value:
+            raise RecipeError(
+                f"{name} is {found!r} in the saved run, got {value!r}: leave it out, or name another --out"
+            )
+
+
+def _value(tree: Any, keys: Sequence[str]) -> Any:
+    for depth, key in enumerate(keys):
+        if not isinstance(tree, dict) or (key not in tree and keys[:2] != ["data", "options"]):
+            raise RecipeError(f"there is no setting {'.'.join(keys[: depth + 1])}")
+        tree = tree.get(key)
+    return tree
 
 
 def _gate_settings(name: Any, gates: Mapping[str, Any]) -> dict[str, Any]:
@@ -78,7 +106,8 @@ def _shipped() -> list[Any]:
     return [path for path in files("comet_moe.recipes").iterdir() if path.name.endswith(".yaml")]
 
 
-def _parse_setting(setting: str) -> tuple[list[str], Any]:
+def parse_setting(setting: str) -> tuple[list[str], Any]:
+    """The keys and the value of a setting such as "a.b=c"; the value is read as YAML."""
     name, equals, value = setting.partition("=")
     if not equals or not name:
         raise RecipeError(f"a setting has the form a.b=c, got {setting!r}")

@@ -1,8 +1,15 @@
 """What a run is made of: every setting of an experiment, checked, with a wrong key an error that names it."""
 
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+
+def absolute(path: str) -> str:
+    """``path`` from the root, so that a saved configuration means the same file from every folder."""
+    return str(Path(path).expanduser().absolute())
+
 
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
@@ -16,10 +23,15 @@ class Section(BaseModel):
 
 
 class DataConfig(Section):
-    """Which data set, and how it is drawn; ``path`` is a folder of raw files, or a table of one's own."""
+    """Which data set, and how it is drawn.
+
+    ``path`` is a folder of raw files, or a table of one's own; ``any_size`` takes publisher's files that do
+    not have their official size.
+    """
 
     name: str
-    path: str | None = None
+    path: Annotated[str, AfterValidator(absolute)] | None = None
+    any_size: bool = False
     seed: int = Field(default=0, ge=0)
     split: str = "random"
     options: dict[str, Any] = {}

@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from comet_moe.data import Split
+from comet_moe.checks import without_value_checks
+from comet_moe.data import Dataset, Split
 from comet_moe.models import ImageModel, RatingModel, Task
 from comet_moe.routing import Routing
 from comet_moe.training.feed import slices
@@ -17,15 +18,31 @@ EVALUATION_BATCH = 4096
 """Rows at a time; a number of its own, so that a result does not depend on the training batch."""
 
 
+def summary(model: RatingModel | ImageModel, dataset: Dataset) -> dict[str, Any]:
+    """What a run reports of its best weights: losses of both held-out splits, the rest of the test split."""
+    validation, test = evaluate(model, dataset.validation), evaluate(model, dataset.test)
+    return {
+        "validation_loss": validation["loss"],
+        "test_loss": test["loss"],
+        "experts_per_sample": test["experts_per_sample"],
+        "flops_per_sample": test["flops_per_sample"],
+        "tasks": test["tasks"],
+        "usage": test["usage"],
+    }
+
+
 @torch.no_grad()
+@without_value_checks()  # weights that are no numbers give a loss that is none, not an error
 def evaluate(model: RatingModel | ImageModel, split: Split) -> dict[str, Any]:
     """Loss (times 100), each task's loss and metrics, experts per sample and expert usage. Plain data."""
     was_training = model.training
     model.eval()
     scores = [_TaskScore(task) for task in model.tasks]
     usages = [Usage() for _ in model.tasks]
+    flops = 0
     for batch in slices(split, EVALUATION_BATCH):
         outputs, routings = model(batch.features)
+        flops += model.flops(routings)
         for score, usage, output, routing in zip(scores, usages, outputs, routings, strict=True):
             score.add(output, batch.targets)
             usage.add(routing)
@@ -35,6 +52,7 @@ def evaluate(model: RatingModel | ImageModel, split: Split) -> dict[str, Any]:
     return {
         "loss": 100 * sum(score.task.weight * score.loss() for score in scores),
         "tasks": tasks,
+        "flops_per_sample": flops / max(len(split), 1),
         "experts_per_sample": float(np.mean([usage["experts_per_sample"] for usage in used.values()])),
         "usage": used,
     }

@@ -1,27 +1,28 @@
 """A run is a folder. Every file in it is written aside and renamed, so that a kill leaves the old or the new.
 
-``config.yaml`` (complete, resolved), ``metrics.jsonl`` (one line an epoch), ``result.json``,
-``model.safetensors`` (best weights) and ``checkpoint/``.
+``config.yaml`` (complete, resolved), ``environment.json`` (with what it ran), ``data.json`` and
+``*.vocabulary.json`` (what the model needs to know of its data), ``metrics.jsonl`` (one line an epoch),
+``result.json``, ``model.safetensors`` (best weights) and ``checkpoint/``.
 """
 
 import json
-import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from comet_moe.data import Dataset, Vocabulary
 from comet_moe.recipes import Config, load_recipe
+from comet_moe.training.errors import RunError
+from comet_moe.training.writing import as_json, atomically, cannot_write, is_leftover, write_text
 
 Tensors = dict[str, Tensor]
 
-
-class RunError(ValueError):
-    """A run folder that cannot be used as asked; the message says which and what would be right."""
+# What of a data set's description depends on the machine it was prepared on, or on its cache.
+_OF_THE_CACHE = ("source", "strict", "arrays", "vocabularies", "files", "format")
 
 
 class RunFolder:
@@ -30,25 +31,27 @@ class RunFolder:
     def __init__(self, path: Path):
         self.path = path
         self.config_file = path / "config.yaml"
+        self.environment_file = path / "environment.json"
+        self.data_file = path / "data.json"
         self.metrics_file = path / "metrics.jsonl"
         self.result_file = path / "result.json"
         self.model_file = path / "model.safetensors"
         self.checkpoint_file = path / "checkpoint" / "state.safetensors"
 
-    @property
-    def holds_a_run(self) -> bool:
-        """Whether anything is in the folder."""
-        return self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir()))
-
-    @property
-    def finished(self) -> bool:
-        """Whether the run has a result."""
-        return self.result_file.exists()
+    def state(self) -> Literal["empty", "started", "finished"]:
+        """How far the run is; "empty" if there is none, also where a kill left nothing but files aside."""
+        if self.path.exists() and not self.path.is_dir():
+            raise RunError(f"{self.path} is a file, and a run is a folder: choose another place")
+        if self.config_file.exists():
+            return "finished" if self.result_file.exists() else "started"
+        if self.path.exists() and not all(is_leftover(entry) for entry in self.path.iterdir()):
+            raise RunError(f"{self.path} holds files but no run (no config.yaml): choose another place")
+        return "empty"
 
     def start(self, config: Config) -> None:
-        """Make the folder and write the configuration."""
-        text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
-        _atomically(self.config_file, lambda path: path.write_text(text, encoding="utf-8"))
+        """Make the folder and write the configuration; on a run that goes on there is nothing to do."""
+        if self.state() == "empty":
+            write_text(self.config_file, yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
 
     def config(self) -> Config:
         """The configuration that the run was started with."""
@@ -56,19 +59,61 @@ class RunFolder:
             raise RunError(f"{self.path} holds no run: it has no config.yaml")
         return load_recipe(str(self.config_file))
 
+    def sweep(self) -> None:
+        """Remove what killed processes left aside."""
+        for entry in (*self.path.glob(".*"), *self.checkpoint_file.parent.glob(".*")):
+            if is_leftover(entry):
+                entry.unlink(missing_ok=True)
+
+    def add_environment(self, facts: dict[str, Any]) -> None:
+        """Note with what the run is started or gone on with."""
+        known = _read_json(self.environment_file) if self.environment_file.exists() else []
+        write_text(self.environment_file, as_json([*known, facts], indent=2) + "\n")
+
+    def bind(self, dataset: Dataset) -> None:
+        """Keep what the model needs to know of ``dataset``; another one than before is an error."""
+        if self.data_file.exists():
+            self.check_data(dataset)
+            return
+        for name in dataset.meta.get("vocabularies", {}):
+            atomically(self._vocabulary_file(name), dataset.vocabulary(name).save)
+        # Last, so that the vocabularies are there if it is.
+        write_text(self.data_file, as_json(_described(dataset), indent=2) + "\n")
+
+    def check_data(self, dataset: Dataset) -> None:
+        """Refuse a data set other than the one that the run was started with."""
+        known, found = self.data(), json.loads(as_json(_described(dataset)))
+        changed = sorted(key for key in known.keys() | found.keys() if known.get(key) != found.get(key))
+        if changed:
+            raise RunError(
+                f"{dataset.name} is not the data that {self.path} was started with ({', '.join(changed)} "
+                f"changed): restore the data, or start another run"
+            )
+
+    def data(self) -> dict[str, Any]:
+        """The description of the data that the run was trained on."""
+        if not self.data_file.exists():
+            raise RunError(f"{self.path} has no data.json: the run has not got to its first epoch")
+        description: dict[str, Any] = _read_json(self.data_file)
+        return description
+
+    def vocabulary(self, feature: str) -> Vocabulary:
+        """The ids of ``feature`` ("user" or "item") that the run was trained on."""
+        return Vocabulary.load(self._vocabulary_file(feature))
+
     def append_metrics(self, record: dict[str, Any]) -> None:
         """Add one line."""
         try:
             with self.metrics_file.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(record) + "\n")
+                file.write(as_json(record) + "\n")
         except OSError as error:
-            raise _cannot_write(self.metrics_file, error) from error
+            raise cannot_write(self.metrics_file, error) from error
 
     def keep_metrics(self, lines: int) -> None:
         """Drop what was written after the checkpoint that training goes on from."""
         if self.metrics_file.exists():
             kept = self.metrics_file.read_text(encoding="utf-8").splitlines(keepends=True)[:lines]
-            _atomically(self.metrics_file, lambda path: path.write_text("".join(kept), encoding="utf-8"))
+            write_text(self.metrics_file, "".join(kept))
 
     def metrics(self) -> list[dict[str, Any]]:
         """One record an epoch."""
@@ -78,30 +123,31 @@ class RunFolder:
 
     def write_result(self, result: dict[str, Any]) -> None:
         """Write the result; from then on the run is finished."""
-        text = json.dumps(result, indent=2) + "\n"
-        _atomically(self.result_file, lambda path: path.write_text(text, encoding="utf-8"))
+        write_text(self.result_file, as_json(result, indent=2) + "\n")
 
     def result(self) -> dict[str, Any]:
         """The result of a finished run."""
-        if not self.finished:
+        self.config()
+        if not self.result_file.exists():
             raise RunError(f"{self.path} has no result.json: the run is not finished, go on with --resume")
-        result: dict[str, Any] = json.loads(self.result_file.read_text(encoding="utf-8"))
+        result: dict[str, Any] = _read_json(self.result_file)
         return result
 
     def write_model(self, tensors: Tensors) -> None:
         """Write the best weights."""
-        _atomically(self.model_file, lambda path: save_file(tensors, path))
+        atomically(self.model_file, lambda path: save_file(tensors, path))
 
     def model(self) -> Tensors:
         """The best weights."""
         if not self.model_file.exists():
-            raise RunError(f"{self.path} has no model.safetensors: the run is not finished")
+            reason = self.result().get("reason", "the file is gone")
+            raise RunError(f"{self.path} has no model.safetensors: {reason}")
         return _read_tensors(self.model_file)
 
     def write_checkpoint(self, tensors: Tensors, state: dict[str, Any]) -> None:
         """Write all that training needs to go on."""
         metadata = {"state": json.dumps(state)}
-        _atomically(self.checkpoint_file, lambda path: save_file(tensors, path, metadata=metadata))
+        atomically(self.checkpoint_file, lambda path: save_file(tensors, path, metadata=metadata))
 
     def checkpoint(self) -> tuple[Tensors, dict[str, Any]] | None:
         """The last checkpoint, or None."""
@@ -111,6 +157,20 @@ class RunFolder:
         with safe_open(self.checkpoint_file, framework="pt") as file:
             return tensors, json.loads(file.metadata()["state"])
 
+    def _vocabulary_file(self, feature: str) -> Path:
+        return self.path / f"{feature}.vocabulary.json"
+
+
+def _described(dataset: Dataset) -> dict[str, Any]:
+    return {name: value for name, value in dataset.meta.items() if name not in _OF_THE_CACHE}
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path} cannot be read ({error}): restore it, or delete the run's folder") from error
+
 
 def _read_tensors(path: Path) -> Tensors:
     try:
@@ -118,18 +178,3 @@ def _read_tensors(path: Path) -> Tensors:
     except (SafetensorError, OSError) as error:
         raise RunError(f"{path} cannot be read ({error}): delete it, or the run's folder") from error
     return tensors
-
-
-def _atomically(path: Path, write: Callable[[Path], object]) -> None:
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write(aside)
-        os.replace(aside, path)
-    except (OSError, SafetensorError) as error:
-        aside.unlink(missing_ok=True)
-        raise _cannot_write(path, error) from error
-
-
-def _cannot_write(path: Path, error: Exception) -> RunError:
-    return RunError(f"{path} cannot be written ({error}): free space or choose another --out")

@@ -42,6 +42,10 @@ def build_gates(config: Config, in_features: int, tasks: int, num_keys: int | No
             lr_factor=search.lr_factor,
         )
 
+    if search.shared == "tree" and not isinstance(config.gate, CometConfig | DSelectKConfig):
+        raise ValueError(
+            f"search.shared is tree, but the gate {config.gate.name} has no trees: choose all or gate"
+        )
     if search.shared == "all":
         one = permutation()
         return [PermutedGate(gate, one) for gate in gates]

@@ -6,8 +6,9 @@ checkpoint to the same result, bit for bit at the same number of threads.
 
 import math
 import time
+import warnings
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,13 +19,15 @@ from torch.nn.parallel import DistributedDataParallel
 from comet_moe.checks import without_value_checks
 from comet_moe.data import Dataset
 from comet_moe.local_search import Permutation, parameter_groups
-from comet_moe.models import ImageModel, RatingModel
 from comet_moe.recipes import Config
-from comet_moe.training.assembly import build_model
-from comet_moe.training.evaluation import Usage, evaluate
-from comet_moe.training.feed import Batch, batches, shuffled
+from comet_moe.training.assembly import build_model, steps_of
+from comet_moe.training.environment import environment
+from comet_moe.training.evaluation import Usage, evaluate, summary
+from comet_moe.training.feed import batches, shuffled
 from comet_moe.training.folder import RunFolder
-from comet_moe.training.processes import Processes
+from comet_moe.training.objective import Objective
+from comet_moe.training.processes import Processes, pinned_threads
+from comet_moe.training.writing import plain
 
 ADAM_EPSILON = 1e-7  # Keras's
 USAGE_EVERY = 20  # training batches between two looks at the routing
@@ -71,16 +74,19 @@ class Trainer:
         self.processes = processes
         self.on_batch = on_batch
         self.on_epoch = on_epoch
-        self.steps = math.ceil(len(dataset.train) / config.training.batch_size)
-        self.model = build_model(config, dataset.meta, self.steps)
+        self.steps = steps_of(config, dataset.meta)
+        self.model = processes.in_turn(lambda: build_model(config, dataset.meta, self.steps))
         self.searches = [m for m in self.model.modules() if isinstance(m, Permutation)]
         groups = parameter_groups(self.model, config.training.learning_rate)
         self.optimizer = torch.optim.Adam(groups, eps=ADAM_EPSILON, fused=True)
-        self.objective: nn.Module = _Objective(self.model)
+        self.objective: nn.Module = Objective(self.model)
         if processes.size > 1:
-            self.objective = DistributedDataParallel(
-                self.objective, broadcast_buffers=False, find_unused_parameters=bool(self.searches)
-            )
+            with warnings.catch_warnings():
+                # torch 2.13 has another name for broadcast_buffers, which torch 2.8 does not know.
+                warnings.simplefilter("ignore", FutureWarning)
+                self.objective = DistributedDataParallel(
+                    self.objective, broadcast_buffers=False, find_unused_parameters=bool(self.searches)
+                )
         self.epoch = 0
         self.best_epoch = 0
         self.best_loss = math.inf
@@ -89,46 +95,40 @@ class Trainer:
 
     def run(self) -> dict[str, Any]:
         """Train from the last checkpoint, or from the start, to the end; the result, as written."""
-        self._restore()
-        try:
-            for _ in self._epochs():
-                pass
-        except Diverged as reason:
-            return self._finish({"status": "failed", "reason": str(reason)})
-        self.model.load_state_dict(self.best)
-        if self.processes.writes:
-            self.folder.write_model(self.best)
-        validation = evaluate(self.model, self.dataset.validation)
-        test = evaluate(self.model, self.dataset.test)
-        return self._finish({"status": "complete", **_summary(validation, test)})
+        with pinned_threads(self.config.training.threads):
+            self._restore()
+            try:
+                while self._goes_on():
+                    self._run_epoch()
+            except Diverged as diverged:
+                reason = str(diverged)
+                return self.processes.first(lambda: self._write_failure(reason))
+            return self.processes.first(self._conclude)
 
-    def _epochs(self) -> Iterator[None]:
-        patience = self.config.training.patience
-        while self.epoch < self.config.training.epochs and self.epoch - self.best_epoch < patience:
-            started = time.perf_counter()
-            self.epoch += 1
-            record = self._train_epoch()
-            trained = time.perf_counter()
-            record["samples_per_second"] = len(self.dataset.train) / (trained - started)
-            validation = self.processes.agree(
-                evaluate(self.model, self.dataset.validation) if self.processes.writes else None
-            )
-            assert isinstance(validation, dict)
-            record |= {"validation_loss": validation["loss"], "validation": validation}
-            if not math.isfinite(validation["loss"]):
-                raise Diverged(f"the validation loss is {validation['loss']} after epoch {self.epoch}")
-            if validation["loss"] < self.best_loss:
-                self.best_epoch, self.best_loss = self.epoch, validation["loss"]
-                self.best = {name: value.clone() for name, value in self.model.state_dict().items()}
-            self.seconds += time.perf_counter() - started
-            record |= {
-                "best_validation_loss": self.best_loss,
-                "patience_left": patience - (self.epoch - self.best_epoch),
-                "seconds": self.seconds,
-            }
-            self._save(record)
-            self.on_epoch(record)
-            yield
+    def _goes_on(self) -> bool:
+        training = self.config.training
+        return self.epoch < training.epochs and self.epoch - self.best_epoch < training.patience
+
+    def _run_epoch(self) -> None:
+        started = time.perf_counter()
+        self.epoch += 1
+        record = self._train_epoch()
+        record["samples_per_second"] = len(self.dataset.train) / (time.perf_counter() - started)
+        validation = self.processes.first(lambda: evaluate(self.model, self.dataset.validation))
+        record |= {"validation_loss": validation["loss"], "validation": validation}
+        if not math.isfinite(validation["loss"]):
+            raise Diverged(f"the validation loss is {validation['loss']} after epoch {self.epoch}")
+        if validation["loss"] < self.best_loss:
+            self.best_epoch, self.best_loss = self.epoch, validation["loss"]
+            self.best = {name: value.clone() for name, value in self.model.state_dict().items()}
+        self.seconds += time.perf_counter() - started
+        record |= {
+            "best_validation_loss": self.best_loss,
+            "patience_left": self.config.training.patience - (self.epoch - self.best_epoch),
+            "seconds": self.seconds,
+        }
+        self.processes.first(lambda: self._save(record))
+        self.on_epoch(record)
 
     @without_value_checks()  # a loss that is no number ends the run with a reason, not with an error
     def _train_epoch(self) -> dict[str, Any]:
@@ -144,14 +144,14 @@ class Trainer:
             self.optimizer.zero_grad(set_to_none=True)
             loss, penalty, routings = self.objective(batch, processes)
             (loss + penalty).backward()
-            value = float(processes.sum(loss.detach())) / processes.size
+            value, extra = (processes.sum(torch.stack((loss, penalty)).detach()) / processes.size).tolist()
             if not math.isfinite(value):
                 raise Diverged(f"the loss is {value} at step {step + 1} of epoch {self.epoch}")
             self.optimizer.step()
             for search in self.searches:
                 search.step()
             loss_sum += value
-            penalty_sum += float(penalty.detach())
+            penalty_sum += extra
             if step % USAGE_EVERY == 0:
                 for usage, routing in zip(usages, routings, strict=True):
                     usage.add(routing)
@@ -171,8 +171,6 @@ class Trainer:
         }
 
     def _save(self, record: dict[str, Any]) -> None:
-        if not self.processes.writes:
-            return
         self.folder.append_metrics(record)
         tensors = {f"model.{name}": value for name, value in self.model.state_dict().items()}
         tensors |= {f"best.{name}": value for name, value in self.best.items()}
@@ -187,16 +185,12 @@ class Trainer:
         self.folder.write_checkpoint(tensors, state)
 
     def _restore(self) -> None:
-        found = self.folder.checkpoint()
+        found = self.processes.first(self._last_checkpoint)
         if found is None:
-            if self.processes.writes:
-                self.folder.keep_metrics(0)
             return
         tensors, state = found
         self.epoch, self.best_epoch = state["epoch"], state["best_epoch"]
         self.best_loss, self.seconds = state["best_loss"], state["seconds"]
-        if self.processes.writes:
-            self.folder.keep_metrics(self.epoch)
         self.model.load_state_dict(_under("model.", tensors))
         self.best = _under("best.", tensors)
         adam = self.optimizer.state_dict()
@@ -205,8 +199,27 @@ class Trainer:
             adam["state"].setdefault(int(index), {})[slot] = value
         self.optimizer.load_state_dict(adam)
 
-    def _finish(self, result: dict[str, Any]) -> dict[str, Any]:
-        result |= {
+    def _last_checkpoint(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """The checkpoint to go on from, with the folder put in the state that belongs to it."""
+        self.folder.sweep()
+        self.folder.bind(self.dataset)
+        found = self.folder.checkpoint()
+        self.folder.keep_metrics(found[1]["epoch"] if found else 0)
+        self.folder.add_environment(environment(self.processes.size, found[1]["epoch"] if found else 0))
+        return found
+
+    def _conclude(self) -> dict[str, Any]:
+        self.model.load_state_dict(self.best)
+        self.folder.write_model(self.best)
+        return self._write_result({"status": "complete", **summary(self.model, self.dataset)})
+
+    def _write_failure(self, reason: str) -> dict[str, Any]:
+        return self._write_result(
+            {"status": "failed", "reason": reason, "validation_loss": None, "test_loss": None}
+        )
+
+    def _write_result(self, found: dict[str, Any]) -> dict[str, Any]:
+        result: dict[str, Any] = plain(found) | {
             "recipe": self.config.recipe,
             "gate": self.config.gate.name,
             "seed": self.config.seed,
@@ -215,47 +228,8 @@ class Trainer:
             "parameters": sum(p.numel() for p in self.model.parameters()),
             "seconds": self.seconds,
         }
-        if self.processes.writes:
-            self.folder.write_result(result)
+        self.folder.write_result(result)
         return result
-
-
-class _Objective(nn.Module):
-    """The model with its loss, so that one call is all that data-parallel training has to see.
-
-    With several processes, each divides its sums by the counts over all of them, times their number: the mean
-    of the gradients that data-parallel training takes is then the gradient of the loss over the whole batch.
-    """
-
-    def __init__(self, model: RatingModel | ImageModel):
-        super().__init__()
-        self.model = model
-
-    def forward(self, batch: Batch, processes: Processes) -> tuple[Tensor, Tensor, list[Any]]:
-        outputs, routings = self.model(batch.features)
-        tasks = self.model.tasks
-        sums, counts = zip(
-            *(task.loss(output, batch.targets) for task, output in zip(tasks, outputs, strict=True)),
-            strict=True,
-        )
-        rows = torch.tensor(float(len(batch)))
-        totals = processes.sum(torch.stack((*counts, rows))).clamp_min(1)
-        loss = sum(
-            task.weight * part * processes.size / total
-            for task, part, total in zip(tasks, sums, totals, strict=False)
-        )
-        penalty = sum(routing.penalty for routing in routings) * (rows * processes.size / totals[-1])
-        return loss, penalty, routings
-
-
-def _summary(validation: dict[str, Any], test: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "validation_loss": validation["loss"],
-        "test_loss": test["loss"],
-        "experts_per_sample": test["experts_per_sample"],
-        "tasks": test["tasks"],
-        "usage": test["usage"],
-    }
 
 
 def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import rankdata
 
 Array = npt.NDArray[Any]
 
@@ -15,7 +14,8 @@ def auc(scores: Array, labels: Array) -> float:
     count, others = int(positive.sum()), int((~positive).sum())
     if not count or not others:
         return float("nan")
-    ranks = rankdata(scores)
+    _, place, ties = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (ties.cumsum() - (ties - 1) / 2)[place]  # ties share their mean rank
     return float((ranks[positive].sum() - count * (count + 1) / 2) / (count * others))
 
 

@@ -1,13 +1,20 @@
 """One process, or one of several that ``torchrun`` started: who am I, and what do we have in all."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+T = TypeVar("T")
+
+
+class FailedElsewhere(Exception):
+    """The first process failed and says why; the others only stop."""
 
 
 @dataclass(frozen=True)
@@ -34,13 +41,30 @@ class Processes:
             dist.all_reduce(value)
         return value
 
-    def agree(self, value: object) -> object:
-        """The first process's ``value``, on all of them."""
+    def first(self, action: Callable[[], T]) -> T:
+        """What ``action`` gives on the first process, on all of them; if it fails there, all stop."""
         if self.size == 1:
-            return value
-        box = [value]
+            return action()
+        box: list[Any] = [None, False]
+        failure = None
+        if self.writes:
+            try:
+                box = [action(), True]
+            except BaseException as error:
+                failure = error
         dist.broadcast_object_list(box, src=0)
-        return box[0]
+        if failure is not None:
+            raise failure
+        if not box[1]:
+            raise FailedElsewhere
+        value: T = box[0]
+        return value
+
+    def in_turn(self, action: Callable[[], T]) -> T:
+        """Run ``action`` on the first process, then on the others, each with its own value."""
+        done: list[T] = []
+        self.first(lambda: done.append(action()))
+        return done[0] if done else action()
 
 
 @contextmanager
@@ -57,7 +81,12 @@ def joined() -> Iterator[Processes]:
         dist.destroy_process_group()
 
 
-def use_threads(threads: int | None) -> None:
-    """Pin torch to ``threads``; None leaves its choice."""
-    if threads is not None:
-        torch.set_num_threads(threads)
+@contextmanager
+def pinned_threads(threads: int | None) -> Iterator[None]:
+    """Let torch use ``threads`` inside the block; None leaves its choice."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

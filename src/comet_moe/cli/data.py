@@ -1,0 +1,111 @@
+"""``comet-moe data``: which data sets there are, and how they are made ready for training."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(
+    help="Data sets: list them, and prepare them from their raw files.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+@app.command("list")
+def list_all(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """List the data sets: which are prepared, and on which terms they are published."""
+    from comet_moe.data import DATASETS, default_cache, prepared
+
+    cache = default_cache()
+    ready = prepared(cache)
+    rows = [
+        {
+            "name": name,
+            "prepared": [str(folder) for folder in ready.get(name, [])],
+            "publisher": source.publisher,
+            "licence": source.licence,
+        }
+        for name, source in DATASETS.items()
+    ]
+    if as_json:
+        typer.echo(json.dumps({"cache": str(cache), "datasets": rows}))
+        return
+    for row in rows:
+        state = f"prepared x{len(row['prepared'])}" if row["prepared"] else ""
+        typer.echo(f"{row['name']:<18} {state:<12} {row['licence']}")
+    typer.echo(f"Prepared data sets are in {cache}; the environment variable COMET_MOE_CACHE moves it.")
+
+
+@app.command()
+def prepare(
+    name: Annotated[str, typer.Argument(help="As `comet-moe data list` has it.")],
+    source: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            help="Folder of the publisher's files (for `ratings` your table); without it they are fetched.",
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of all that is drawn at random.", min=0)] = 0,
+    split: Annotated[
+        str, typer.Option(help="`random`, or `authors` for the authors' rows of MovieLens.")
+    ] = "random",
+    any_size: Annotated[
+        bool, typer.Option("--any-size", help="Take files that do not have their official size.")
+    ] = False,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="An option of the data set: option=value.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Build a data set once, so that training opens it in no time."""
+    import time
+
+    from comet_moe.data import default_cache
+    from comet_moe.data import prepare as build
+
+    started = time.perf_counter()
+    dataset = build(
+        name,
+        source=source,
+        cache=default_cache(),
+        seed=seed,
+        split=split,
+        strict=not any_size,
+        **_options(name, settings or []),
+    )
+    summary = {
+        "name": name,
+        "rows": dataset.meta["rows"],
+        "seconds": round(time.perf_counter() - started, 2),
+        "folder": str(dataset.folder),
+        "notes": dataset.meta.get("notes", []),
+    }
+    if as_json:
+        typer.echo(json.dumps(summary))
+    else:
+        _show(summary)
+
+
+def _options(name: str, settings: list[str]) -> dict[str, Any]:
+    """The options that the recipe of this name trains with, with ``settings`` laid over."""
+    from comet_moe.recipes import RecipeError, load_recipe, parse_setting, recipe_names
+
+    options = dict(load_recipe(name).data.options) if name in recipe_names() else {}
+    for setting in settings:
+        keys, value = parse_setting(setting)
+        if len(keys) > 1 or keys[0] in ("name", "source", "cache", "seed", "split", "strict"):
+            raise RecipeError(f"{'.'.join(keys)} is not an option of a data set: give option=value")
+        options[keys[0]] = value
+    return options
+
+
+def _show(summary: dict[str, Any]) -> None:
+    rows = ", ".join(f"{count:,} {split}" for split, count in summary["rows"].items())
+    typer.echo(f"{summary['name']}: {rows} rows, {summary['seconds']:.1f} s, in {summary['folder']}")
+    for note in summary["notes"]:
+        typer.echo(f"  {note}")

@@ -1,0 +1,78 @@
+"""Each recipe's raw files, small, in its publisher's format, and the settings that make the run small."""
+
+import numpy as np
+from command import succeed
+from raw_files import (
+    some_jokes,
+    some_ratings,
+    write_books,
+    write_celeba,
+    write_jester,
+    write_ml1m,
+    write_ml100k,
+    write_mnist,
+    write_svhn,
+)
+
+from comet_moe.data import DATASETS
+
+FEW = ["training.epochs=1", "training.batch_size=64", "training.threads=1"]
+OVERLAYS = ["train_size=96", "validation_size=32", "test_size=32"]
+NAMES = [
+    *("movielens", "movielens-200k", "movielens-100k", "jester", "books"),
+    *("digits", "multimnist", "multifashionmnist", "celeba", "ratings"),
+]
+
+
+def write_raw(name, folder):
+    """Write the raw files of ``name``; the path that ``data prepare --from`` takes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if name == "movielens":
+        return write_ml1m(folder, some_ratings())
+    if name == "movielens-200k":  # a fifteenth is kept: more rows, and users that stand out
+        return write_ml1m(folder, some_ratings(users=120, items=80, top=0.9))
+    if name == "movielens-100k":
+        return write_ml100k(folder, some_ratings())
+    if name == "jester":
+        for part in (1, 2, 3):
+            write_jester(folder / f"jester-data-{part}.csv", some_jokes(seed=part))
+        return folder
+    if name == "books":
+        rng = np.random.default_rng(0)
+        rows = [(u, f"{b:09d}X", int(rng.integers(0, 11))) for u in range(20) for b in range(15)]
+        return write_books(folder, rows)
+    if name in ("multimnist", "multifashionmnist"):
+        return write_mnist(folder)
+    if name == "digits":
+        write_mnist(folder)
+        return write_svhn(folder)
+    if name == "celeba":
+        return write_celeba(folder, ["Bald", *DATASETS["celeba"].options["attributes"]])
+    path = folder / "mine.csv"
+    ratings = some_ratings().rename(columns={"movie_id": "item"})
+    ratings.assign(user="u" + ratings["user_id"].astype(str))[["user", "item", "rating"]].to_csv(
+        path, index=False
+    )
+    return path
+
+
+def settings_of(name, source):
+    """What ``train`` needs besides the prepared data."""
+    if name == "ratings":
+        return [*FEW, f"data.path={source}"]
+    if name.startswith("multi"):
+        return [*FEW, *(f"data.options.{size}" for size in OVERLAYS)]
+    return FEW
+
+
+def prepare(name, folder):
+    """Prepare ``name`` by the command line; the settings to train it with."""
+    source = write_raw(name, folder)
+    options = [f"--set={size}" for size in OVERLAYS] if name.startswith("multi") else []
+    done = succeed("data", "prepare", name, "--from", source, "--any-size", *options, "--json")
+    return settings_of(name, source), done.json
+
+
+def sets(settings):
+    """["a=1"] -> ["--set", "a=1"]."""
+    return [part for setting in settings for part in ("--set", setting)]

@@ -1,0 +1,87 @@
+"""A run that is killed, at any moment and again and again, ends as one that nobody touched."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+SETTINGS = [
+    *("gate=comet+", "search.epochs=3", "training.epochs=6", "training.batch_size=64", "training.threads=1"),
+    *("data.options.train_size=600", "data.options.validation_size=200", "data.options.test_size=200"),
+]
+KILLS = 3
+
+
+def start(out, *arguments):
+    sets = [part for setting in SETTINGS for part in ("--set", setting)]
+    command = [
+        sys.executable,
+        "-m",
+        "comet_moe",
+        "train",
+        "multidigits",
+        *sets,
+        "--out",
+        str(out),
+        *arguments,
+    ]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def finish(process):
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    return json.loads(out)
+
+
+def lines(path):
+    return path.read_text().count("\n") if path.exists() else 0
+
+
+def test_a_run_killed_at_random_moments_gives_the_same_result_and_the_same_weights(tmp_path):
+    whole = finish(start(tmp_path / "whole", "--json"))
+    out, moments = tmp_path / "killed", random.Random(0)
+    kills = 0
+    while kills < KILLS:
+        process = start(out, "--resume")
+        # From a line further than before, so that each life gets somewhere; then anywhere in the next epoch.
+        further = lines(out / "metrics.jsonl") + 1
+        while lines(out / "metrics.jsonl") < further and process.poll() is None:
+            time.sleep(0.002)
+        time.sleep(moments.random() * 0.1)
+        process.kill()
+        process.communicate()
+        kills += process.returncode == -signal.SIGKILL
+        if process.returncode == 0:
+            break
+    assert kills > 1
+    # What a kill in the middle of writing leaves must do no harm.
+    (out / ".result.json.4711").write_text("{")
+    (out / "checkpoint" / ".state.safetensors.4711").write_bytes(b"half")
+    with (out / "metrics.jsonl").open("a") as file:
+        file.write('{"epoch": 9, "train_l')
+    (out / "result.json").unlink(missing_ok=True)
+    resumed = finish(start(out, "--resume", "--json"))
+    assert {**resumed, "seconds": 0} == {**whole, "seconds": 0}
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "killed")]
+    assert weights[0] == weights[1]
+    assert lines(out / "metrics.jsonl") == lines(tmp_path / "whole" / "metrics.jsonl") == whole["epochs"]
+    assert not [path for path in out.rglob(".*") if path.is_file()]
+
+
+def test_ctrl_c_says_how_to_go_on(tmp_path):
+    out = tmp_path / "run"
+    process = start(out, "--set", "training.epochs=500")
+    while lines(out / "metrics.jsonl") < 1 and process.poll() is None:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert f"comet-moe train multidigits --out {out} --resume" in err
+    assert "Traceback" not in err
