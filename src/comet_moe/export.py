@@ -4,6 +4,8 @@ A model of :mod:`comet_moe.models` goes out as a graph from its features to one 
 probabilities for classes, numbers for values. The batch is dynamic.
 """
 
+import logging
+import warnings
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from comet_moe.kernels.compiling import portable
+from comet_moe.local_search import Permutation
 from comet_moe.models import ImageModel, RatingModel
 
 Format = Literal["onnx", "torch"]
@@ -62,13 +65,16 @@ def export_model(
     """Write ``model`` to ``path`` and read it back to compare it, at two batch sizes.
 
     Args:
-        model: trained; it is put in eval mode.
+        model: trained; it is put in eval mode, and a search that still goes on is ended.
         sample: makes features for a number of rows.
         path: of the file.
         format: "onnx" for onnxruntime and others, "torch" for ``torch.export.load``.
         execution: "dense" evaluates every expert, "sparse" only the selected ones, by index.
     """
     model.eval()
+    for module in model.modules():
+        if isinstance(module, Permutation):
+            module.finish()
     model.moe.execution = execution
     names = list(sample(1))
     module = Predictions(model, names)
@@ -108,16 +114,22 @@ def _write_onnx(
     for package in ("onnx", "onnxscript", "onnxruntime"):
         if find_spec(package) is None:
             raise ExportError(f"the package {package} is missing: pip install 'comet-moe[onnx]'")
-    torch.onnx.export(
-        program,
-        inputs,
-        path,
-        input_names=names,
-        output_names=tasks,
-        dynamo=True,
-        external_data=False,
-        verbose=False,
-    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        logging.disable(logging.WARNING)  # what the exporter says of packages it did not find concerns nobody
+        try:
+            torch.onnx.export(
+                program,
+                inputs,
+                path,
+                input_names=names,
+                output_names=tasks,
+                dynamo=True,
+                external_data=False,
+                verbose=False,
+            )
+        finally:
+            logging.disable(logging.NOTSET)
 
 
 def _onnx_runner(path: Path, names: list[str]) -> Callable[..., list[Tensor]]:

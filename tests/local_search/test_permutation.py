@@ -73,6 +73,18 @@ def test_the_fixed_order_is_the_assignment_on_the_last_soft_matrix_of_training()
     assert torch.equal(search.order(), assignment(used))
 
 
+def test_a_search_can_be_ended_with_the_permutation_that_evaluation_uses():
+    search = Permutation(N, steps=5)
+    order = search.eval().order()
+    search.finish()
+    assert not search.searching
+    assert torch.equal(search.order(), order)
+    with torch.no_grad():
+        search.logits.copy_(torch.randn(N, N))
+    search.finish()
+    assert torch.equal(search.order(), order)
+
+
 def test_no_steps_means_the_identity():
     search = Permutation(N, steps=0)
     assert not search.searching

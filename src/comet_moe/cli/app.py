@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 import comet_moe
-from comet_moe.cli import data, demo, evaluate, predict, train
+from comet_moe.cli import bench, data, demo, evaluate, export, predict, train
 
 app = typer.Typer(
     name="comet-moe",
@@ -21,6 +21,8 @@ app.add_typer(data.app, name="data")
 app.command()(train.train)
 app.command()(evaluate.evaluate)
 app.command()(predict.predict)
+app.command()(export.export)
+app.command()(bench.bench)
 
 
 @app.callback()

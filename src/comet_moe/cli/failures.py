@@ -8,9 +8,10 @@ def explain(error: Exception) -> str | None:
 
     mistakes: tuple[type[Exception], ...] = (DataError, RecipeError)
     if isinstance(error, ValueError):  # torch is loaded only if what failed has loaded it already
+        from comet_moe.export import ExportError
         from comet_moe.training import RunError
 
-        mistakes += (RunError,)
+        mistakes += (RunError, ExportError)
     if isinstance(error, OSError) and error.strerror:  # a disk that is full, a file that is not ours
         return f"{error.filename or 'a file'}: {error.strerror}"
     return " ".join(str(error).split()) if isinstance(error, mistakes) else None

@@ -18,6 +18,12 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+def swiglu(x: Tensor) -> Tensor:
+    """silu(a) · b of the halves (a, b): (..., 2h) -> (..., h)."""
+    gate, up = x.chunk(2, -1)
+    return F.silu(gate) * up
+
+
 def activation_named(name: str) -> Callable[[Tensor], Tensor]:
     """The elementwise function called ``name``."""
     if name not in ACTIVATIONS:

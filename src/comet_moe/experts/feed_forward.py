@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from comet_moe.experts.base import Experts, activation_named
+from comet_moe.experts.base import Experts, activation_named, swiglu
 from comet_moe.experts.dense_layer import probability
 from comet_moe.experts.grouped_linear import GroupedLinear
 from comet_moe.kernels.mix import Epilogue
@@ -16,7 +16,8 @@ class FeedForwardExperts(Experts):
         in_features: p.
         hidden_features: width between the two layers.
         out_features: u; None means p.
-        activation: "gelu", "relu", "silu", "tanh" or "identity".
+        activation: "gelu", "relu", "silu", "tanh", "identity", or "swiglu", whose first layer is twice as
+            wide: silu(a) · b of its halves.
         dropout: probability of a zero in training.
     """
 
@@ -31,10 +32,11 @@ class FeedForwardExperts(Experts):
     ):
         super().__init__()
         self.num_experts = num_experts
-        self.inner = GroupedLinear(num_experts, in_features, hidden_features)
+        gated = activation == "swiglu"
+        self.inner = GroupedLinear(num_experts, in_features, hidden_features * (2 if gated else 1))
         self.outer = GroupedLinear(num_experts, hidden_features, out_features or in_features)
         self.activation = activation
-        self._activation = activation_named(activation)
+        self._activation = swiglu if gated else activation_named(activation)
         self.dropout = probability(dropout)
 
     def flops(self) -> int:

@@ -99,6 +99,14 @@ class Permutation(nn.Module):
         self.progress.fill_(self._t)
         self._forget()
 
+    def finish(self) -> None:
+        """End stage 1 now, with the permutation that evaluation uses."""
+        if self.searching:
+            self.fixed.copy_(self.order())
+            self._t = self.steps
+            self.progress.fill_(self._t)
+            self._forget()
+
     def matrix(self) -> Tensor:
         """(n, n): entry [i, j] sends gate output i to expert j. Soft in stage-1 training, else hard 0/1."""
         if self.training and self.searching:

@@ -6,7 +6,7 @@ from comet_moe.training.evaluation import evaluate, summary
 from comet_moe.training.folder import RunFolder
 from comet_moe.training.loop import Progress, Trainer
 from comet_moe.training.opening import open_dataset
-from comet_moe.training.trained import Trained, evaluate_run, open_run
+from comet_moe.training.trained import Trained, evaluate_run, example_features, open_run
 
 __all__ = [
     "Progress",
@@ -17,6 +17,7 @@ __all__ = [
     "begin",
     "evaluate",
     "evaluate_run",
+    "example_features",
     "open_dataset",
     "open_run",
     "summary",

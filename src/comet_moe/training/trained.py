@@ -4,6 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from comet_moe.models import RatingModel
 from comet_moe.recipes import Config
 from comet_moe.training.assembly import Model, build_model, steps_of
 from comet_moe.training.errors import RunError
@@ -44,3 +48,13 @@ def evaluate_run(path: Path) -> dict[str, Any]:
     with pinned_threads(run.config.training.threads):
         figures: dict[str, Any] = plain(summary(run.model, dataset))
     return figures
+
+
+def example_features(run: Trained, rows: int) -> dict[str, Tensor]:
+    """Features that the run's model takes, drawn at random: to trace it, and to compare its copies."""
+    generator = torch.Generator().manual_seed(rows)
+    if isinstance(run.model, RatingModel):
+        sizes = {"user": run.data["num_users"], "item": run.data["num_items"]}
+        return {name: torch.randint(size, (rows,), generator=generator) for name, size in sizes.items()}
+    shape = (rows, *run.data["image_shape"])
+    return {"image": torch.randint(256, shape, generator=generator, dtype=torch.uint8)}

@@ -1,0 +1,74 @@
+"""Inference of the COMET gate: against Top-k, with soft paths, and as n grows."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from comet_moe.bench.figure import Row, measured
+from comet_moe.bench.timing import ratio
+from comet_moe.gates import CometGate
+
+K = 2
+
+
+def hard_gate(p: int, n: int, gamma: float = 1e-4) -> CometGate:
+    """A gate whose splits are far outside the smooth-step for inputs N(0, 1)."""
+    gate = CometGate(p, n, K, gamma).eval()
+    torch.nn.init.normal_(gate.split_weight)
+    return gate
+
+
+@torch.no_grad()
+def against_top_k(quick: bool) -> Iterator[Row]:
+    """COMET gate / Top-k gate, hard paths."""
+    widths, batches = ((256,), (1, 4096)) if quick else ((256, 768), (1, 32, 4096))
+    experts = (16, 1024) if quick else (16, 64, 256, 1024, 4096, 16384)
+    for p in widths:
+        for rows in batches:
+            for n in experts:
+                gate, x = hard_gate(p, n), torch.randn(rows, p)
+                weight, bias = torch.randn(n, p), torch.randn(n)
+
+                def top_k(x: Tensor = x, weight: Tensor = weight, bias: Tensor = bias) -> Tensor:
+                    kept, _ = F.linear(x, weight, bias).topk(K, dim=-1)
+                    return kept.softmax(-1)
+
+                target = 0.15 if n >= 1024 else 1.0 if (rows, n) == (1, 16) else 0.8
+                calls = 200 if rows == 1 else 20 if rows == 32 else 1
+                found = ratio(lambda gate=gate, x=x: gate(x), top_k, 0.3 if quick else 1.5, calls)  # type: ignore[misc]
+                yield measured("COMET gate / Top-k gate, inference", f"p={p} B={rows} n={n}", found, target)
+
+
+@torch.no_grad()
+def soft_paths(quick: bool) -> Iterator[Row]:
+    """Time with 5 % soft nodes / time with hard ones, over the ratio of nodes visited."""
+    p, rows = 256, 4096
+    for n in (64,) if quick else (64, 1024, 16384):
+        hard, x = hard_gate(p, n), torch.randn(rows, p)
+        soft = hard_gate(p, n, gamma=0.05 * (2 * torch.pi * p) ** 0.5)  # P(|N(0, p)| < γ/2) = 0.05
+        soft.load_state_dict(hard.state_dict())
+        visits = [gate(x).gate_flops for gate in (soft, hard)]
+        assert visits[0] is not None
+        assert visits[1] is not None
+        nodes = visits[0] / visits[1]
+        found = ratio(lambda soft=soft, x=x: soft(x), lambda hard=hard, x=x: hard(x), 0.5 if quick else 3)  # type: ignore[misc]
+        case = f"p={p} B={rows} n={n}, {nodes:.2f}x the nodes"
+        yield measured("5 % soft nodes / hard, over nodes visited", case, found, 1.15, scale=nodes)
+
+
+@torch.no_grad()
+def growth(quick: bool) -> Iterator[Row]:
+    """Time at n=16384 / time at n=64."""
+    p = 256
+    for rows, target in ((32, 3.0), (4096, 5.0)):
+        few, many = hard_gate(p, 64), hard_gate(p, 16384)
+        x = torch.randn(rows, p)
+        found = ratio(
+            lambda many=many, x=x: many(x),  # type: ignore[misc]
+            lambda few=few, x=x: few(x),  # type: ignore[misc]
+            0.5 if quick else 3,
+            20 if rows == 32 else 1,
+        )
+        yield measured("COMET inference, n=16384 / n=64", f"p={p} B={rows}", found, target)

@@ -1,0 +1,124 @@
+"""Training steps of the paper's MovieLens network: two gates, 16 experts, batch 512."""
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+
+import torch
+from torch import nn
+
+from comet_moe.bench.figure import Row, measured
+from comet_moe.bench.timing import Ratio, ratios
+from comet_moe.experts import DenseExperts
+from comet_moe.gates import CometGate, Gate
+from comet_moe.local_search import Permutation, PermutedGate
+from comet_moe.models import RatingModel, rating_tasks
+
+USERS, ITEMS, WIDTH, UNITS, N, K, BATCH = 6040, 3706, 128, 256, 16, 2, 512
+SEARCH_EPOCHS, EPOCHS = 5, 50
+
+
+def network(gates: list[Gate]) -> RatingModel:
+    """The network of section S1.2."""
+    return RatingModel(
+        tasks=rating_tasks(0.9),
+        num_users=USERS,
+        num_items=ITEMS,
+        embedding_width=WIDTH,
+        experts=DenseExperts(N, 2 * WIDTH, UNITS, dropout=0.5),
+        gates=gates,
+        head_units=(256,),
+    )
+
+
+def soft_gate() -> CometGate:
+    """As it is at the start of training: every expert for every sample."""
+    return CometGate(2 * WIDTH, N, K, gamma=10.0, entropy=0.5)
+
+
+def hard_gate() -> CometGate:
+    """As it is once its paths have hardened: at most two experts."""
+    gate = CometGate(2 * WIDTH, N, K, gamma=1e-3, entropy=0.5)
+    nn.init.normal_(gate.split_weight)
+    return gate
+
+
+def step_of(model: RatingModel) -> Callable[[], None]:
+    """One training step on a fixed batch."""
+    features = {"user": torch.randint(USERS, (BATCH,)), "item": torch.randint(ITEMS, (BATCH,))}
+    targets = {"watched": torch.randint(2, (BATCH,)), "rating": torch.rand(BATCH)}
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-6, fused=True)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        outputs, routings = model(features)
+        loss = sum(routing.penalty for routing in routings)
+        for task, output in zip(model.tasks, outputs, strict=True):
+            total, count = task.loss(output, targets)
+            loss = loss + task.weight * total / count
+        assert isinstance(loss, torch.Tensor)
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
+def products_of(model: RatingModel) -> Callable[[], None]:
+    """The matrix products of a dense step alone: for each layer its output and both gradients."""
+    gate = soft_gate()
+    nodes = gate.k * (2 * N - 1)
+    layers = [(2 * WIDTH, N * UNITS)]
+    for head in model.heads:
+        widths = [layer.in_features for layer in head.modules() if isinstance(layer, nn.Linear)] + [1]
+        layers += [*pairwise(widths), (2 * WIDTH, nodes)]
+    tensors = [(torch.randn(BATCH, i), torch.randn(o, i), torch.randn(BATCH, o)) for i, o in layers]
+
+    def products() -> None:
+        for x, weight, grad in tensors:
+            torch.mm(x, weight.t())
+            torch.mm(grad, weight)
+            torch.mm(grad.t(), x)
+
+    return products
+
+
+def movielens_steps(quick: bool) -> Iterator[Row]:
+    """Dense step / its matrix products; conditional step / dense step; COMET+ / COMET over a run."""
+    dense = network([soft_gate(), soft_gate()])
+    dense.moe.execution = "dense"
+    conditional = network([hard_gate(), hard_gate()])
+    conditional.moe.execution = "sparse"
+    seconds = 4 if quick else 25
+    by_products, by_dense = ratios([step_of(dense), step_of(conditional), products_of(dense)], seconds)
+    case = f"{N} experts, {K} trees a task, batch {BATCH}"
+    yield measured("MovieLens dense step / its matrix products", case, by_products, 1.7)
+    yield measured("MovieLens conditional step / dense step", case, _over(by_dense, by_products), 0.35)
+    yield from _search(seconds, case)
+
+
+def _over(a: Ratio, b: Ratio) -> Ratio:
+    """The ratio of two that have the same reference, with the spread of the first."""
+    return Ratio(a.value / b.value, a.low / b.value, a.high / b.value, a.seconds, b.seconds, a.pairs)
+
+
+def _search(seconds: float, case: str) -> Iterator[Row]:
+    """COMET+ steps in stage 1, at the schedule's middle, and in stage 2, against COMET, by their epochs."""
+    plain = network([soft_gate(), soft_gate()])
+    steps = []
+    for done in (1, 2):  # of two steps: half of the way through stage 1, and after it
+        search = Permutation(N, steps=2)
+        model = network([PermutedGate(soft_gate(), search), PermutedGate(soft_gate(), search)])
+        for _ in range(done):
+            search.step()
+        steps.append(step_of(model))
+    searching, fixed = ratios([*steps, step_of(plain)], seconds)
+    share = SEARCH_EPOCHS / EPOCHS
+    whole = Ratio(
+        share * searching.value + (1 - share) * fixed.value,
+        share * searching.low + (1 - share) * fixed.low,
+        share * searching.high + (1 - share) * fixed.high,
+        share * searching.seconds + (1 - share) * fixed.seconds,
+        fixed.reference_seconds,
+        fixed.pairs,
+    )
+    figure = f"COMET+ step / COMET step, {SEARCH_EPOCHS} of {EPOCHS} epochs of search"
+    yield measured(figure, f"{case}; {searching.value:.3f} while searching", whole, 1.02)
