@@ -9,7 +9,7 @@ settings() {
     movielens)         echo "data.path=$data/movielens-1m data.split=authors training.epochs=1 search.epochs=1" ;;
     movielens-100k)    echo "data.path=$data/movielens-100k training.epochs=5 search.epochs=2" ;;
     jester)            echo "data.path=$data/jester training.epochs=1 search.epochs=1" ;;
-    books)             echo "data.path=$data/book-crossing training.epochs=5 search.epochs=2" ;;
+    books)             echo "data.path=$data/book-crossing training.epochs=40 search.epochs=5" ;;
     multimnist)        echo "data.path=$data/mnist data.options.train_size=8000 data.options.validation_size=2000 data.options.test_size=2000 training.epochs=2 search.epochs=1" ;;
     multifashionmnist) echo "data.path=$data/fashion-mnist data.options.train_size=8000 data.options.validation_size=2000 data.options.test_size=2000 training.epochs=2 search.epochs=1" ;;
     celeba)            echo "data.path=$data/celeba training.epochs=1 search.epochs=1" ;;

@@ -11,6 +11,7 @@ from comet_moe.bench.figure import Row, measured
 from comet_moe.bench.timing import ratio
 from comet_moe.experts import DenseExperts, FeedForwardExperts
 from comet_moe.gates import HashGate, TopKGate
+from comet_moe.moe import SPARSE_SHARE, Execution
 
 
 def against_one_product(quick: bool) -> Iterator[Row]:
@@ -40,6 +41,28 @@ def against_one_product(quick: bool) -> Iterator[Row]:
             seconds,
         )
         yield measured("dispatch / one matrix product, forward and backward", case, found, 1.35)
+
+
+def against_dense(quick: bool) -> Iterator[Row]:
+    """Sparse execution / dense execution by the share of active pairs: where ``execution="auto"`` turns."""
+    for n, p, u in ((16, 256, 256),) if quick else ((8, 128, 128), (16, 256, 256), (32, 512, 512)):
+        for share in (0.25, SPARSE_SHARE, 0.75):
+            rows = 1024
+            moe = MoE(experts=DenseExperts(n, p, u), gate=TopKGate(p, n, k=int(share * n)))
+            x = torch.randn(rows, p, requires_grad=True)
+
+            def run(execution: Execution, moe: MoE = moe, x: Tensor = x) -> None:
+                moe.execution = execution
+                moe(x)[0].sum().backward()
+
+            found = ratio(
+                lambda run=run: run("sparse"),  # type: ignore[misc]
+                lambda run=run: run("dense"),  # type: ignore[misc]
+                0.5 if quick else 2,
+            )
+            case = f"n={n} p={p} u={u}, {rows} rows, {share:.0%} of the pairs"
+            target = 1.0 if share <= SPARSE_SHARE else float("inf")
+            yield measured("sparse / dense execution, forward and backward", case, found, target)
 
 
 def against_mixtral(quick: bool) -> Iterator[Row]:

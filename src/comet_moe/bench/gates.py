@@ -1,5 +1,6 @@
 """Inference of the COMET gate: against Top-k, with soft paths, and as n grows."""
 
+import tracemalloc
 from collections.abc import Iterator
 
 import torch
@@ -72,3 +73,17 @@ def growth(quick: bool) -> Iterator[Row]:
             20 if rows == 32 else 1,
         )
         yield measured("COMET inference, n=16384 / n=64", f"p={p} B={rows}", found, target)
+
+
+@torch.no_grad()
+def memory(quick: bool) -> Iterator[Row]:
+    """Memory that 16,384 experts take in inference / one tensor (B, n)."""
+    p, rows, n = 256, 4096, 16384
+    gate, x = hard_gate(p, n), torch.randn(rows, p)
+    gate(x)  # compiles, and looks its parameters up
+    tracemalloc.start()
+    gate(x)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    case = f"B={rows} n={n}, {peak / 1e6:.2f} MB at most"
+    yield Row("memory of the COMET gate / one (B, n) tensor", case, peak / (4 * rows * n), 0.01)

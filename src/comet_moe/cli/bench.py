@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict
+from math import isinf
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -9,7 +10,7 @@ import typer
 if TYPE_CHECKING:
     from comet_moe.bench import Row
 
-NAMES = ("gate", "soft", "growth", "dispatch", "mixtral", "movielens", "operations")
+NAMES = ("gate", "soft", "growth", "memory", "dispatch", "sparse", "mixtral", "movielens", "operations")
 
 
 def bench(
@@ -37,9 +38,14 @@ def bench(
             rows.append(row)
             progress.print(f"{row.figure}: {row.case}: {_value(row)}", highlight=False)
     if as_json:
-        typer.echo(json.dumps({"rows": [asdict(row) | {"met": row.met} for row in rows], **_machine()}))
+        typer.echo(json.dumps({"rows": [_plain(row) for row in rows], **_machine()}))
     else:
         _show(rows)
+
+
+def _plain(row: "Row") -> dict[str, Any]:
+    target = None if isinf(row.target) else row.target
+    return asdict(row) | {"target": target, "met": None if target is None else row.met}
 
 
 def _value(row: "Row") -> str:
@@ -59,8 +65,8 @@ def _show(rows: "list[Row]") -> None:
     typer.echo("|---|---|---|---|---|---|")
     for row in rows:
         spread = "" if row.ratio is None else f"{row.ratio.pairs} pairs, {_quartiles(row)}"
-        target = f"= {row.target:g}" if row.exact else f"<= {row.target:g}"
-        met = {True: "met", False: "missed", None: "not measured"}[row.met]
+        target = "" if isinf(row.target) else f"= {row.target:g}" if row.exact else f"<= {row.target:g}"
+        met = "" if isinf(row.target) else {True: "met", False: "missed", None: "not measured"}[row.met]
         typer.echo(f"| {row.figure} | {row.case} | {_value(row)} | {spread} | {target} | {met} |")
 
 

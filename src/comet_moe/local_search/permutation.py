@@ -1,8 +1,9 @@
 """The search itself: a learnable permutation of the experts with its schedule."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import wraps
 from math import log10
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,23 @@ from torch.nn import functional as F
 
 from comet_moe import checks
 from comet_moe.local_search.soft_permutation import assignment, permutation_entropy, sinkhorn
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def _outside_graphs(method: Method) -> Method:
+    """``method`` run as it is where a graph is compiled: its R changes from step to step.
+
+    As ``torch.compiler.disable``, which would load the compiler, a second's work, for everyone.
+    """
+
+    @wraps(method)
+    def run(*arguments: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return torch.compiler.disable(method)(*arguments)
+        return method(*arguments)
+
+    return run  # type: ignore[return-value]
 
 
 class Permutation(nn.Module):
@@ -117,7 +135,7 @@ class Permutation(nn.Module):
         """(n,) or (trees, n): gate output i goes to expert order[i], by the hard permutation."""
         return self._order_now() if self.searching else self.fixed
 
-    @torch.compiler.disable
+    @_outside_graphs
     def shared_soft(self, gate: nn.Module) -> tuple[Tensor, Tensor]:
         """The soft matrix and penalty of this forward pass for ``gate``, for stage-1 training.
 
@@ -154,7 +172,7 @@ class Permutation(nn.Module):
         with torch.autocast(logits.device.type, enabled=False):
             return sinkhorn(logits, tau, iterations)
 
-    @torch.compiler.disable
+    @_outside_graphs
     @torch.no_grad()
     def _order_now(self) -> Tensor:
         state = (self._t, self.logits._version, self.logits.data_ptr())
