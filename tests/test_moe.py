@@ -1,5 +1,7 @@
 """MoE and MultiGateMoE: dense and sparse execution agree, and only what is selected runs."""
 
+import pickle
+
 import pytest
 import torch
 from hypothesis import given
@@ -173,6 +175,24 @@ def test_auto_turns_sparse_as_the_gate_hardens_and_back():
     with torch.no_grad():
         moe.gate.split_weight.mul_(1e-5)
     assert moe(x)[1].statistics()["execution"] == "dense"
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu", "silu", "tanh", "identity", "swiglu"])
+def test_experts_of_every_activation_agree_and_can_be_copied(activation):
+    experts = [FeedForwardExperts(4, P, 6, 3, activation=activation)]
+    if activation != "swiglu":
+        experts.append(DenseExperts(4, P, 3, activation=activation))
+    for stack in experts:
+        moe = pickle.loads(pickle.dumps(MultiGateMoE(experts=stack, gates=[TopKGate(P, 4, 2)]))).double()
+        assert_same(moe, torch.randn(7, P, dtype=torch.float64))
+
+
+def test_swiglu_gates_one_half_of_its_layer_with_the_other():
+    experts = FeedForwardExperts(1, P, 6, 3, activation="swiglu").double()
+    x = torch.randn(5, P, dtype=torch.float64)
+    a, b = (x @ experts.inner.weight[0].t()).chunk(2, -1)
+    wanted = (nn.functional.silu(a) * b) @ experts.outer.weight[0].t()
+    torch.testing.assert_close(experts.dense(x).squeeze(1), wanted)
 
 
 def test_autocast_trains():

@@ -1,7 +1,7 @@
 """When compiled loops can run, and how they are compiled."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
@@ -50,7 +50,7 @@ def runs_here(*tensors: Tensor) -> bool:
 
 
 def compiled(function: Function) -> Function:
-    """``function`` compiled at its first call, and from then on in a cache on disk. Releases the GIL.
+    """``function`` compiled at its first call, kept in a cache on disk where there is one. Releases the GIL.
 
     Where numba is missing it stays as it is; :func:`runs_here` keeps it from being called.
     """
@@ -58,7 +58,9 @@ def compiled(function: Function) -> Function:
         return function
     import numba
 
-    jitted: Any = numba.njit(cache=True, nogil=True, fastmath=FASTMATH)(function)
+    jitted: Any = numba.njit(nogil=True, fastmath=FASTMATH)(function)
+    with suppress(RuntimeError):  # no folder to write to: compiled anew in each process
+        jitted.enable_caching()
     return jitted
 
 
