@@ -195,6 +195,12 @@ def test_swiglu_gates_one_half_of_its_layer_with_the_other():
     torch.testing.assert_close(experts.dense(x).squeeze(1), wanted)
 
 
+def test_autocast_leaves_float64_alone_in_both_executions():
+    moe = MultiGateMoE(experts=DenseExperts(4, P, 3), gates=[TopKGate(P, 4, 2)]).double()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert_same(moe, torch.randn(7, P, dtype=torch.float64))
+
+
 def test_autocast_trains():
     moe = MoE(experts=FeedForwardExperts(4, P, 8), gate=CometGate(P, 4, k=2))
     for execution in ("dense", "sparse"):

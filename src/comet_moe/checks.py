@@ -7,6 +7,7 @@ can be switched off with :func:`set_value_checks`.
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from operator import index
 
 import torch
 from torch import Tensor
@@ -32,15 +33,20 @@ def without_value_checks() -> Iterator[None]:
 
 
 def value_checks_run() -> bool:
-    """Whether values may be read now: switched on, and not inside a compiled or exported graph."""
-    return _value_checks and not torch.compiler.is_compiling()
+    """Whether values may be read now: switched on, and not inside a graph or a transform."""
+    return _value_checks and not torch.compiler.is_compiling() and not in_a_transform()
+
+
+def in_a_transform() -> bool:
+    """Whether ``torch.vmap`` or ``torch.func`` is at work, whose tensors have no values of their own."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def at_least_one(name: str, value: int) -> int:
     """``value`` if it is an integer >= 1."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if isinstance(value, bool) or not hasattr(value, "__index__") or value < 1:
         raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
-    return value
+    return index(value)
 
 
 def not_negative(name: str, value: float) -> float:

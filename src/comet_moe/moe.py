@@ -44,6 +44,9 @@ class MultiGateMoE(nn.Module):
         if not gates:
             raise ValueError("gates must hold at least 1 gate, got none")
         self.experts = ModuleExperts(experts) if isinstance(experts, nn.ModuleList) else experts
+        if not isinstance(self.experts, Experts):
+            kind = type(experts).__name__
+            raise ValueError(f"experts must be a stack of comet_moe.experts or an nn.ModuleList, got {kind}")
         for gate in gates:
             if gate.num_experts != self.experts.num_experts:
                 raise ValueError(

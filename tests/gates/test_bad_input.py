@@ -56,7 +56,8 @@ CONSTRUCTORS = [
     (lambda: HashGate(0, 3), "num_keys must be an integer of at least 1, got 0"),
     (lambda: HashGate.balanced(torch.tensor([1.0, -2.0]), 2), "frequencies .* minimum -2"),
     (lambda: Permutation(0, steps=1), "num_experts must be an integer of at least 1, got 0"),
-    (lambda: Permutation(3, steps=-1), "steps must be at least 0, got -1"),
+    (lambda: Permutation(3, steps=-1), "steps must be an integer of at least 0, got -1"),
+    (lambda: Permutation(3, steps=2.5), "steps must be an integer of at least 0, got 2.5"),
     (lambda: Permutation(3, steps=1, zeta=-1), "zeta must be .* at least 0, got -1"),
     (lambda: Permutation(3, steps=1, tau=(1e-3, 0)), "tau must be a finite number above 0, got 0"),
     (lambda: Permutation(3, steps=1, iterations=(0, 5)), r"iterations must be at least 1 .* got \(0, 5\)"),
@@ -70,6 +71,7 @@ CONSTRUCTORS = [
     (lambda: ConvExperts(2, (1, 6, 6), (4, 4), 5), "images of 6x6 are too small"),
     (lambda: MoE(experts=DenseExperts(3, 4, 5), gate=CometGate(4, 6)), "among 6 experts, there are 3"),
     (lambda: MultiGateMoE(experts=DenseExperts(3, 4, 5), gates=[]), "at least 1 gate, got none"),
+    (lambda: MoE(experts=[torch.nn.Linear(4, 3)], gate=CometGate(4, 1)), "an nn.ModuleList, got list"),
     (lambda: MoE(experts=torch.nn.ModuleList(), gate=CometGate(4, 1)), "at least 1 module"),
     (lambda: MoE(experts=DenseExperts(3, 4, 5), gate=CometGate(4, 3), execution="fast"), "got 'fast'"),
 ]
@@ -94,6 +96,12 @@ def test_constructors_refuse(construct, says):
 def test_hash_refuses_keys(keys, says):
     with pytest.raises(ValueError, match=says):
         HashGate(9, 3)(torch.randn(2, 4), keys=keys)
+
+
+def test_padding_may_have_any_key():
+    gate, mask = HashGate(9, 3), torch.tensor([True, False])
+    weights = gate(torch.randn(2, 4), keys=torch.tensor([4, -100]), mask=mask).weights
+    assert weights.sum(-1).tolist() == [1, 0]
 
 
 def test_masks_are_bool_and_fit():

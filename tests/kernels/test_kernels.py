@@ -214,6 +214,41 @@ def test_descent_takes_rows_of_any_layout_and_refuses_nan():
             gate(x.reshape(12, 6))
 
 
+def test_logits_that_are_not_finite_are_not_routed_as_if_they_were():
+    gate, x = comet(32, 1, 30.0, torch.float32), torch.randn(2, 6)
+    with torch.no_grad():
+        bad = x.clone()
+        bad[1, 2] = float("inf")
+        with pytest.raises(ValueError, match="must be finite"):
+            gate(bad)
+        gate.leaf_bias[0, 3] = float("nan")
+        assert gate(x).weights.isnan().any()
+
+
+def test_a_value_below_zero_and_one_that_is_no_number_through_relu():
+    places = Places(torch.arange(2), torch.tensor([0, 1, 2]))
+    z = torch.tensor([[-float("inf"), 1.0], [float("nan"), 2.0]])
+    out = mix(z, torch.ones(2, 1), places, Epilogue(relu=True)).squeeze(1)
+    torch.testing.assert_close(out, z.relu(), equal_nan=True)
+
+
+def test_a_second_derivative_is_refused_not_silently_wrong():
+    logits = torch.randn(3, 3, requires_grad=True)
+    (first,) = torch.autograd.grad(sinkhorn_rounds(logits, 3).square().sum(), logits, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        first.sum().backward()
+
+
+def test_transforms_run_the_torch_version():
+    gate, x = comet(6, 2, 1.0), torch.randn(4, 6, **DOUBLE)
+    by_row = torch.vmap(lambda row: gate(row[None]).weights[0])(x)
+    torch.testing.assert_close(by_row, gate(x).weights)
+    got = torch.func.grad(lambda x: gate(x).weights[:, 0].sum())(x)
+    leaf = x.clone().requires_grad_()
+    gate(leaf).weights[:, 0].sum().backward()
+    torch.testing.assert_close(got, leaf.grad)
+
+
 def test_sixteen_thousand_experts_need_memory_by_k_not_by_n():
     gate, x = comet(16_384, 2, 1e-4, torch.float32, p=16), torch.randn(4096, 16)
     with torch.no_grad():

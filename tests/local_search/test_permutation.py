@@ -85,6 +85,34 @@ def test_a_search_can_be_ended_with_the_permutation_that_evaluation_uses():
     assert torch.equal(search.order(), order)
 
 
+def test_averaged_copies_and_written_data_are_seen():
+    search = Permutation(N, steps=2)
+    averaged = torch.optim.swa_utils.AveragedModel(search, use_buffers=True)
+    search.step()
+    search.step()
+    averaged.update_parameters(search)
+    assert not averaged.module.searching
+    other = Permutation(N, steps=2).eval()
+    other.order()
+    other.logits.data.copy_(torch.randn(N, N))
+    assert torch.equal(other.order(), assignment(sinkhorn(other.logits, *other.schedule)))
+
+
+def test_orders_found_in_inference_mode_serve_outside_it():
+    gate = PermutedGate(CometGate(P, N, k=2), Permutation(N, steps=2, trees=2)).eval()
+    x = torch.randn(3, P)
+    with torch.inference_mode():
+        wanted = gate(x).weights
+    got = gate(x.requires_grad_()).weights
+    got.sum().backward()
+    torch.testing.assert_close(got.detach(), wanted.clone())
+
+
+def test_a_model_on_the_meta_device_has_a_state_dict():
+    with torch.device("meta"):
+        assert "logits" in Permutation(N, steps=2).state_dict()
+
+
 def test_no_steps_means_the_identity():
     search = Permutation(N, steps=0)
     assert not search.searching

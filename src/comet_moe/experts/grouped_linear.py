@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from comet_moe import checks
@@ -53,7 +54,7 @@ class GroupedLinear(nn.Module):
 
 
 def _grouped_linear(rows: Tensor, weight: Tensor, bias: Tensor, counts: list[int]) -> Tensor:
-    if torch.is_autocast_enabled(rows.device.type):
+    if torch.is_autocast_enabled(rows.device.type) and rows.dtype != torch.float64:
         dtype = torch.get_autocast_dtype(rows.device.type)
         rows, weight, bias = rows.to(dtype), weight.to(dtype), bias.to(dtype)
     return _GroupedLinear.apply(rows, weight, bias, counts)
@@ -76,6 +77,7 @@ class _GroupedLinear(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         rows, weight = ctx.saved_tensors
         grad = grad.contiguous()

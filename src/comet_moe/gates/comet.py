@@ -11,7 +11,7 @@ from comet_moe.gates.base import TrainableGate, entropy_of, mean_over_rows
 from comet_moe.gates.smooth_step import log_smooth_step_sides
 from comet_moe.gates.tree import path_sums
 from comet_moe.kernels.compiling import in_a_graph, runs_here
-from comet_moe.kernels.descent import NOT_FINITE, Arrays, descend, descend_again
+from comet_moe.kernels.descent import Arrays, descend, descend_again
 from comet_moe.kernels.descent_op import descend_op
 from comet_moe.kernels.trees import soft_trees
 from comet_moe.routing import Pairs, Routing
@@ -86,6 +86,7 @@ class CometGate(TrainableGate):
         """Route ``x``; for plain rows in evaluation, without the ten microseconds of checks and hooks."""
         if (
             mask is None
+            and keys is None
             and not self.training
             and not torch.is_grad_enabled()
             and type(x) is Tensor
@@ -102,8 +103,9 @@ class CometGate(TrainableGate):
 
     def forward(self, x: Tensor, keys: Tensor | None = None, mask: Tensor | None = None) -> Routing:
         """In evaluation without gradients the trees are descended; otherwise every node is evaluated."""
-        if self._descends(x):
-            return self._descended(x)
+        return self._descended(x) if self._descends(x) else self._dense(x, mask)
+
+    def _dense(self, x: Tensor, mask: Tensor | None) -> Routing:
         checks.finite(x)
         splits, alphas = self._nodes(x)
         weights, parts, paths, entropy = self._trees(splits, alphas)
@@ -143,8 +145,8 @@ class CometGate(TrainableGate):
         rows = x if x.dim() == 2 and x.is_contiguous() else x.reshape(-1, self.in_features).contiguous()
         nodes = self._node_arrays(x.dtype)
         reached = descend(rows, nodes, self.gamma)
-        if reached.most == NOT_FINITE:
-            checks.finite(x)
+        if not reached.finite:
+            return self._dense(x, None)
         if reached.most > reached.expert.shape[1]:
             pairs = Pairs(*descend_again(rows, nodes, self.gamma, reached))
             routing = Routing.from_pairs(pairs, batch_shape, n)

@@ -60,6 +60,8 @@ class HashGate(Gate):
         """Route by ``keys`` (B, ...) int64; of ``x`` (B, ..., p) only shape and dtype are used."""
         if keys is None:
             raise ValueError(f"a HashGate needs keys of shape {tuple(x.shape[:-1])}, got None")
+        if mask is not None:
+            keys = keys.masked_fill(~mask, 0)  # padding may have any id
         checks.key_range(keys, self.num_keys)
         experts = self.assignment[keys].unsqueeze(-1)
         weights = torch.zeros(*x.shape[:-1], self.num_experts, dtype=x.dtype, device=x.device)

@@ -1,5 +1,6 @@
 """When compiled loops can run, and how they are compiled."""
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
@@ -8,13 +9,15 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from comet_moe.checks import in_a_transform
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 # Sums may be reordered, so that they vectorise; NaN and infinity keep their meaning.
 FASTMATH = {"reassoc", "contract", "nsz", "arcp"}
 
 
-NUMBA_INSTALLED = find_spec("numba") is not None
+NUMBA_INSTALLED = find_spec("numba") is not None and os.environ.get("NUMBA_DISABLE_JIT", "0") == "0"
 _DTYPES = (torch.float32, torch.float64)
 _TYPES = (Tensor, torch.nn.Parameter)
 
@@ -42,6 +45,8 @@ def in_a_graph(tensor: Tensor) -> bool:
 def runs_here(*tensors: Tensor) -> bool:
     """Whether compiled loops can take these tensors: eager mode, on the CPU, float32 or float64."""
     if not NUMBA_INSTALLED or torch.compiler.is_compiling():
+        return False
+    if in_a_transform():
         return False
     for tensor in tensors:  # noqa: SIM110 - all() takes twice as long, and this is asked at every call
         if not (tensor.is_cpu and tensor.dtype in _DTYPES and type(tensor) in _TYPES):

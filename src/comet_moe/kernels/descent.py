@@ -21,7 +21,6 @@ from comet_moe.kernels.trees import _first_deep, _leaf_at
 ROOM = 8
 """Experts a tree that a sample has room for at first; a sample with more of them is walked a second time."""
 GROUP = 8
-NOT_FINITE = -1
 _NONE = np.empty(0, np.int64)
 
 
@@ -36,8 +35,9 @@ class Reached(NamedTuple):
         expert: (B, room) int64.
         weight: (B, room).
         count: (B,) int64, experts of each sample; above ``room`` where they do not fit.
-        most: the largest count, or NOT_FINITE if a logit is not finite.
+        most: the largest count.
         visited: nodes and leaves that were evaluated.
+        finite: whether all their logits are; if not, the rest means nothing.
     """
 
     expert: Any
@@ -45,6 +45,7 @@ class Reached(NamedTuple):
     count: Any
     most: int
     visited: int
+    finite: bool
 
 
 def descend(x: Tensor, nodes: Arrays, gamma: float) -> Reached:
@@ -57,11 +58,10 @@ def descend(x: Tensor, nodes: Arrays, gamma: float) -> Reached:
     arguments = (rows, x.data_ptr(), *nodes, gamma, _NONE, expert, weight, count, _NONE)
     work = rows * k * n.bit_length() * nodes[2].shape[2]
     if work < WORTH_A_THREAD:  # over_rows would do the same, a microsecond later
-        most, visited = _walk(0, rows, *arguments)
-    else:
-        found = over_rows(lambda first, last: _walk(first, last, *arguments), rows, work)
-        most, visited = _together(found)
-    return Reached(expert, weight, count, most, visited)
+        return Reached(expert, weight, count, *_walk(0, rows, *arguments))
+    found = over_rows(lambda first, last: _walk(first, last, *arguments), rows, work)
+    most, visited, finite = zip(*found, strict=True)
+    return Reached(expert, weight, count, max(most), sum(visited), all(finite))
 
 
 def descend_again(x: Tensor, nodes: Arrays, gamma: float, reached: Reached) -> tuple[Tensor, Tensor, Tensor]:
@@ -79,11 +79,6 @@ def descend_again(x: Tensor, nodes: Arrays, gamma: float, reached: Reached) -> t
     work = int(count[chosen].sum()) * x.shape[1]
     over_rows(lambda first, last: _walk(first, last, *arguments), len(chosen), work)
     return torch.from_numpy(sample), torch.from_numpy(all_expert[0]), torch.from_numpy(all_weight[0])
-
-
-def _together(found: list[tuple[int, int]]) -> tuple[int, int]:
-    most = [part for part, _ in found]
-    return (NOT_FINITE if NOT_FINITE in most else max(most)), sum(visited for _, visited in found)
 
 
 @compiled
@@ -179,7 +174,7 @@ def _walk(
             for j in range(k):
                 entry_expert[j], entry[j] = node[g * k + j], leaf_logit[g * k + j]
                 peak = max(peak, entry[j])
-                finite &= entry[j] == entry[j]
+                finite &= abs(entry[j]) < np.inf
             while pending[g] > 0:
                 pending[g] -= 1
                 place = pending[g]
@@ -204,6 +199,7 @@ def _walk(
                 visited += 1
                 entry_expert[entries], entry[entries] = i, a
                 peak = max(peak, a)
+                finite &= abs(a) < np.inf
                 entries += 1
             total = kind(0)
             experts = 0
@@ -228,4 +224,4 @@ def _walk(
                 out_expert[row, m], out_weight[row, m] = 0, 0
             out_count[b] = experts
             most = max(most, experts)
-    return (most if finite else NOT_FINITE), visited
+    return most, visited, finite

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from comet_moe.kernels.descent import NOT_FINITE, Arrays, Reached, descend, descend_again
+from comet_moe.kernels.descent import Arrays, Reached, descend, descend_again
 
 
 @torch.library.custom_op("comet_moe::descend", mutates_args=())
@@ -55,7 +55,7 @@ def _arrays(*parameters: Tensor) -> Arrays:
 def weights_of(x: Tensor, nodes: Arrays, gamma: float, reached: Reached) -> Tensor:
     """What was reached as weights (B, n); NaN where a logit is not finite."""
     weights = x.new_zeros(x.shape[0], nodes[3].shape[1])
-    if reached.most == NOT_FINITE:
+    if not reached.finite:
         return weights.fill_(float("nan"))
     if reached.most > reached.expert.shape[1]:
         sample, expert, weight = descend_again(x, nodes, gamma, reached)

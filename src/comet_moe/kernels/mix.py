@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from comet_moe.kernels.compiling import compiled, runs_here
 from comet_moe.kernels.threads import over_rows
@@ -82,6 +83,7 @@ class _GatherRows(torch.autograd.Function):
         return x.index_select(0, rows)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         ones = grad.new_ones(len(grad), 1)
         return mix(grad, ones, ctx.places, Epilogue()).squeeze(1), None, None
@@ -106,6 +108,7 @@ class _Mix(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         z, weights, place, start = ctx.saved_tensors
         epilogue: Epilogue = ctx.epilogue
@@ -163,7 +166,7 @@ def _factors(row: Any, z: Any, relu: bool, dropout: float, seed: int, factor: An
             factor[c] = scale if bits >= limit else zero
     if relu:
         for c in range(u):
-            factor[c] = factor[c] if z[row, c] > zero else zero
+            factor[c] = zero if z[row, c] <= zero else factor[c]  # NaN stays
 
 
 @compiled
@@ -189,7 +192,7 @@ def _forward(
             row = place[m]
             _factors(row, z, relu, dropout, seed, factor)
             for c in range(u):
-                factor[c] *= z[row, c]
+                factor[c] = factor[c] * z[row, c] if factor[c] != 0 else factor[c]
             for t in range(tasks):
                 weight = weights[m, t]
                 if weight != 0:
@@ -225,7 +228,7 @@ def _backward(
                 weight = weights[m, t]
                 dot = z.dtype.type(0)
                 for c in range(u):
-                    dot += grad[b, t, c] * (factor[c] * z[row, c])
+                    dot += grad[b, t, c] * (factor[c] * z[row, c] if factor[c] != 0 else factor[c])
                     total[c] += weight * grad[b, t, c]
                 grad_weights[m, t] = dot
             for c in range(u):

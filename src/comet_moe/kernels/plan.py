@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from comet_moe.kernels.compiling import compiled, runs_here
 from comet_moe.kernels.mix import Places
@@ -80,6 +81,7 @@ class _PlanOfWeights(torch.autograd.Function):
         return chosen, place, start, rows, counts
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor, *_: None) -> tuple[Tensor, ...]:
         expert, start = ctx.saved_tensors
         out = grad.new_zeros(ctx.shape)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from comet_moe.kernels.compiling import compiled, runs_here
 
@@ -40,6 +41,7 @@ class _Rounds(torch.autograd.Function):
         return halves[:, -1].reshape(logits.shape).clone()
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         halves: Tensor = ctx.halves
         soft = halves[:, -1]

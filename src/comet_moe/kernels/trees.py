@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from comet_moe.kernels.compiling import compiled
 from comet_moe.kernels.threads import over_rows
@@ -61,6 +62,7 @@ class _SoftTrees(torch.autograd.Function):
         return weights, parts, paths, entropy
 
     @staticmethod
+    @once_differentiable
     def backward(
         ctx: Any,
         grad_weights: Tensor | None,

@@ -74,8 +74,8 @@ class Permutation(nn.Module):
     ):
         super().__init__()
         n = self.num_experts = checks.at_least_one("num_experts", num_experts)
-        if steps < 0:
-            raise ValueError(f"steps must be at least 0, got {steps}")
+        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
+            raise ValueError(f"steps must be an integer of at least 0, got {steps!r}")
         self.steps = steps
         self.zeta = checks.not_negative("zeta", zeta)
         self.tau = (checks.positive("tau", tau[0]), checks.positive("tau", tau[1]))
@@ -90,11 +90,23 @@ class Permutation(nn.Module):
         self.register_buffer("progress", torch.zeros((), dtype=torch.int64))
         self.register_buffer("noise_seed", torch.randint(2**62, ()) if gumbel else None)
         self.register_buffer("fixed", torch.arange(n).expand(*copies, n).clone())
-        self._t = 0  # progress as a Python number, so that no forward pass reads a tensor
+        self._read: tuple[object, int] = (None, 0)
         self._pass: _Pass | None = None
         self._last_soft: Tensor | None = None
-        self._stage1_order: tuple[object, Tensor] | None = None
+        self._stage1_order: tuple[int, Tensor, Tensor] | None = None
         self._load: _Load | None = None
+
+    @property
+    def _t(self) -> int:
+        """``progress`` as a number, read again only where the buffer has changed."""
+        if torch.compiler.is_compiling():
+            return self._read[1]
+        if self.progress.is_inference():
+            return int(self.progress)
+        state = (id(self.progress), self.progress._version)
+        if self._read[0] != state:
+            self._read = (state, int(self.progress))
+        return self._read[1]
 
     @property
     def searching(self) -> bool:
@@ -113,16 +125,14 @@ class Permutation(nn.Module):
         if self._t + 1 == self.steps:
             last = self._last_soft if self._last_soft is not None else self._soft(noise=False).detach()
             self.fixed.copy_(assignment(last))
-        self._t += 1
-        self.progress.fill_(self._t)
+        self.progress += 1
         self._forget()
 
     def finish(self) -> None:
         """End stage 1 now, with the permutation that evaluation uses."""
         if self.searching:
             self.fixed.copy_(self.order())
-            self._t = self.steps
-            self.progress.fill_(self._t)
+            self.progress.fill_(self.steps)
             self._forget()
 
     def matrix(self) -> Tensor:
@@ -142,7 +152,8 @@ class Permutation(nn.Module):
         The first gate of a pass computes both; the others get the same matrix and a penalty of 0. A pass ends
         when a gate comes back, the weights or the step change, or a gradient has gone through.
         """
-        state = (self._t, self.logits._version, torch.is_grad_enabled())
+        version = None if self.logits.is_inference() else self.logits._version
+        state = (self._t, version, torch.is_grad_enabled())
         if self._pass is None or self._pass.state != state or id(gate) in self._pass.seen:
             self._pass = self._new_pass(state)
             self._pass.seen.add(id(gate))
@@ -173,12 +184,15 @@ class Permutation(nn.Module):
             return sinkhorn(logits, tau, iterations)
 
     @_outside_graphs
+    @torch.inference_mode(False)
     @torch.no_grad()
     def _order_now(self) -> Tensor:
-        state = (self._t, self.logits._version, self.logits.data_ptr())
-        if self._stage1_order is None or self._stage1_order[0] != state:
-            self._stage1_order = (state, assignment(self._soft(noise=False)))
-        return self._stage1_order[1]
+        """The assignment at the current step, computed once for each value of U."""
+        known = self._stage1_order
+        if known is None or known[0] != self._t or not torch.equal(known[1], self.logits):
+            logits = self.logits.detach().clone()
+            self._stage1_order = known = (self._t, logits, assignment(self._soft(noise=False)))
+        return known[2]
 
     def _schedule_at(self, t: int) -> tuple[float, int]:
         part = min(t / self.steps, 1.0) if self.steps else 1.0
@@ -190,14 +204,21 @@ class Permutation(nn.Module):
         self._pass = self._last_soft = self._stage1_order = None
 
     def __getstate__(self) -> dict[str, Any]:
-        derived = {"_pass": None, "_last_soft": None, "_stage1_order": None, "_load": None}
+        derived = {
+            "_pass": None,
+            "_last_soft": None,
+            "_stage1_order": None,
+            "_load": None,
+            "_read": (None, 0),
+        }
         return {**self.__dict__, **derived}
 
     # A search that several gates share is one module under several names. It is stored under the first name
     # that is visited, and loading is content with whichever name has it.
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        if not any(isinstance(t, Tensor) and t.is_set_to(self.logits.data) for t in destination.values()):
+        own = self.logits.data
+        if own.is_meta or not any(isinstance(t, Tensor) and t.is_set_to(own) for t in destination.values()):
             super()._save_to_state_dict(destination, prefix, keep_vars)
 
     def _load_from_state_dict(
@@ -221,7 +242,6 @@ class Permutation(nn.Module):
         self._load.found |= not names
         if self._load.found:
             missing_keys[:] = [key for key in missing_keys if key not in self._load.absent]
-        self._t = int(self.progress)
         self._forget()
 
     def extra_repr(self) -> str:
