@@ -10,7 +10,7 @@ from comet_moe import checks
 from comet_moe.gates.base import TrainableGate, entropy_of, mean_over_rows
 from comet_moe.gates.smooth_step import log_smooth_step_sides
 from comet_moe.gates.tree import path_sums
-from comet_moe.kernels.compiling import in_a_graph, runs_here
+from comet_moe.kernels.compiling import in_a_graph, runs_here, seen_by_a_mode
 from comet_moe.kernels.descent import Arrays, descend, descend_again
 from comet_moe.kernels.descent_op import descend_op
 from comet_moe.kernels.trees import soft_trees
@@ -87,18 +87,17 @@ class CometGate(TrainableGate):
         if (
             mask is None
             and keys is None
-            and not self.training
-            and not torch.is_grad_enabled()
+            and not (self.training or self.keeps_parts or torch.is_grad_enabled())
             and type(x) is Tensor
             and x.dim() == 2
             and x.shape[1] == self.in_features
             and x.dtype is self._parameters["leaf_bias"].dtype  # type: ignore[union-attr]
             and x.is_contiguous()
-            and not (self._forward_hooks or self._forward_pre_hooks or self.keeps_parts)
+            and not (self._forward_hooks or self._forward_pre_hooks)
             and runs_here(x)
-            and not in_a_graph(x)
+            and not seen_by_a_mode()
         ):
-            return self._descended(x)
+            return self._walked(x, x.shape[:1])
         return super().__call__(x, keys=keys, mask=mask)
 
     def forward(self, x: Tensor, keys: Tensor | None = None, mask: Tensor | None = None) -> Routing:
@@ -137,22 +136,26 @@ class CometGate(TrainableGate):
         return runs_here(x) or in_a_graph(x)
 
     def _descended(self, x: Tensor) -> Routing:
-        batch_shape, n = x.shape[:-1], self.num_experts
-        if in_a_graph(x):
-            own: list[Any] = [self._parameters[name].to(x.dtype) for name in _NODES]  # type: ignore[union-attr]
-            weights = descend_op(x.reshape(-1, self.in_features), *own, self.gamma)
-            return Routing(weights=weights.reshape(*batch_shape, n))
-        rows = x if x.dim() == 2 and x.is_contiguous() else x.reshape(-1, self.in_features).contiguous()
-        nodes = self._node_arrays(x.dtype)
+        batch_shape = x.shape[:-1]
+        rows = x.reshape(-1, self.in_features).contiguous()
+        if not in_a_graph(x):
+            return self._walked(rows, batch_shape)
+        own: list[Any] = [self._parameters[name].to(x.dtype) for name in _NODES]  # type: ignore[union-attr]
+        weights = descend_op(rows, *own, self.gamma)
+        return Routing(weights=weights.reshape(*batch_shape, self.num_experts))
+
+    def _walked(self, rows: Tensor, batch_shape: torch.Size) -> Routing:
+        """The routing of contiguous rows (rows, p), by the compiled loop."""
+        nodes = self._node_arrays(rows.dtype)
         reached = descend(rows, nodes, self.gamma)
         if not reached.finite:
-            return self._dense(x, None)
+            return self._dense(rows.reshape(*batch_shape, self.in_features), None)
         if reached.most > reached.expert.shape[1]:
             pairs = Pairs(*descend_again(rows, nodes, self.gamma, reached))
-            routing = Routing.from_pairs(pairs, batch_shape, n)
+            routing = Routing.from_pairs(pairs, batch_shape, self.num_experts)
         else:
             places = torch.from_numpy(reached.expert), torch.from_numpy(reached.weight)
-            routing = Routing.from_places(*places, batch_shape, n)
+            routing = Routing(places=places, batch_shape=batch_shape, num_experts=self.num_experts)
         routing.gate_flops = 2 * self.in_features * reached.visited
         return routing
 

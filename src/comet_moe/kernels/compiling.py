@@ -36,9 +36,14 @@ def portable() -> Iterator[None]:
         _portable = before
 
 
+def seen_by_a_mode() -> bool:
+    """Whether a dispatch mode, such as torch's counter of operations, wants to see every operator."""
+    return torch._C._len_torch_dispatch_stack() > 0
+
+
 def in_a_graph(tensor: Tensor) -> bool:
     """Whether compiled loops must be called as operators: a tracer or a dispatch mode is looking."""
-    looking = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
+    looking = torch.compiler.is_compiling() or seen_by_a_mode()
     return looking and NUMBA_INSTALLED and not _portable and tensor.is_cpu and tensor.dtype in _DTYPES
 
 

@@ -53,7 +53,7 @@ def descend(x: Tensor, nodes: Arrays, gamma: float) -> Reached:
     rows = x.shape[0]
     k, n = nodes[3].shape
     room = k * min(ROOM, n)
-    expert, weight = np.empty((rows, room), np.int64), np.empty((rows, room), nodes[3].dtype)
+    expert, weight = np.zeros((rows, room), np.int64), np.zeros((rows, room), nodes[3].dtype)
     count = np.empty(rows, np.int64)
     arguments = (rows, x.data_ptr(), *nodes, gamma, _NONE, expert, weight, count, _NONE)
     work = rows * k * n.bit_length() * nodes[2].shape[2]
@@ -220,8 +220,6 @@ def _walk(
                 if m < room:
                     out_expert[row, offset + m], out_weight[row, offset + m] = i, mass[i] / total
                 mass[i] = 0
-            for m in range(experts, room):
-                out_expert[row, m], out_weight[row, m] = 0, 0
             out_count[b] = experts
             most = max(most, experts)
     return most, visited, finite
