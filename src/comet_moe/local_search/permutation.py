@@ -200,8 +200,10 @@ class Permutation(nn.Module):
         return 10 ** (log10(tau0) + (log10(tau1) - log10(tau0)) * part), int(r0 + (r1 - r0) * part)
 
     def _forget(self) -> None:
-        """Drop what is derived from parameters and buffers."""
+        """Drop what is derived from parameters and buffers, and read the progress anew, also for graphs."""
         self._pass = self._last_soft = self._stage1_order = None
+        if not self.progress.is_meta:
+            self._read = (None, int(self.progress))
 
     def __getstate__(self) -> dict[str, Any]:
         derived = {
