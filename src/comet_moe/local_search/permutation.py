@@ -40,6 +40,8 @@ class Permutation(nn.Module):
 
     Call :meth:`step` after each optimiser step, as for a learning-rate scheduler. Several gates may share
     one search: it is computed once a forward pass, and only the first gate of the pass carries its penalty.
+    Activation checkpointing runs gates again in another order, which that cannot follow: give each gate a
+    search of its own there.
 
     Args:
         num_experts: n.
