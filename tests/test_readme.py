@@ -19,3 +19,11 @@ def test_every_gate_of_the_library_is_in_the_table():
     for name in gates.__all__:
         if name.endswith("Gate") and name != "Gate":
             assert f"`{name}(" in table
+
+
+def test_the_package_and_the_module_have_one_version():
+    from importlib.metadata import version
+
+    import comet_moe
+
+    assert comet_moe.__version__ == version("comet-moe")

@@ -5,10 +5,12 @@ import time
 import pytest
 import torch
 
+from comet_moe.bench import FIGURES
 from comet_moe.bench.figure import Row
 from comet_moe.bench.network import hard_gate, network, soft_gate, step_of
 from comet_moe.bench.operations import operations
 from comet_moe.bench.timing import ratio, ratios
+from comet_moe.cli.bench import NAMES
 
 
 def test_a_ratio_of_sleeps_is_their_ratio():
@@ -22,6 +24,10 @@ def test_calls_are_interleaved():
     order = []
     ratios([lambda: order.append("a"), lambda: order.append("b"), lambda: order.append("c")], seconds=0)
     assert order[6:] == ["a", "b", "c"] * 5  # after two calls each to warm up
+
+
+def test_the_command_names_every_figure():
+    assert tuple(FIGURES) == NAMES
 
 
 def test_a_target_is_met_or_missed():

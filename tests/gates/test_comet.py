@@ -9,7 +9,22 @@ from hypothesis import strategies as st
 
 from comet_moe.gates import CometGate
 from comet_moe.gates.smooth_step import log_smooth_step_sides, smooth_step, smooth_step_sides
-from comet_moe.gates.tree import depth, leaf_of_node, path_sums
+from comet_moe.gates.tree import depth, path_sums
+
+
+def leaf_of_node(node, n):
+    """Position from left to right of the leaf at a heap index, from the leaves' places under the root."""
+    leaves = []
+
+    def visit(q):
+        if q >= n - 1:
+            leaves.append(q)
+        else:
+            visit(2 * q + 1)
+            visit(2 * q + 2)
+
+    visit(0)
+    return leaves.index(node)
 
 
 def reached_leaf(node_goes_left, n):

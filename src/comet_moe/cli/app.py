@@ -44,11 +44,11 @@ def main() -> None:
     try:
         app()
     except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
+        typer.echo("stopped", err=True)
         sys.exit(130)
     except Exception as error:
         sentence = explain(error)
         if sentence is None:
             raise
-        print(f"comet-moe: {sentence}", file=sys.stderr)
+        typer.echo(f"comet-moe: {sentence}", err=True)
         sys.exit(2)

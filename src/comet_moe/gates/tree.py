@@ -14,15 +14,6 @@ def depth(num_leaves: int) -> int:
     return (num_leaves - 1).bit_length()
 
 
-def leaf_of_node(node: int, num_leaves: int) -> int:
-    """Position from left to right of the leaf at heap index ``node``."""
-    first_deep = 2 ** depth(num_leaves) - 1
-    if node >= first_deep:
-        return node - first_deep
-    deep_leaves = 2 * num_leaves - 2 ** depth(num_leaves)
-    return deep_leaves + node - (num_leaves - 1)
-
-
 def path_sums(left: Tensor, right: Tensor) -> Tensor:
     """Sum of the edge values on the path to each leaf.
 
