@@ -80,6 +80,7 @@ def test_tree_entropy_and_share_of_one_hot_trees():
     routing = Routing(weights=selectors.mean(1), selectors=selectors)
     assert math.isclose(routing.statistics()["tree_entropy"], math.log(2) / 4, rel_tol=1e-6)
     assert routing.statistics()["one_hot_trees"] == 3 / 4
+    torch.testing.assert_close(torch.tensor(routing.statistics()["leaf_share"]), selectors.mean(0))
     routing = routing.masked(torch.tensor([False, True]))
     assert routing.statistics()["one_hot_trees"] == 1
 

@@ -160,32 +160,33 @@ class Routing:
 
         ``experts_per_sample``, ``share_of_samples`` and ``share_of_weight`` (n values each),
         ``dead_experts`` (indices that no sample selected), ``tree_entropy`` (mean over samples and trees,
-        in nats) and ``one_hot_trees`` (share), both None for a gate without trees or selectors, ``samples``
-        and ``execution``.
+        in nats), ``one_hot_trees`` (share) and ``leaf_share`` (k lists of n, the mean distribution of each
+        tree), all three None for a gate without trees or selectors, ``samples`` and ``execution``.
         """
         _, expert, weight = self.pairs()
         expert, weight = expert[weight > SELECTED], weight[weight > SELECTED]
         samples = prod(self.batch_shape) if self.mask is None else int(self.mask.sum())
         counts = torch.bincount(expert, minlength=self.num_experts)
         mass = torch.bincount(expert, weights=weight.double(), minlength=self.num_experts)
-        entropy, one_hot = self._tree_state()
         return {
             "samples": samples,
             "experts_per_sample": float(counts.sum()) / max(samples, 1),
             "share_of_samples": (counts.double() / max(samples, 1)).tolist(),
             "share_of_weight": (mass / mass.sum().clamp_min(1e-30)).tolist(),
             "dead_experts": (counts == 0).nonzero().flatten().tolist(),
-            "tree_entropy": entropy,
-            "one_hot_trees": one_hot,
+            **self._tree_state(),
             "execution": self.execution,
         }
 
-    def _tree_state(self) -> tuple[float | None, float | None]:
+    def _tree_state(self) -> dict[str, Any]:
         if self.selectors is None:
-            return None, None
-        trees = self.selectors if self.mask is None else self.selectors[self.mask]
-        if trees.numel() == 0:
-            return 0.0, 1.0
-        entropy = torch.special.entr(trees).sum(-1).mean()
-        one_hot = (trees.amax(-1) > 1 - SELECTED).float().mean()
-        return float(entropy), float(one_hot)
+            return {"tree_entropy": None, "one_hot_trees": None, "leaf_share": None}
+        k, n = self.selectors.shape[-2:]
+        trees = (self.selectors if self.mask is None else self.selectors[self.mask]).reshape(-1, k, n)
+        if len(trees) == 0:
+            return {"tree_entropy": 0.0, "one_hot_trees": 1.0, "leaf_share": [[0.0] * n] * k}
+        return {
+            "tree_entropy": float(torch.special.entr(trees).sum(-1).mean()),
+            "one_hot_trees": float((trees.amax(-1) > 1 - SELECTED).float().mean()),
+            "leaf_share": trees.double().mean(0).tolist(),
+        }

@@ -90,7 +90,14 @@ class _TaskScore:
 class Usage:
     """Routing statistics of one gate over many batches, weighted by samples."""
 
-    _MEANS = ("experts_per_sample", "share_of_samples", "share_of_weight", "tree_entropy", "one_hot_trees")
+    _MEANS = (
+        "experts_per_sample",
+        "share_of_samples",
+        "share_of_weight",
+        "tree_entropy",
+        "one_hot_trees",
+        "leaf_share",
+    )
 
     def __init__(self) -> None:
         self._sums: dict[str, Any] = {}

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -168,6 +169,7 @@ class Trainer:
             "tau": tau,
             "sinkhorn_iterations": rounds,
             "permutations": [search.order().tolist() for search in self.searches],
+            "soft_permutations": [_rounded(search.matrix()) for search in self.searches if search.searching],
         }
 
     def _save(self, record: dict[str, Any]) -> None:
@@ -230,6 +232,11 @@ class Trainer:
         }
         self.folder.write_result(result)
         return result
+
+
+def _rounded(matrix: Tensor) -> Any:
+    """``matrix`` as lists, to the three digits that a picture of it can show."""
+    return np.round(matrix.detach().double().numpy(), 3).tolist()
 
 
 def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
