@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 import comet_moe
-from comet_moe.cli import bench, data, demo, evaluate, export, predict, train
+from comet_moe.cli import ablate, bench, data, demo, evaluate, export, predict, train, tune
 
 app = typer.Typer(
     name="comet-moe",
@@ -22,6 +22,8 @@ app.command()(train.train)
 app.command()(evaluate.evaluate)
 app.command()(predict.predict)
 app.command()(export.export)
+app.command()(tune.tune)
+app.command()(ablate.ablate)
 app.command()(bench.bench)
 
 

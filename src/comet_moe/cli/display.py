@@ -76,13 +76,13 @@ class RunRow:
             self.name,
             ProgressBar(total=1.0, completed=self.share(), width=16),
             epoch,
-            _number(self.progress.loss if self.progress else None),
-            _number(record.get("validation_loss")),
-            _number(record.get("best_validation_loss")),
+            as_number(self.progress.loss if self.progress else None),
+            as_number(record.get("validation_loss")),
+            as_number(record.get("best_validation_loss")),
             str(record.get("patience_left", "")),
-            _number(record["validation"]["experts_per_sample"] if record else None),
+            as_number(record["validation"]["experts_per_sample"] if record else None),
             f"{record['samples_per_second']:,.0f}" if record else "",
-            "done" if self.result else "" if left is None else _time(left),
+            "done" if self.result else "" if left is None else as_time(left),
         ]
 
 
@@ -145,11 +145,13 @@ class LiveRuns:
         self.console.print(line, highlight=False, soft_wrap=True)
 
 
-def _number(value: float | None) -> str:
+def as_number(value: float | None) -> str:
+    """Two digits after the point; nothing for None."""
     return "" if value is None else f"{value:.2f}"
 
 
-def _time(seconds: float) -> str:
+def as_time(seconds: float) -> str:
+    """As on a clock."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -10,8 +10,9 @@ def explain(error: Exception) -> str | None:
     if isinstance(error, ValueError):  # torch is loaded only if what failed has loaded it already
         from comet_moe.export import ExportError
         from comet_moe.training import RunError
+        from comet_moe.tuning import StudyProblem
 
-        mistakes += (RunError, ExportError)
+        mistakes += (RunError, ExportError, StudyProblem)
     if isinstance(error, OSError) and error.strerror:  # a disk that is full, a file that is not ours
         return f"{error.filename or 'a file'}: {error.strerror}"
     return " ".join(str(error).split()) if isinstance(error, mistakes) else None

@@ -2,13 +2,21 @@
 
 from comet_moe.recipes.loading import RecipeError, check_agreement, load_recipe, parse_setting, recipe_names
 from comet_moe.recipes.schema import GATE_NAMES, Config
+from comet_moe.recipes.space import Choice, Draw, LogUniform, Space, Uniform, load_space, with_values
 
 __all__ = [
     "GATE_NAMES",
+    "Choice",
     "Config",
+    "Draw",
+    "LogUniform",
     "RecipeError",
+    "Space",
+    "Uniform",
     "check_agreement",
     "load_recipe",
+    "load_space",
     "parse_setting",
     "recipe_names",
+    "with_values",
 ]

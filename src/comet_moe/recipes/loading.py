@@ -1,7 +1,8 @@
 """From a recipe's name or file, and settings from the command line, to a checked configuration.
 
 A recipe is YAML. Its ``gates`` section has the settings of each gate in this experiment, its ``gate`` the one
-that is used; ``gates`` of a name with ``+`` are laid over those without.
+that is used; ``gates`` of a name with ``+`` are laid over those without. Its ``tuning`` section is read by
+:mod:`comet_moe.recipes.space`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,9 +27,10 @@ def recipe_names() -> list[str]:
 
 def load_recipe(recipe: str, settings: Sequence[str] = ()) -> Config:
     """The configuration of ``recipe``, a name or a path, with ``settings`` of the form "a.b=c" laid over."""
-    tree = _read(recipe)
+    tree = read_recipe(recipe)
     overrides = [parse_setting(setting) for setting in settings]
     gates = tree.pop("gates", {})
+    tree.pop("tuning", None)
     for keys, value in overrides:
         if keys == ["gate"]:
             tree["gate"] = value
@@ -36,12 +38,12 @@ def load_recipe(recipe: str, settings: Sequence[str] = ()) -> Config:
         tree["gate"] = _gate_settings(tree.get("gate"), gates)
     for keys, value in overrides:
         if keys != ["gate"]:
-            _put(tree, keys, value)
+            put(tree, keys, value)
     tree.setdefault("recipe", Path(recipe).stem)
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
-        raise RecipeError(f"recipe {recipe}: {_first_problem(error)}") from error
+        raise RecipeError(f"recipe {recipe}: {first_problem(error)}") from error
 
 
 def check_agreement(saved: Config, recipe: str, settings: Sequence[str]) -> None:
@@ -53,8 +55,8 @@ def check_agreement(saved: Config, recipe: str, settings: Sequence[str]) -> None
     if asked != saved.recipe:
         raise RecipeError(f"recipe is {saved.recipe!r} in the saved run, got {asked!r}: name another --out")
     tree = saved.model_dump(mode="json")
-    for keys, value in map(parse_setting, settings):
-        name = ".".join(keys)
+    last = {".".join(keys): (keys, value) for keys, value in map(parse_setting, settings)}
+    for name, (keys, value) in last.items():
         if keys == ["data", "path"] and value is not None:
             value = absolute(value)
         found: Any = saved.gate.name if keys == ["gate"] else _value(tree, keys)
@@ -79,7 +81,8 @@ def _gate_settings(name: Any, gates: Mapping[str, Any]) -> dict[str, Any]:
     return {**(gates.get(name.removesuffix("+")) or {}), **own, "name": name}
 
 
-def _read(recipe: str) -> dict[str, Any]:
+def read_recipe(recipe: str) -> dict[str, Any]:
+    """The settings of ``recipe``, a name or a path, as they are written."""
     shipped = {path.name.removesuffix(".yaml"): path for path in _shipped()}
     if recipe in shipped:
         text = shipped[recipe].read_text(encoding="utf-8")
@@ -129,7 +132,8 @@ def _number(value: Any) -> Any:
     return value
 
 
-def _put(tree: dict[str, Any], keys: Sequence[str], value: Any) -> None:
+def put(tree: dict[str, Any], keys: Sequence[str], value: Any) -> None:
+    """Set the value under ``keys``, making sections as needed."""
     for key in keys[:-1]:
         below = tree.setdefault(key, {})
         if not isinstance(below, dict):
@@ -138,7 +142,7 @@ def _put(tree: dict[str, Any], keys: Sequence[str], value: Any) -> None:
     tree[keys[-1]] = value
 
 
-def _first_problem(error: ValidationError) -> str:
+def first_problem(error: ValidationError) -> str:
     """The first problem in one sentence: the key, what is wrong, what was given."""
     problem = error.errors(include_url=False)[0]
     tags = set(GATE_NAMES) | {"rating", "image"}

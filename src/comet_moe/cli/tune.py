@@ -1,0 +1,73 @@
+"""``comet-moe tune``: a random search over each gate's settings."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+PAPERS_TRIALS = 500
+
+
+def tune(
+    recipe: Annotated[str, typer.Argument(help="The name of a recipe, or the path of a YAML file.")],
+    gates: Annotated[
+        str | None, typer.Option(help="The gates to tune, as in topk,comet,comet+; + is local search.")
+    ] = None,
+    trials: Annotated[
+        int | None, typer.Option(min=1, help=f"Trials for each gate; {PAPERS_TRIALS} without it.")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes on this machine; one a core without it.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Lay a setting over the recipe; one that is drawn is then fixed."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the study; studies/RECIPE without it.")] = None,
+    storage: Annotated[
+        str | None,
+        typer.Option(help="postgresql://USER@HOST/DATABASE, to share the study; a file in it without it."),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Of the study in the storage; the folder's name without it.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Of the drawing; 0 without it.")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the study in the folder, if it holds one.")
+    ] = False,
+    add_trials: Annotated[
+        int, typer.Option(min=0, help="Go on with that many more trials for each gate.")
+    ] = 0,
+    heartbeat: Annotated[
+        int, typer.Option(min=1, help="Seconds between signs of life; a trial without four is run again.")
+    ] = 10,
+    keep_models: Annotated[
+        bool,
+        typer.Option("--keep-models", help="Keep all weights, not only those of each gate's best trial."),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Train many random settings of each gate, drawn from the recipe's search space.
+
+    The trials are drawn first, by the seed, and are the same whatever the number of workers. Stop it with
+    Ctrl-C, or lose a worker: --resume goes on. With a PostgreSQL storage, the same command on another machine
+    joins in. `comet-moe table`, `curves` and `report` show what came out.
+    """
+    from comet_moe.cli.studying import run_study
+    from comet_moe.tuning import Request
+
+    request = Request(
+        kind="tuning",
+        recipe=recipe,
+        out=out or Path("studies") / Path(recipe).stem,
+        gates=None if gates is None else gates.split(","),
+        trials=trials,
+        seed=seed,
+        settings=settings or [],
+        storage=storage,
+        name=name,
+        resume=resume,
+        add_trials=add_trials,
+        heartbeat=heartbeat,
+    )
+    run_study(request, PAPERS_TRIALS, workers, keep_models, as_json)

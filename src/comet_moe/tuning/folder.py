@@ -1,0 +1,96 @@
+"""A study is a folder: all that tables, curves and the page are made from.
+
+``study.json`` (what the study is), ``trials.jsonl`` (a line for each trial), ``runs/`` (a run folder for each
+trial that this machine ran) and, without another storage, ``study.sqlite``.
+"""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from comet_moe.training import RunFolder
+from comet_moe.training.writing import as_json, write_text
+from comet_moe.tuning.definition import Definition
+from comet_moe.tuning.errors import StudyProblem
+from comet_moe.tuning.queue import Row, run_name
+from comet_moe.tuning.storage import sqlite_url, without_password
+
+
+class StudyFolder:
+    """The files of one study on this machine."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.study_file = path / "study.json"
+        self.trials_file = path / "trials.jsonl"
+
+    @property
+    def own_storage(self) -> str:
+        """The storage inside the folder."""
+        return sqlite_url(self.path / "study.sqlite")
+
+    def holds_study(self) -> bool:
+        """Whether there is a study here; a folder with anything else is an error."""
+        if self.path.exists() and not self.path.is_dir():
+            raise StudyProblem(f"{self.path} is a file, and a study is a folder: choose another place")
+        if self.study_file.exists():
+            return True
+        known = {"runs"}  # runs that were made before are taken as they are
+        if self.path.exists() and any(
+            entry.name not in known and not entry.name.startswith((".", "study.sqlite"))
+            for entry in self.path.iterdir()
+        ):
+            raise StudyProblem(f"{self.path} holds files but no study (no study.json): choose another place")
+        return False
+
+    def description(self) -> dict[str, Any]:
+        """What ``study.json`` says."""
+        try:
+            found: dict[str, Any] = json.loads(self.study_file.read_text(encoding="utf-8"))
+            return found
+        except (OSError, ValueError) as error:
+            raise StudyProblem(f"{self.study_file} cannot be read ({error}): restore it") from error
+
+    def describe(self, definition: Definition, name: str, settings: list[str], storage: str | None) -> None:
+        """Write ``study.json``; ``storage`` is None for the folder's own."""
+        first = definition.base[definition.gates[0]]
+        described = {
+            "kind": definition.kind,
+            "name": name,
+            "recipe": definition.recipe,
+            "gates": definition.gates,
+            "trials": definition.trials,
+            "seed": definition.seed,
+            "settings": settings,
+            "experts": first.model.experts,
+            "alpha": first.loss.alpha,
+            "storage": None if storage is None else without_password(storage),
+            "space": definition.model_dump(mode="json")["space"],
+        }
+        write_text(self.study_file, as_json(described, indent=2) + "\n")
+
+    def write_trials(self, rows: list[Row]) -> None:
+        """Write ``trials.jsonl``."""
+        write_text(self.trials_file, "".join(as_json(row) + "\n" for row in rows))
+
+    def run(self, gate: str, index: int) -> RunFolder:
+        """The folder of a trial's run."""
+        return RunFolder(self.path / run_name(gate, index))
+
+    def drop_checkpoint(self, run: RunFolder) -> None:
+        """A finished trial does not go on."""
+        shutil.rmtree(run.checkpoint_file.parent, ignore_errors=True)
+
+    def keep_best_model(self, gate: str) -> None:
+        """Remove the weights of all finished trials of ``gate`` here but the best one's."""
+        losses = {}
+        for path in (self.path / "runs").glob(f"{gate}-[0-9]*"):
+            run = RunFolder(path)
+            if path.name.removeprefix(f"{gate}-").isdigit() and run.result_file.exists():
+                loss = run.result()["validation_loss"]
+                losses[path.name] = (loss is None, loss or 0.0, path.name)
+        best = min(losses, key=losses.__getitem__, default=None)
+        for name in losses:
+            if name != best:
+                RunFolder(self.path / "runs" / name).model_file.unlink(missing_ok=True)

@@ -1,0 +1,199 @@
+"""A worker: a process that claims trials and trains them, one after the other, until none is left."""
+
+import math
+import signal
+import threading
+import time
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from sqlalchemy.exc import SQLAlchemyError
+
+from comet_moe.data import DataError, Dataset
+from comet_moe.recipes import Config, RecipeError
+from comet_moe.training import Progress, RunError, RunFolder, Trainer, open_dataset
+from comet_moe.tuning.definition import Definition
+from comet_moe.tuning.errors import StudyProblem
+from comet_moe.tuning.folder import StudyFolder
+from comet_moe.tuning.queue import Claim, Queue
+from comet_moe.tuning.storage import Storage
+
+PROGRESS_SECONDS = 0.25  # between two messages about a step
+IDLE_SECONDS = 1.0  # between two looks for trials
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a worker needs to know.
+
+    Attributes:
+        folder: of the study.
+        storage: its URL.
+        name: of the study in the storage.
+        data_path: where this machine has the data; None for where the study was started with it.
+        threads: for each trial that starts.
+        heartbeat: seconds between signs of life.
+        keep_models: of all trials, not only the best of each gate.
+    """
+
+    folder: Path
+    storage: str
+    name: str
+    data_path: str | None
+    threads: int
+    heartbeat: int
+    keep_models: bool
+
+
+class Stopped(Exception):
+    """Nobody listens any more: whoever started the worker is gone."""
+
+
+def work(job: Job, listener: Connection) -> None:
+    """Claim and train trials until all of the study are done; tell ``listener`` about it.
+
+    What one trial does wrong fails that trial. What would fail every trial, such as a full disk, hands it
+    back and ends the worker with a sentence.
+    """
+    signal.signal(signal.SIGTERM, _stop_once)
+    torch.set_num_threads(job.threads)
+    try:
+        _Worker(job, listener).run()
+    except (KeyboardInterrupt, Stopped):
+        return
+    except (StudyProblem, RunError, DataError, RecipeError, OSError) as error:
+        listener.send(("trouble", " ".join(str(error).split())))
+    except SQLAlchemyError as error:
+        listener.send(("trouble", f"the storage does not answer: {' '.join(str(error).split())[:200]}"))
+
+
+def _stop_once(number: int, frame: object) -> None:
+    """Stop, and let no second signal come between while the trial is handed back."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+class _Worker:
+    def __init__(self, job: Job, listener: Connection):
+        self.job = job
+        self.listener = listener
+        self.folder = StudyFolder(job.folder)
+        self.queue = Queue(Storage(job.storage, job.heartbeat), job.name)
+        self._data: tuple[Any, Dataset] | None = None
+        self._told = 0.0
+
+    def run(self) -> None:
+        while True:
+            definition = self.queue.definition()
+            assert definition is not None
+            claim = self.queue.claim(definition)
+            if claim is not None:
+                self._attempt(definition, claim)
+                continue
+            if not self.queue.fill(definition):
+                return
+            self._tell(("idle",))
+            time.sleep(IDLE_SECONDS)
+
+    def _attempt(self, definition: Definition, claim: Claim) -> None:
+        """One trial from claim to result; whatever interrupts it hands it back."""
+        with _Heart(self.queue, claim):
+            try:
+                config = self._config(definition, claim)
+                self._tell(("claimed", claim, config.training.epochs))
+                run = self.folder.run(claim.gate, claim.index)
+                try:
+                    result = self._train(config, run, claim)
+                except (RuntimeError, MemoryError, ArithmeticError) as error:
+                    self.queue.fail(claim, " ".join(str(error).split()) or type(error).__name__)
+                else:
+                    self.queue.finish(claim, result)
+                    self._tidy(run, claim)
+            except BaseException:
+                self.queue.hand_back(claim)
+                raise
+        self._tell(("done", claim))
+
+    def _config(self, definition: Definition, claim: Claim) -> Config:
+        config = definition.config(claim.gate, claim.index)
+        if self.job.data_path is not None:
+            config = config.model_copy(
+                update={"data": config.data.model_copy(update={"path": self.job.data_path})}
+            )
+        threads = config.training.threads or self.job.threads
+        return _with_threads(config, threads)
+
+    def _train(self, config: Config, run: RunFolder, claim: Claim) -> dict[str, Any]:
+        state = run.state()
+        if state != "empty":
+            saved = run.config()
+            config = _with_threads(config, saved.training.threads)
+            if saved.model_copy(update={"data": config.data}) != config:
+                raise StudyProblem(f"{run.path} holds another run than this study's: move it away")
+        if state == "finished":
+            return run.result()
+        trainer = Trainer(
+            config,
+            self._dataset(config),
+            run,
+            on_batch=self._on_batch,
+            on_epoch=lambda record: self.queue.report(claim, record["epoch"], record["validation_loss"]),
+        )
+        run.start(config)
+        return trainer.run()
+
+    def _dataset(self, config: Config) -> Dataset:
+        if self._data is None or self._data[0] != config.data:
+            self._data = (config.data, open_dataset(config))
+        return self._data[1]
+
+    def _tidy(self, run: RunFolder, claim: Claim) -> None:
+        self.folder.drop_checkpoint(run)
+        if not self.job.keep_models:
+            self.folder.keep_best_model(claim.gate)
+
+    def _on_batch(self, progress: Progress) -> None:
+        if time.monotonic() - self._told > PROGRESS_SECONDS:
+            loss = progress.loss if math.isfinite(progress.loss) else None
+            self._tell(("step", progress.epoch, progress.done / progress.steps, loss))
+
+    def _tell(self, message: tuple[Any, ...]) -> None:
+        self._told = time.monotonic()
+        try:
+            self.listener.send(message)
+        except OSError as error:
+            raise Stopped from error
+
+
+class _Heart:
+    """Signs of life for a trial, from a thread of their own, while the block runs."""
+
+    def __init__(self, queue: Queue, claim: Claim):
+        self._queue = queue
+        self._claim = claim
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._beat, daemon=True)
+
+    def _beat(self) -> None:
+        while not self._end.wait(self._queue.storage.heartbeat):
+            try:
+                self._queue.beat(self._claim)
+            except SQLAlchemyError:
+                continue  # the storage is away for a while: the trial may be run again, nothing is lost
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end.set()
+        self._thread.join()
+
+
+def _with_threads(config: Config, threads: int | None) -> Config:
+    return config.model_copy(update={"training": config.training.model_copy(update={"threads": threads})})

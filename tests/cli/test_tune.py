@@ -1,0 +1,264 @@
+"""``comet-moe tune`` and ``ablate``: what they leave behind, and that killing workers loses nothing."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import yaml
+from command import comet_moe, refusal, succeed
+
+SMALL = [
+    *("data.options.train_size=400", "data.options.validation_size=200", "data.options.test_size=200"),
+    *("training.epochs=4", "training.batch_size=32", "training.threads=1"),
+]
+
+
+def arguments(verb, out, *more, settings=()):
+    sets = [part for setting in (*SMALL, *settings) for part in ("--set", setting)]
+    return [verb, "multidigits", *sets, "--out", str(out), *map(str, more)]
+
+
+def start(*words):
+    """The command in a group of processes of its own, as a terminal would start it."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "comet_moe", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def finish(process):
+    out, err = process.communicate(timeout=240)
+    assert process.returncode == 0, err
+    return json.loads(out)
+
+
+def trials(out):
+    return [json.loads(line) for line in (out / "trials.jsonl").read_text().splitlines()]
+
+
+def figures(out):
+    """What a study came to, whoever did the work and however long it took."""
+    changing = ("seconds", "worker", "attempts")
+    return [{name: value for name, value in row.items() if name not in changing} for row in trials(out)]
+
+
+def wait_for(found, process, seconds=120):
+    deadline = time.monotonic() + seconds
+    while not (value := found()):
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return value
+
+
+def in_the_middle(out):
+    """The worker and the index of a trial that has a checkpoint and no result."""
+    for path in out.glob("runs/*/checkpoint/state.safetensors"):
+        run = path.parents[1]
+        if not (run / "result.json").exists():
+            environment = json.loads((run / "environment.json").read_text())
+            return environment and run.name
+    return None
+
+
+def children(process):
+    listed = subprocess.run(
+        ["ps", "-ww", "-o", "pid=,args=", "--ppid", str(process.pid)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    lines = [line.split(None, 1) for line in listed.stdout.splitlines()]
+    return [int(pid) for pid, args in lines if "spawn_main" in args]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """A study of one worker that nobody touched."""
+    out = tmp_path_factory.mktemp("undisturbed") / "study"
+    environment = os.environ | {"COMET_MOE_CACHE": str(out.parent / "cache")}
+    words = arguments("tune", out, "--gates", "topk,comet+", "--trials", 2, "--workers", 1, "--json")
+    done = subprocess.run(
+        [sys.executable, "-m", "comet_moe", *words],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return out, json.loads(done.stdout)
+
+
+def test_a_study_is_a_folder_of_runs_and_a_table_of_trials(undisturbed):
+    out, said = undisturbed
+    rows = trials(out)
+    assert [(row["gate"], row["index"], row["status"]) for row in rows] == [
+        (gate, index, "complete") for gate in ("topk", "comet+") for index in range(2)
+    ]
+    for row in rows:
+        result = json.loads((out / row["run"] / "result.json").read_text())
+        assert all(row[name] == result[name] for name in ("validation_loss", "test_loss", "tasks", "seconds"))
+        config = yaml.safe_load((out / row["run"] / "config.yaml").read_text())
+        assert config["training"]["learning_rate"] == row["params"]["training.learning_rate"]
+        assert config["seed"] == row["params"]["seed"] == row["index"]
+        assert not (out / row["run"] / "checkpoint").exists()
+    for gate in ("topk", "comet+"):
+        of_gate = [row for row in rows if row["gate"] == gate]
+        best = min(of_gate, key=lambda row: row["validation_loss"])
+        kept = [row["run"] for row in of_gate if (out / row["run"] / "model.safetensors").exists()]
+        assert kept == [best["run"]]
+        summary = next(row for row in said["rows"] if row["gate"] == gate)
+        assert summary["best_run"] == best["run"]
+        assert summary["trials_complete"] == 2
+    study = json.loads((out / "study.json").read_text())
+    assert study["kind"] == "tuning"
+    assert study["gates"] == ["topk", "comet+"]
+    assert study["experts"] == 8
+    assert study["space"]["topk"] == {"training.learning_rate": {"log": [5e-4, 1e-2]}}
+
+
+def test_a_killed_worker_loses_nothing(undisturbed, tmp_path, storage_url):
+    out = tmp_path / "study"
+    process = start(
+        *arguments("tune", out, "--gates", "topk,comet+", "--trials", 2, "--workers", 2),
+        *("--storage", storage_url, "--heartbeat", "1", "--json"),
+    )
+    name = wait_for(lambda: in_the_middle(out), process)
+    workers = wait_for(lambda: len(children(process)) == 2 and children(process), process)
+    for pid in workers:
+        os.kill(pid, signal.SIGKILL)
+    finish(process)
+    assert figures(out) == figures(undisturbed[0])
+    attempts = {row["run"]: row["attempts"] for row in trials(out)}
+    assert attempts[f"runs/{name}"] == 2
+    environment = json.loads((out / "runs" / name / "environment.json").read_text())
+    assert environment[-1]["from_epoch"] > 0  # from its checkpoint, not from the start
+
+
+def test_a_study_whose_every_process_is_killed_goes_on(undisturbed, tmp_path, storage_url):
+    out = tmp_path / "study"
+    words = [
+        *arguments("tune", out, "--gates", "topk,comet+", "--trials", 2, "--workers", 2),
+        *("--storage", storage_url, "--heartbeat", "1", "--json"),
+    ]
+    process = start(*words)
+    wait_for(lambda: in_the_middle(out), process)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    said = finish(start(*words, "--resume"))
+    assert figures(out) == figures(undisturbed[0])
+    assert [row["trials_complete"] for row in said["rows"]] == [2, 2]
+    again = finish(start(*words, "--resume"))
+    assert again == said
+
+
+def test_ctrl_c_hands_the_trials_back_and_says_how_to_go_on(undisturbed, tmp_path):
+    out = tmp_path / "study"
+    words = arguments("tune", out, "--gates", "topk,comet+", "--trials", 2, "--workers", 2)
+    process = start(*words)
+    wait_for(lambda: in_the_middle(out), process)
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "--resume`" in err
+    assert "Traceback" not in err
+    finish(start(*words, "--resume", "--json"))  # at once: no sign of life has to be missed
+    assert figures(out) == figures(undisturbed[0])
+
+
+def test_two_machines_share_one_study(undisturbed, tmp_path, storage_url):
+    outs = [tmp_path / name / "study" for name in ("one", "two")]
+    processes = [
+        start(
+            *arguments("tune", out, "--gates", "topk,comet+", "--trials", 2, "--workers", 1),
+            *("--storage", storage_url, "--json"),
+        )
+        for out in outs
+    ]
+    for process in processes:
+        finish(process)
+    assert figures(outs[0]) == figures(outs[1]) == figures(undisturbed[0])
+    assert {row["attempts"] for row in trials(outs[0])} == {1}
+    here = [{path.name for path in out.glob("runs/*")} for out in outs]
+    assert not here[0] & here[1]
+    assert len(here[0] | here[1]) == 4
+
+
+def test_trials_can_be_added(tmp_path):
+    out = tmp_path / "study"
+    fast = ["training.epochs=1"]
+    succeed(*arguments("tune", out, "--gates", "topk", "--trials", 1, "--workers", 1, settings=fast))
+    succeed(*arguments("tune", out, "--add-trials", 1, "--workers", 1, settings=fast))
+    assert [(row["index"], row["status"], row["attempts"]) for row in trials(out)] == [
+        (0, "complete", 1),
+        (1, "complete", 1),
+    ]
+    assert json.loads((out / "study.json").read_text())["trials"] == 2
+
+
+def test_a_diverged_trial_is_kept_with_its_reason(tmp_path):
+    out = tmp_path / "study"
+    done = succeed(
+        *arguments("tune", out, "--gates", "topk", "--trials", 1, "--workers", 1, "--json"),
+        *("--set", "training.learning_rate=1e38"),
+    )
+    assert done.json["rows"][0] | {"gate": "topk", "trials_failed": 1} == done.json["rows"][0]
+    (row,) = trials(out)
+    assert row["status"] == "failed"
+    assert "loss is" in row["reason"]
+    assert row["attempts"] == 1
+
+
+def test_an_ablation_trains_each_gate_from_several_initialisations(tmp_path):
+    out = tmp_path / "study"
+    words = arguments("ablate", out, "--gates", "topk,topk+", "--seeds", 2, settings=["training.epochs=2"])
+    done = succeed(*words, "--workers", 2, "--json")
+    assert [row["trials_complete"] for row in done.json["rows"]] == [2, 2]
+    configs = [yaml.safe_load((out / row["run"] / "config.yaml").read_text()) for row in trials(out)]
+    assert [config.pop("seed") for config in configs] == [0, 1, 0, 1]
+    assert configs[0] == configs[1]
+    assert configs[2] == configs[3]
+    assert [row["params"] for row in trials(out)] == [{"seed": 0}, {"seed": 1}] * 2
+
+
+def test_a_mistake_leaves_nothing_behind(tmp_path):
+    out = tmp_path / "study"
+    assert "which gates? Name them with --gates" in refusal("tune", "multidigits", "--out", out)
+    assert "got 'resnet'" in refusal("tune", "multidigits", "--gates", "resnet", "--out", out)
+    assert "there is no recipe" in refusal("tune", "multidigit", "--gates", "topk", "--out", out)
+    assert "storage must be" in refusal(
+        *("tune", "multidigits", "--gates", "topk", "--out", out, "--storage", "mysql://host/db")
+    )
+    assert "holds no study to add trials to" in refusal(
+        *("tune", "multidigits", "--gates", "topk", "--out", out, "--add-trials", 3)
+    )
+    assert not out.exists()
+    assert comet_moe("tune", "multidigits", "--gates", "topk", "--trials", "0").code == 2
+    out.mkdir()
+    (out / "notes.txt").write_text("mine")
+    assert "holds files but no study" in refusal("tune", "multidigits", "--gates", "topk", "--out", out)
+
+
+def test_going_on_must_be_asked_for_and_must_agree(undisturbed):
+    out = undisturbed[0]
+    before = (out / "trials.jsonl").read_text()
+    assert "holds a study already: go on with --resume" in refusal(
+        *("tune", "multidigits", "--gates", "topk", "--out", out)
+    )
+    assert "trials is 2 in the saved study, got 3" in refusal(
+        *("tune", "multidigits", "--trials", 3, "--out", out, "--resume")
+    )
+    assert "training.epochs is 4 in the saved study, got 5" in refusal(
+        *("tune", "multidigits", "--out", out, "--resume", "--set", "training.epochs=5")
+    )
+    assert "kind is 'tuning' in the saved study, got 'ablation'" in refusal(
+        *("ablate", "multidigits", "--out", out, "--resume")
+    )
+    assert (out / "trials.jsonl").read_text() == before

@@ -1,0 +1,116 @@
+"""What a study is: checked when it is made, compared when it is gone on with."""
+
+import pytest
+
+from comet_moe.recipes import RecipeError
+from comet_moe.tuning import StudyProblem, define
+from comet_moe.tuning.definition import check_definition, parse_definition
+
+GATES = ["topk", "comet+"]
+
+
+@pytest.fixture(scope="module")
+def saved():
+    return define("tuning", "multidigits", GATES, 5, settings=["training.epochs=3"])
+
+
+def test_each_trial_has_its_own_settings_and_its_own_initialisation(saved):
+    configs = [saved.config("comet+", index) for index in range(5)]
+    assert [config.seed for config in configs] == [0, 1, 2, 3, 4]
+    assert len({config.training.learning_rate for config in configs}) == 5
+    assert {config.training.epochs for config in configs} == {3}
+    assert {config.gate.name for config in configs} == {"comet+"}
+    for index, config in enumerate(configs):
+        values = saved.values("comet+", index)
+        assert config.gate.gamma == values["gate.gamma"]
+        assert config.search.epochs == values["search.epochs"]
+
+
+def test_a_setting_of_the_user_is_not_drawn():
+    definition = define("tuning", "multidigits", ["comet"], 3, settings=["gate.gamma=0.3", "seed=10"])
+    assert "gate.gamma" not in definition.space["comet"]
+    assert [definition.config("comet", index).gate.gamma for index in range(3)] == [0.3] * 3
+    assert [definition.config("comet", index).seed for index in range(3)] == [10, 11, 12]
+
+
+def test_more_trials_begin_with_the_same(saved):
+    longer = define("tuning", "multidigits", GATES, 9, settings=["training.epochs=3"])
+    for gate in GATES:
+        assert [longer.config(gate, i) for i in range(5)] == [saved.config(gate, i) for i in range(5)]
+
+
+def test_an_ablation_draws_nothing_but_the_seed():
+    definition = define("ablation", "movielens-200k", ["hash", "hash+"], 3)
+    first, second = definition.config("hash+", 0), definition.config("hash+", 1)
+    assert (first.seed, second.seed) == (0, 1)
+    assert first.model_copy(update={"seed": 1}) == second
+
+
+def test_a_definition_is_read_as_it_was_written(saved):
+    assert parse_definition(saved.model_dump_json(), "here") == saved
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"kind": "ablation"}, "kind is 'tuning' in the saved study, got 'ablation'"),
+        ({"gates": ["topk"]}, r"gates is \['topk', 'comet\+'\] in the saved study, got \['topk'\]"),
+        ({"trials": 8}, "trials is 5 in the saved study, got 8: raise it with --add-trials"),
+        ({"seed": 1}, "seed is 0 in the saved study, got 1"),
+        ({"recipe": "ratings"}, "recipe is 'multidigits' in the saved study, got 'ratings'"),
+        ({"settings": ["training.epochs=4"]}, "training.epochs is 3 in the saved study, got 4"),
+        ({"settings": ["gate=topk"]}, "name them with --gates"),
+    ],
+)
+def test_a_difference_is_named(saved, asked, says):
+    as_saved = {
+        "kind": "tuning",
+        "recipe": "multidigits",
+        "gates": GATES,
+        "trials": 5,
+        "seed": 0,
+        "settings": [],
+    }
+    check_definition(saved, **as_saved)
+    with pytest.raises(StudyProblem, match=says):
+        check_definition(saved, **{**as_saved, **asked})
+
+
+@pytest.mark.parametrize(
+    ("gates", "settings", "says"),
+    [
+        (["topk", "topk"], [], "gate topk is named twice"),
+        (["resnet"], [], "gate must be one of .*, got 'resnet'"),
+        (["topk"], ["gate.kk=1"], "there is no setting gate.kk"),
+    ],
+)
+def test_a_mistake_is_named(gates, settings, says):
+    with pytest.raises((StudyProblem, RecipeError), match=says):
+        define("tuning", "multidigits", gates, 2, settings=settings)
+
+
+@pytest.mark.parametrize(
+    ("section", "says"),
+    [
+        ("", "has no tuning section"),
+        ("tuning: 3", "tuning must be a mapping of settings, got 3"),
+        ("tuning: {comit: {}}", "there is no setting tuning.comit"),
+        ("tuning: {all: {training.learning_rate: 1.0}}", "tuning of training.learning_rate must be one of"),
+        ("tuning: {all: {training.learning_rate: {log: [1, 0.1]}}}", "a range must rise"),
+        ("tuning: {all: {training.learning_rate: {log: [0, 1]}}}", "log.0: .* greater than 0"),
+        ("tuning: {all: {gate.gamma: {choice: []}}}", "choice: .* at least 1 item"),
+        ("tuning: {all: {training.rate: {choice: [1.0]}}}", "there is no setting training.rate"),
+        ("tuning: {all: {gate.gamma: {choice: [-1.0]}}}", "gate.gamma: .* got -1.0"),
+    ],
+)
+def test_a_wrong_search_space_is_named_before_anything_runs(tmp_path, section, says):
+    recipe = tmp_path / "own.yaml"
+    recipe.write_text(
+        "data: {name: multidigits}\n"
+        "model: {kind: image, experts: 4, filters: [4], kernel_size: 3}\n"
+        "gate: comet\n"
+        "gates: {comet: {k: 2}}\n"
+        "training: {epochs: 1, batch_size: 64, learning_rate: 0.001}\n" + section
+    )
+    with pytest.raises(RecipeError, match=says):
+        define("tuning", str(recipe), ["comet"], 1)
