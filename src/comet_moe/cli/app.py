@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 import comet_moe
-from comet_moe.cli import ablate, bench, data, demo, evaluate, export, predict, train, tune
+from comet_moe.cli import ablate, bench, data, demo, evaluate, export, flops, predict, train, tune
 
 app = typer.Typer(
     name="comet-moe",
@@ -24,6 +24,7 @@ app.command()(predict.predict)
 app.command()(export.export)
 app.command()(tune.tune)
 app.command()(ablate.ablate)
+app.command()(flops.flops)
 app.command()(bench.bench)
 
 
