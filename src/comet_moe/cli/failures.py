@@ -3,10 +3,11 @@
 
 def explain(error: Exception) -> str | None:
     """One sentence for a mistake in what was given; None for a fault of ours."""
+    from comet_moe.analysis.study import StudyError
     from comet_moe.data import DataError
     from comet_moe.recipes import RecipeError
 
-    mistakes: tuple[type[Exception], ...] = (DataError, RecipeError)
+    mistakes: tuple[type[Exception], ...] = (DataError, RecipeError, StudyError)
     if isinstance(error, ValueError):  # torch is loaded only if what failed has loaded it already
         from comet_moe.export import ExportError
         from comet_moe.training import RunError

@@ -1,0 +1,1 @@
+"""Statistics: plain tables in, plain tables out; nothing here needs torch."""

@@ -1,0 +1,172 @@
+"""Tables as text: what is escaped, marked and rounded, and that CSV loses nothing."""
+
+import csv
+import io
+import re
+
+import pytest
+from made_studies import GATES, made_study, random_trials, trial
+from rich.console import Console
+
+from comet_moe.analysis.curve_sheets import curve_sheet, reduction_sheet
+from comet_moe.analysis.curves import curve_rows
+from comet_moe.analysis.formats import comma_separated, flat, markdown, terminal, tex, tex_text
+from comet_moe.analysis.reduction import default_pairs, reduction_rows
+from comet_moe.analysis.sheets import Cell, Column, Sheet, decimals, number, p_value
+from comet_moe.analysis.table import gate_rows
+from comet_moe.analysis.table_sheet import table_notes, table_sheets
+
+SHEET = Sheet(
+    "50%_a|b [x]",
+    [Column("gate", "Gate"), Column("loss", "Loss"), Column("p")],
+    [
+        [Cell("comet+", in_paper="COMET+"), Cell("40.69", "0.02", bold=True, starred=True), Cell("<0.001")],
+        [Cell("my_gate"), Cell("40.82", "0.02"), Cell("")],
+    ],
+)
+
+
+def shown(sheet):
+    text = io.StringIO()
+    Console(file=text, width=120).print(terminal(sheet))
+    return text.getvalue()
+
+
+def test_markdown_marks_and_escapes():
+    assert markdown(SHEET).splitlines() == [
+        r"**50%\_a\|b [x]**",
+        "",
+        "| gate | loss | p |",
+        "| --- | --- | --- |",
+        r"| comet+ | \* **40.69** ± 0.02 | \<0.001 |",
+        r"| my\_gate | 40.82 ± 0.02 |  |",
+    ]
+
+
+def test_tex_is_a_plain_tabular_as_in_the_paper():
+    assert tex([SHEET, SHEET], ["A note of 5 %."]).splitlines() == [
+        "% A note of 5 %.",
+        r"\begin{tabular}{|l|l|l|}",
+        r"\hline",
+        r"Dataset & Gate & Loss \\ \hline",
+        r"50\%\_a|b [x] & COMET+ & ${}^*\mathbf{40.69}\pm0.02$ \\",
+        r" & my\_gate & $40.82\pm0.02$ \\ \hline",
+        r"50\%\_a|b [x] & COMET+ & ${}^*\mathbf{40.69}\pm0.02$ \\",
+        r" & my\_gate & $40.82\pm0.02$ \\ \hline",
+        r"\end{tabular}",
+    ]
+
+
+def test_tex_escapes_every_special_sign():
+    assert tex_text("a&b%c$d#e_f{g}") == r"a\&b\%c\$d\#e\_f\{g\}"
+    assert tex_text("~^\\<>") == (
+        r"\textasciitilde{}\textasciicircum{}\textbackslash{}\textless{}\textgreater{}"
+    )
+
+
+def test_the_terminal_shows_titles_as_they_are():
+    assert "50%_a|b [x]" in shown(SHEET)
+    assert "* 40.69 ± 0.02" in shown(SHEET)
+
+
+def test_figures_are_rounded_to_the_first_digit_of_the_smallest_error():
+    assert decimals([0.02, 0.14, None, 0.0], least=2) == 2
+    assert decimals([0.005, 0.002], least=2) == 3
+    assert decimals([None], least=4) == 4
+    assert decimals([1e-9], least=2) == 6
+    assert number(21.9062, 0.00512, 3) == Cell("21.906", "0.005")
+    assert number(None, None, 2) == Cell("")
+    assert [p_value(p) for p in (None, 0.0004, 0.0316, 0.5)] == ["", "<0.001", "0.032", "0.500"]
+
+
+def test_a_table_has_what_the_paper_has_and_p_values():
+    lines = list(random_trials(GATES, 60, failed=3))
+    lines += [
+        trial("hash", at, 20.0 + at, 20.0 + at, tasks={"rating": {"loss": 1.0, "mse_5": 0.5}})
+        for at in range(60)
+    ]
+    study = made_study(lines, alpha=0.9)
+    rows = gate_rows(study)
+    found = [(study, rows)]
+    text = markdown(table_sheets(found)[0])
+    assert (
+        r"| n | gate | used/complete | failed | test loss x100 | experts | accuracy | mse\_5 | p ex" in text
+    )
+    (comet,) = (row for row in rows if row["gate"] == "comet+")
+    (line,) = (line for line in text.splitlines() if "| comet+ |" in line)
+    assert line.startswith(f"| 8 | comet+ | 3/57 | 3 | \\* **{comet['test_loss_mean']:.2f}** ± ")
+    assert f"| {comet['p_existing']:.3f} ({comet['best_existing']}) | {comet['p_search']:.3f} |" in line
+    printed = tex(table_sheets(found), table_notes([study], 5))
+    assert "made (alpha=0.9) & 8 & Softmax & $" in printed
+    assert r"mse\_5 \\ \hline" in printed
+    body = printed[printed.index(r"\begin") :]
+    rows_of_tex = [line for line in body.splitlines() if "&" in line]
+    assert {line.count("&") for line in rows_of_tex} == {6}
+    assert body.count("{") == body.count("}")
+    assert body.count("$") % 2 == 0
+    assert not re.search(r"(?<!\\)[%#_]", body)
+
+
+def test_notes_say_which_trials_count_and_what_the_asterisk_means():
+    tuning, ablation = (made_study(random_trials(["comet"], 3), kind=kind) for kind in ("tuning", "ablation"))
+    assert [len(table_notes(studies, 5)) for studies in ([tuning], [ablation], [tuning, ablation])] == [
+        2,
+        2,
+        3,
+    ]
+    assert "the best 7.5 % of the trials" in table_notes([tuning], 7.5)[1]
+    assert "Welch" in table_notes([ablation], 5)[1]
+
+
+def test_csv_holds_every_figure_in_full_precision():
+    rows = [flat(row) for row in gate_rows(made_study(random_trials(GATES, 60)))]
+    read = list(csv.DictReader(io.StringIO(comma_separated(rows))))
+    assert len(read) == len(rows)
+    for written, row in zip(read, rows, strict=True):
+        assert written.keys() >= row.keys()
+        for name, value in row.items():
+            if isinstance(value, float):
+                assert float(written[name]) == value
+            else:
+                assert written[name] == ("" if value is None else str(value))
+
+
+def test_curves_are_shown_a_column_a_gate_and_factors_at_half_and_all_of_the_budget():
+    lines = [*random_trials(["topk", "comet"], 20), *random_trials(["topk+"], 10)]
+    study = made_study(lines, trials=20)
+    rows = curve_rows(study, repeats=50)
+    text = markdown(curve_sheet(study, rows)).splitlines()
+    assert text[2] == "| trials | topk | comet | topk+ |"
+    assert [line.split(" | ")[0] for line in text[4:]] == ["| 1", "| 2", "| 5", "| 10", "| 15", "| 20"]
+    assert text[-1].endswith("|  |")  # topk+ has 10 trials
+    first = rows[0]
+    assert f"| 1 | {first['expected']:.2f} ({first['low']:.2f}-{first['high']:.2f}) |" in text[4]
+    factors = reduction_rows(study, default_pairs(study), repeats=50)
+    lines = markdown(reduction_sheet(study, factors)).splitlines()[4:]
+    assert [line.split(" | ")[:3] for line in lines] == [
+        ["| topk+", "topk", "10"],
+        ["| topk+", "topk", "20"],
+        ["| comet", "topk", "10"],
+        ["| comet", "topk", "20"],
+    ]
+
+
+def test_a_factor_that_does_not_exist_is_called_never():
+    lines = [
+        *(trial("comet", at, 2.0, 2.0) for at in range(5)),
+        *(trial("topk", at, 1.0, 1.0) for at in range(5)),
+    ]
+    study = made_study(lines)
+    rows = reduction_rows(study, [("comet", "topk")], repeats=10)
+    last = markdown(reduction_sheet(study, rows)).splitlines()[-1]
+    assert last == "| comet | topk | 5 | 1.00 | 1 | never | never | never to never | 100 % |"
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_few_trials_are_shown_too(count):
+    study = made_study(random_trials(["topk", "comet"], count))
+    assert markdown(curve_sheet(study, curve_rows(study))).count("\n") == 4 + len(
+        {1, 2} & set(range(1, count + 1))
+    )
+    assert "comet" in markdown(table_sheets([(study, gate_rows(study))])[0])
+    assert markdown(reduction_sheet(study, reduction_rows(study, [("comet", "topk")]))).count("\n") >= 5

@@ -1,0 +1,163 @@
+"""Folders in, studies out; what is wrong with a folder is said in one sentence."""
+
+import json
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+from made_studies import made_study, random_trials, trial, waiting, write_study
+
+import comet_moe.analysis
+from comet_moe.analysis.reading import StudyError, read_studies
+from comet_moe.analysis.study import COLUMNS, FIGURES
+
+
+def write_run(folder, gate="comet", seed=0, alpha=None, experts=8, test=20.0, recipe="multidigits"):
+    """What of a run's folder is read; without a loss the run is not finished."""
+    folder.mkdir(parents=True)
+    config = {"recipe": recipe, "seed": seed, "gate": {"name": gate}, "model": {"experts": experts}}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config | {"loss": {"alpha": alpha}}))
+    if test is not None:
+        result = {"status": "complete", "validation_loss": test - 1, "test_loss": test, "seconds": 3.5}
+        (folder / "result.json").write_text(json.dumps(result))
+    return folder
+
+
+def refused(*paths):
+    with pytest.raises(StudyError) as error:
+        read_studies(list(paths))
+    sentence = str(error.value)
+    assert "\n" not in sentence
+    return sentence
+
+
+def test_a_study_has_one_row_a_trial_with_the_promised_columns(tmp_path):
+    folder = write_study(tmp_path / "s", random_trials(["topk", "comet"], 5, failed=1), alpha=0.9)
+    (folder / "runs" / "comet-003").mkdir(parents=True)
+    (study,) = read_studies([folder])
+    assert (study.kind, study.name, study.recipe) == ("tuning", "made", "multidigits")
+    assert (study.gates, study.asked, study.experts, study.alpha) == (["topk", "comet"], 5, 8, 0.9)
+    assert study.title == "made (alpha=0.9)"
+    assert tuple(study.trials.columns) == COLUMNS
+    assert all(study.trials[name].dtype == float for name in FIGURES)
+    assert list(study.of("comet")["index"]) == [0, 1, 2, 3, 4]
+    assert list(study.of("comet")["status"]) == ["complete"] * 4 + ["failed"]
+    assert study.trials.iloc[0]["params"] == {"training.learning_rate": 3e-4, "seed": 0}
+    runs = list(study.of("comet")["run"])
+    assert runs == [None, None, None, folder / "runs" / "comet-003", None]
+    assert (study.undone, study.unfinished()) == (0, None)
+
+
+def test_the_made_studies_of_other_tests_are_what_reading_gives(tmp_path):
+    lines = list(random_trials(["topk", "comet"], 5, failed=1))
+    (read,), made = read_studies([write_study(tmp_path, lines)]), made_study(lines)
+    pd.testing.assert_frame_equal(read.trials, made.trials)
+    for field in fields(read):
+        if field.name not in ("path", "trials"):
+            assert getattr(read, field.name) == getattr(made, field.name)
+
+
+def test_a_trial_without_finite_losses_counts_as_failed(tmp_path):
+    lines = [trial("comet", 0, 1.0, 2.0), *(trial("comet", i, 1.0, 2.0) for i in (1, 2, 3))]
+    lines[1]["test_loss"], lines[2]["test_loss"], lines[3]["validation_loss"] = None, float("nan"), 1e999
+    (study,) = read_studies([write_study(tmp_path / "s", lines)])
+    assert list(study.trials["status"]) == ["complete", "failed", "failed", "failed"]
+    assert list(study.trials["reason"])[1:] == [
+        "test_loss is None",
+        "test_loss is nan",
+        "validation_loss is inf",
+    ]
+    assert study.trials["validation_loss"].isna().tolist() == [False, True, True, True]
+
+
+def test_trials_that_are_not_done_are_counted(tmp_path):
+    lines = [trial("comet", 0, 1.0, 2.0), trial("comet", 1, None, None), waiting("comet", 2)]
+    (study,) = read_studies([write_study(tmp_path / "s", lines, trials=5)])
+    assert study.undone == 3
+    assert study.unfinished().startswith("made: 3 of 5 trials are not done")
+
+
+def test_studies_keep_their_order_and_count_once(tmp_path):
+    a, b = (write_study(tmp_path / name, random_trials(["comet"], 2), name=name) for name in "ab")
+    assert [study.name for study in read_studies([b, a, tmp_path / "a" / ".." / "b"])] == ["b", "a"]
+
+
+def test_plain_runs_are_collected_by_recipe_and_task_weight(tmp_path):
+    write_run(tmp_path / "x2", "comet+", seed=1, alpha=0.9)
+    write_run(tmp_path / "x1", "comet+", seed=2, alpha=0.9, experts=16)
+    write_run(tmp_path / "x3", "hash", alpha=0.9, test=None)
+    write_run(tmp_path / "x4", "hash", alpha=0.1)
+    write_run(tmp_path / "x5", "softmax", recipe="digits")
+    (tmp_path / "notes").mkdir()
+    nine, one, digits = read_studies([tmp_path, tmp_path / "x4"])
+    assert (nine.kind, nine.recipe, nine.alpha, nine.experts, nine.asked) == (
+        "runs",
+        "multidigits",
+        0.9,
+        None,
+        2,
+    )
+    assert nine.gates == ["hash", "comet+"]  # the paper's order
+    assert [path.name for path in nine.of("comet+")["run"]] == ["x2", "x1"]  # by seed
+    assert [params["seed"] for params in nine.of("comet+")["params"]] == [1, 2]
+    assert list(nine.trials["status"]) == ["running", "complete", "complete"]
+    assert nine.undone == 1
+    assert (one.alpha, len(one.trials)) == (0.1, 1)
+    assert (digits.recipe, digits.alpha, digits.experts) == ("digits", None, 8)
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda text: text[:-40], "line 3 of {}/trials.jsonl is not JSON"),
+        (
+            lambda text: text.replace('"index": 1', '"index": 0'),
+            "line 2 of {}/trials.jsonl is a second trial 0 of",
+        ),
+        (
+            lambda text: text.replace('"index": 2', '"index": 7'),
+            "line 3 of {}/trials.jsonl is trial 7 of comet",
+        ),
+        (lambda text: text.replace("comet", "topk", 1), "line 1 of {}/trials.jsonl is of gate 'topk'"),
+        (lambda text: text.replace("complete", "done", 1), "line 1 of {}/trials.jsonl does not fit (status:"),
+        (lambda text: text.replace('"gate"', '"door"', 1), "(gate: Field required)"),
+        (lambda text: "[]\n" + text, "line 1 of {}/trials.jsonl does not fit"),
+    ],
+)
+def test_a_damaged_line_is_named(tmp_path, damage, said):
+    folder = write_study(tmp_path / "s", random_trials(["comet"], 3))
+    lines = folder / "trials.jsonl"
+    lines.write_text(damage(lines.read_text()))
+    assert said.format(folder) in refused(folder)
+
+
+def test_what_is_no_study_is_refused_with_what_to_give(tmp_path):
+    assert "is no folder" in refused(tmp_path / "none")
+    assert "holds neither a study (study.json) nor runs (config.yaml)" in refused(tmp_path)
+    folder = write_study(tmp_path / "s", random_trials(["comet"], 3))
+    (folder / "trials.jsonl").unlink()
+    assert "has no trials.jsonl" in refused(folder)
+    (folder / "study.json").write_text('{"kind": "tuning"')
+    assert "study.json is not JSON" in refused(folder)
+    (folder / "study.json").write_bytes(b"\xff")
+    assert "study.json cannot be read" in refused(folder)
+    run = write_run(tmp_path / "r")
+    (run / "result.json").write_text('{"status": "complete", "test_loss": "low"}')
+    assert "test_loss: Input should be a valid number" in refused(run)
+    (run / "config.yaml").write_text("a: [")
+    assert "config.yaml is not YAML" in refused(run)
+    (run / "config.yaml").write_text("")
+    assert "config.yaml does not fit" in refused(run)
+
+
+def test_statistics_need_neither_torch_nor_training():
+    folder = Path(comet_moe.analysis.__file__).parent
+    names = [f"comet_moe.analysis.{path.stem}" for path in folder.glob("*.py") if path.stem != "__init__"]
+    assert len(names) > 5
+    unwanted = "{'torch', 'comet_moe.training', 'comet_moe.models', 'comet_moe.tuning'}"
+    code = f"import sys, {', '.join(names)}; print(sorted({unwanted} & sys.modules.keys()))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
