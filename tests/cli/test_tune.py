@@ -203,6 +203,36 @@ def test_trials_can_be_added(tmp_path):
     assert json.loads((out / "study.json").read_text())["trials"] == 2
 
 
+def test_a_machine_may_have_the_data_elsewhere(tmp_path, storage_url):
+    table = "user,item,rating\n" + "".join(f"u{i % 17},i{i % 23},{1 + i % 5}\n" for i in range(300))
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "table.csv").write_text(table)
+    for name, more in (("one", ["--trials", "1"]), ("two", ["--add-trials", "1"])):
+        out = tmp_path / name / "study"
+        words = [
+            "tune",
+            "ratings",
+            "--gates",
+            "hash",
+            "--workers",
+            "1",
+            "--storage",
+            storage_url,
+            "--out",
+            out,
+        ]
+        words += ["--set", "training.epochs=1", "--set", f"data.path={tmp_path / name / 'table.csv'}"]
+        if name == "two":
+            succeed(*words)
+        succeed(*words, *more)
+        settings = json.loads((out / "study.json").read_text())["settings"]
+        assert settings == ["training.epochs=1", f"data.path={tmp_path / name / 'table.csv'}"]
+    config = yaml.safe_load((tmp_path / "two" / "study" / "runs" / "hash-001" / "config.yaml").read_text())
+    assert config["data"]["path"] == str(tmp_path / "two" / "table.csv")
+    assert [row["status"] for row in trials(tmp_path / "two" / "study")] == ["complete"] * 2
+
+
 def test_a_diverged_trial_is_kept_with_its_reason(tmp_path):
     out = tmp_path / "study"
     done = succeed(

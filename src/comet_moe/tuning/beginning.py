@@ -6,12 +6,15 @@ from pathlib import Path
 from typing import Literal
 
 from comet_moe.recipes import parse_setting
+from comet_moe.recipes.schema import absolute
 from comet_moe.training import open_dataset
 from comet_moe.tuning.definition import Definition, check_definition, define
 from comet_moe.tuning.errors import StudyProblem
 from comet_moe.tuning.folder import StudyFolder
 from comet_moe.tuning.queue import Queue
 from comet_moe.tuning.storage import Storage
+
+_DATA_PATH = "data.path"  # the one setting that may differ from machine to machine
 
 
 @dataclass(frozen=True)
@@ -100,12 +103,11 @@ def _again(folder: StudyFolder, request: Request) -> OpenStudy:
         raise StudyProblem(f"the storage of {folder.path} has no study {described['name']}: restore it")
     _check(saved, request)
     definition = queue.add(request.add_trials) if request.add_trials else saved
-    settings = list(request.settings or described["settings"])
-    return _opened(folder, queue, definition, settings, storage)
+    return _opened(folder, queue, definition, [*described["settings"], *request.settings], storage)
 
 
 def _check(saved: Definition, request: Request) -> None:
-    shared = [setting for setting in request.settings if parse_setting(setting)[0] != ["data", "path"]]
+    shared = [setting for setting in request.settings if not setting.startswith(f"{_DATA_PATH}=")]
     check_definition(saved, request.kind, request.recipe, request.gates, request.trials, request.seed, shared)
 
 
@@ -113,7 +115,11 @@ def _opened(
     folder: StudyFolder, queue: Queue, definition: Definition, settings: list[str], storage: str | None
 ) -> OpenStudy:
     queue.fill(definition)
-    folder.describe(definition, queue.name, settings, storage)
+    kept = {setting.partition("=")[0]: setting for setting in settings}  # the last of each counts
+    data_path = None
+    if _DATA_PATH in kept:
+        data_path = absolute(parse_setting(kept[_DATA_PATH])[1])
+        kept[_DATA_PATH] = f"{_DATA_PATH}={data_path}"
+    folder.describe(definition, queue.name, list(kept.values()), storage)
     folder.write_trials(queue.rows(definition))
-    paths = [value for keys, value in map(parse_setting, settings) if keys == ["data", "path"]]
-    return OpenStudy(folder, queue, definition, str(Path(paths[-1]).absolute()) if paths else None)
+    return OpenStudy(folder, queue, definition, data_path)
