@@ -6,20 +6,26 @@ import subprocess
 import sys
 
 
-def run(*arguments):
+def run(*arguments, **options):
     return subprocess.run(
         [sys.executable, "-m", "comet_moe", *arguments],
         capture_output=True,
         text=True,
         timeout=300,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
+        **options,
     )
 
 
-def test_one_epoch_of_the_demo_prints_one_json_object():
-    done = run("demo", "--epochs", "1", "--json")
+def test_one_epoch_of_the_demo_prints_one_json_object_and_writes_a_page(tmp_path):
+    done = run("demo", "--epochs", "1", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    rows = json.loads(done.stdout)["rows"]
+    said = json.loads(done.stdout)
+    assert said["page"] == "demo.html"
+    assert [path.name for path in tmp_path.iterdir()] == ["demo.html"]
+    page = (tmp_path / "demo.html").read_text()
+    rows = said["rows"]
+    assert all(f"{row['test_loss']:.2f}" in page for row in rows)
     assert [row["gate"] for row in rows] == ["softmax", "topk", "topk+", "dselect", "comet", "comet+"]
     for row in rows:
         assert row["accuracy"].keys() == {"top_left", "bottom_right"}

@@ -6,7 +6,21 @@ from typing import Annotated
 import typer
 
 import comet_moe
-from comet_moe.cli import ablate, bench, data, demo, evaluate, export, flops, predict, train, tune
+from comet_moe.cli import (
+    ablate,
+    bench,
+    curves,
+    data,
+    demo,
+    evaluate,
+    export,
+    flops,
+    predict,
+    report,
+    table,
+    train,
+    tune,
+)
 
 app = typer.Typer(
     name="comet-moe",
@@ -24,7 +38,10 @@ app.command()(predict.predict)
 app.command()(export.export)
 app.command()(tune.tune)
 app.command()(ablate.ablate)
+app.command()(table.table)
+app.command()(curves.curves)
 app.command()(flops.flops)
+app.command()(report.report)
 app.command()(bench.bench)
 
 

@@ -1,6 +1,7 @@
 """``comet-moe demo``: six gates on two overlapping digits, in under two minutes and without a download."""
 
 import json
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -10,6 +11,7 @@ GATES = ("softmax", "topk", "topk+", "dselect", "comet", "comet+")
 
 def demo(
     epochs: Annotated[int | None, typer.Option(help="Epochs for each gate.", min=1)] = None,
+    page: Annotated[Path, typer.Option(help="Where to write the page about them.")] = Path("demo.html"),
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Train six gates on two overlapping digits and compare them.
@@ -19,17 +21,19 @@ def demo(
     """
     from tempfile import TemporaryDirectory
 
+    from comet_moe.report import write_report
+
     with TemporaryDirectory(prefix="comet-moe-demo-") as scratch:
         results = _train(scratch, epochs)
+        write_report([Path(scratch) / "runs"], page)
     if as_json:
-        typer.echo(json.dumps({"rows": results}))
+        typer.echo(json.dumps({"rows": results, "page": str(page)}))
     else:
         _show(results)
+        typer.echo(f"A page with all of it: {page}")
 
 
 def _train(scratch: str, epochs: int | None) -> list[dict[str, Any]]:
-    from pathlib import Path
-
     from comet_moe.cli.display import LiveRuns, RunRow
     from comet_moe.data import load
     from comet_moe.recipes import load_recipe
@@ -42,7 +46,7 @@ def _train(scratch: str, epochs: int | None) -> list[dict[str, Any]]:
     results = []
     with LiveRuns(rows).showing() as runs:
         for config, row in zip(configs, rows, strict=True):
-            folder = RunFolder(Path(scratch) / config.gate.name)
+            folder = RunFolder(Path(scratch) / "runs" / config.gate.name)
             folder.start(config)
             trainer = Trainer(config, dataset, folder, on_batch=row.on_batch, on_epoch=row.on_epoch)
             result = trainer.run()

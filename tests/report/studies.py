@@ -1,0 +1,227 @@
+"""Study folders of any size: trials drawn by a seed, and run folders with everything an epoch records."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import yaml
+
+GATES = ("softmax", "hash", "topk", "topk+", "dselect", "dselect+", "comet", "comet+")
+LEVEL = {"softmax": 43.0, "hash": 47.0, "topk": 42.4, "dselect": 41.6, "comet": 41.2}
+TASKS = ("watched", "rating")
+
+
+def has_trees(gate):
+    return gate.startswith(("comet", "dselect"))
+
+
+def space_of(gate):
+    space = {
+        "training.learning_rate": {"log": [1e-4, 1e-2]},
+        "training.batch_size": {"choice": [128, 256, 512]},
+        "seed": {"uniform": [0, 1000]},
+    }
+    if has_trees(gate):
+        space |= {"gate.gamma": {"choice": [0.01, 0.1, 1.0]}, "gate.entropy": {"log": [1e-3, 10.0]}}
+    if gate.startswith("topk"):
+        space["gate.normalize"] = {"choice": ["selected", "all"]}
+    return space
+
+
+def write_study(
+    folder,
+    kind="tuning",
+    gates=GATES,
+    trials=20,
+    name="movielens",
+    recipe="movielens",
+    alpha=0.9,
+    experts=16,
+    unfinished=0,
+    failed=0,
+    epochs=12,
+    seed=0,
+):
+    """Write study.json and trials.jsonl; of each gate ``failed`` trials failed, and the last wait."""
+    random = np.random.default_rng(seed)
+    folder.mkdir(parents=True)
+    space = {gate: space_of(gate) if kind == "tuning" else {} for gate in gates}
+    described = {
+        "kind": kind,
+        "name": name,
+        "recipe": recipe,
+        "gates": list(gates),
+        "trials": trials,
+        "seed": seed,
+        "settings": ["training.epochs=12"],
+        "experts": experts,
+        "alpha": alpha,
+        "storage": "study.sqlite",
+        "space": space,
+    }
+    (folder / "study.json").write_text(json.dumps(described))
+    lines = []
+    for gate in gates:
+        for index in range(trials):
+            trial = _trial(gate, index, space[gate], experts, epochs, random)
+            if index >= trials - unfinished:
+                trial |= _without_figures("waiting", None)
+            elif index >= trials - unfinished - failed:
+                trial |= _without_figures("failed", "the loss is nan at step 3 of epoch 2")
+            lines.append(json.dumps(trial))
+    (folder / "trials.jsonl").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def _without_figures(status, reason):
+    figures = ("validation_loss", "test_loss", "experts_per_sample", "flops_per_sample", "parameters")
+    unknown = dict.fromkeys((*figures, "epochs", "best_epoch", "seconds"))
+    return {"status": status, "reason": reason, "tasks": {}, **unknown}
+
+
+def _trial(gate, index, space, experts, epochs, random):
+    params = {name: _draw(spec, random) for name, spec in space.items()} | {"seed": index}
+    off = abs(np.log10(params.get("training.learning_rate", 1e-3)) + 3) ** 2
+    level = LEVEL[gate.rstrip("+")] - 0.4 * gate.endswith("+")
+    validation = level + off * 2 + 0.5 * random.gamma(1.5)
+    selected = {"softmax": experts, "hash": 1}.get(gate, 2 + 0.3 * random.random())
+    return {
+        "gate": gate,
+        "index": index,
+        "status": "complete",
+        "reason": None,
+        "attempts": 1,
+        "worker": "host:1",
+        "run": f"runs/{gate}-{index:03}",
+        "params": params,
+        "validation_loss": validation,
+        "test_loss": validation + 0.3 + 0.1 * random.standard_normal(),
+        "experts_per_sample": selected,
+        "flops_per_sample": 1e5 + 8e4 * selected,
+        "parameters": 36000,
+        "epochs": epochs,
+        "best_epoch": epochs - 1,
+        "seconds": 8.1,
+        "tasks": {
+            "watched": {"loss": 0.4, "accuracy": 0.8 + 0.01 * random.random(), "auc": 0.9},
+            "rating": {"loss": 0.7, "mse": 0.7 + 0.01 * random.random()},
+        },
+    }
+
+
+def _draw(spec, random):
+    if "log" in spec:
+        return float(10 ** random.uniform(*np.log10(spec["log"])))
+    if "choice" in spec:
+        return spec["choice"][random.integers(len(spec["choice"]))]
+    return int(random.integers(*spec["uniform"]))
+
+
+def write_run(folder, gate, experts=16, epochs=12, trees=2, shared="all", search_epochs=5, seed=0):
+    """Write a complete run folder with what an epoch records, soft permutations and leaf shares included."""
+    random = np.random.default_rng(seed)
+    folder.mkdir(parents=True)
+    config = {
+        "recipe": "movielens",
+        "seed": seed,
+        "data": {"name": "movielens", "path": None},
+        "model": {"kind": "rating", "experts": experts},
+        "gate": {"name": gate} | ({"k": trees} if has_trees(gate) else {}),
+        "search": {"epochs": search_epochs, "shared": shared},
+        "loss": {"alpha": 0.9},
+        "training": {"epochs": epochs, "learning_rate": 1e-3},
+    }
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    (folder / "environment.json").write_text(json.dumps([{"from_epoch": 0, "python": "3.11", "threads": 1}]))
+    (folder / "data.json").write_text(
+        json.dumps({"name": "movielens", "licence": "of its makers", "rows": {"train": 900, "test": 100}})
+    )
+    usage = {task: _usage(experts, random) for task in TASKS}
+    result = {
+        "status": "complete",
+        "validation_loss": 41.0,
+        "test_loss": 41.5,
+        "experts_per_sample": 2.0,
+        "flops_per_sample": 2.6e5,
+        "tasks": {"watched": {"loss": 0.4, "auc": 0.9}, "rating": {"loss": 0.7, "mse": 0.7}},
+        "usage": usage,
+        "recipe": "movielens",
+        "gate": gate,
+        "seed": seed,
+        "epochs": epochs,
+        "best_epoch": epochs - 1,
+        "parameters": 36000,
+        "seconds": 8.1,
+    }
+    (folder / "result.json").write_text(json.dumps(result))
+    searches = {"all": 1, "gate": len(TASKS), "tree": len(TASKS)}[shared] if gate.endswith("+") else 0
+    orders = [_order(experts, trees if shared == "tree" else None, random) for _ in range(searches)]
+    leaves = {task: random.dirichlet(np.full(experts, 0.2), size=trees) for task in TASKS}
+    with (folder / "metrics.jsonl").open("w") as file:
+        for epoch in range(1, epochs + 1):
+            hardness = min(1.0, epoch / search_epochs)
+            file.write(json.dumps(_epoch(gate, epoch, hardness, usage, leaves, orders, random)) + "\n")
+    return folder
+
+
+def _usage(experts, random):
+    share = np.sort(random.dirichlet(np.full(experts, 0.5)))[::-1]
+    share[share < 0.01] = 0
+    return {
+        "experts_per_sample": 2.0,
+        "share_of_samples": np.minimum(2 * share, 1).tolist(),
+        "share_of_weight": share.tolist(),
+        "dead_experts": np.flatnonzero(share == 0).tolist(),
+    }
+
+
+def _order(experts, trees, random):
+    if trees is None:
+        return random.permutation(experts).tolist()
+    return [random.permutation(experts).tolist() for _ in range(trees)]
+
+
+def _soft(order, hardness):
+    if isinstance(order[0], list):
+        return [_soft(one, hardness) for one in order]
+    size = len(order)
+    return np.round(hardness * np.eye(size)[order] + (1 - hardness) / size, 3).tolist()
+
+
+def _epoch(gate, epoch, hardness, usage, leaves, orders, random):
+    loss = LEVEL[gate.rstrip("+")] + 60 / epoch + random.random()
+    trained = {task: dict(found) for task, found in usage.items()}
+    if has_trees(gate):
+        for task, found in trained.items():
+            uniform = np.full_like(leaves[task], 1 / leaves[task].shape[1])
+            shares = hardness * leaves[task] + (1 - hardness) * uniform
+            found |= {"one_hot_trees": hardness, "tree_entropy": 1 - hardness, "leaf_share": shares.tolist()}
+    return {
+        "epoch": epoch,
+        "train_loss": loss - 2,
+        "train_usage": trained,
+        "searching": hardness < 1 and bool(orders),
+        "permutations": orders,
+        "soft_permutations": [_soft(order, hardness) for order in orders] if hardness < 1 else [],
+        "validation_loss": loss,
+        "validation": {"loss": loss, "usage": usage},
+    }
+
+
+def add_runs(study, per_gate=6, **options):
+    """Write a run folder for each gate's first trials."""
+    for gate in json.loads((study / "study.json").read_text())["gates"]:
+        for index in range(per_gate):
+            write_run(study / "runs" / f"{gate}-{index:03}", gate, seed=index, **options)
+    return study
+
+
+def link_runs(study, stock: Path, **options):
+    """A run folder for every trial: each gate's is written once, and linked to."""
+    described = json.loads((study / "study.json").read_text())
+    (study / "runs").mkdir()
+    for gate in described["gates"]:
+        run = write_run(stock / gate, gate, **options)
+        for index in range(described["trials"]):
+            (study / "runs" / f"{gate}-{index:03}").symlink_to(run, target_is_directory=True)
+    return study

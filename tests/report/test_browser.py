@@ -1,0 +1,248 @@
+"""The page in a real browser, as its readers meet it."""
+
+import base64
+import json
+
+import pytest
+from studies import add_runs, write_study
+
+from comet_moe.report import write_report
+
+OF_A_STUDY = [
+    "losses", "bootstrap", "experts", "flops", "usage", "convergence", "permutation", "trees", "sensitivity",
+]  # fmt: skip
+OF_RUNS = ["losses", "experts", "flops", "usage", "convergence", "permutation", "trees"]
+
+
+def test_a_study_draws_every_plot_without_complaint_or_request(page, study_page):
+    page.open(study_page).see_everything()
+    marks = page.marks()
+    assert [name for name, _ in marks] == OF_A_STUDY
+    assert all(count > 0 for _, count in marks), marks
+    assert page.complaints() == []
+    assert page.requests() == []
+
+
+def test_real_runs_draw_every_plot_without_complaint_or_request(page, real_page):
+    page.open(real_page).see_everything()
+    marks = page.marks()
+    assert [name for name, _ in marks] == OF_RUNS
+    assert all(count > 0 for _, count in marks), marks
+    assert page.complaints() == []
+    assert page.requests() == []
+
+
+def test_every_complete_trial_is_a_point(page, study_page, study):
+    trials = [json.loads(line) for line in (study / "trials.jsonl").read_text().splitlines()]
+    complete = sum(trial["status"] == "complete" for trial in trials)
+    marks = dict(page.open(study_page).see("experts", "flops", "sensitivity").marks())
+    assert marks["experts"] == marks["flops"] == marks["sensitivity"] == complete
+
+
+def test_plots_are_drawn_when_they_come_into_view(page, study_page):
+    page.open(study_page)
+    assert page.run("return figures.filter((figure) => figure.drawn).length") < len(OF_A_STUDY)
+
+
+def losses_in_the_table(page):
+    return [float(value) for value in column_of_the_table(page, 1)]
+
+
+def column_of_the_table(page, place):
+    return page.run(
+        "return [...document.querySelectorAll('#study-1-summary tbody tr')]"
+        ".map((row) => row.children[arguments[0]].dataset.value)",
+        place,
+    )
+
+
+def test_the_table_sorts_both_ways_by_click_and_by_keyboard(page, study_page):
+    page.open(study_page)
+    button = page.find("#study-1-summary th:nth-child(2) button")
+    before = losses_in_the_table(page)
+    button.click()
+    assert losses_in_the_table(page) == sorted(before) != before
+    assert page.find("#study-1-summary th:nth-child(2)").get_attribute("aria-sort") == "ascending"
+    button.send_keys("\n")
+    assert losses_in_the_table(page) == sorted(before, reverse=True)
+    assert page.find("#study-1-summary th:nth-child(2)").get_attribute("aria-sort") == "descending"
+
+
+def test_rows_without_a_value_sort_last_either_way(page, study_page):
+    page.open(study_page)
+    column = page.texts("#study-1-summary thead button").index("p (search)") + 1
+    for _ in range(2):
+        page.find(f"#study-1-summary th:nth-child({column}) button").click()
+        values = column_of_the_table(page, column - 1)
+        assert values[-1] == ""
+        assert values[0] != ""
+
+
+def shown_permutation(page):
+    return page.run("return document.querySelector('figure[data-plot=permutation] .canvas').data[0].z")
+
+
+def test_the_slider_hardens_the_permutation(page, real_page, real_runs):
+    page.open(real_page).see("permutation")
+    epochs = [json.loads(line) for line in (real_runs / "comet+" / "metrics.jsonl").read_text().splitlines()]
+    order = epochs[-1]["permutations"][0]
+    hard = [[float(expert == to) for expert in range(len(order))] for to in order]
+    assert shown_permutation(page) == hard
+    last = page.find("figure[data-plot=permutation] .heatmaplayer image").get_attribute("href")
+    slider = page.find("figure[data-plot=permutation] input[type=range]")
+    slider.send_keys("\ue012")  # arrow left
+    assert shown_permutation(page) == epochs[0]["soft_permutations"][0]
+    assert page.find("figure[data-plot=permutation] .heatmaplayer image").get_attribute("href") != last
+    assert page.find("figure[data-plot=permutation] output").text == "1 (soft)"
+    assert slider.get_attribute("aria-valuetext") == "1 (soft)"
+
+
+def test_the_tree_has_the_shares_of_its_epoch_and_the_experts_behind_the_permutation(
+    page, real_page, real_runs
+):
+    page.open(real_page).see("trees")
+    result = json.loads((real_runs / "comet+" / "result.json").read_text())
+    epochs = [json.loads(line) for line in (real_runs / "comet+" / "metrics.jsonl").read_text().splitlines()]
+    for place in (0, result["best_epoch"] - 1):
+        page.choose("trees", "frame", place)
+        shares = epochs[place]["train_usage"]["top_left"]["leaf_share"][0]
+        order = epochs[place]["permutations"][0]
+        labels = page.texts("figure[data-plot=trees] .trees > div:first-child svg text:not(.halo)")
+        names = [f"leaf {leaf} \u2192 expert {expert}" for leaf, expert in enumerate(order)]
+        assert labels[::2] == names
+        assert [said_share(text) for text in labels[1::2]] == [
+            pytest.approx(share, abs=0.006) for share in shares  # percent are shown without decimals
+        ]  # fmt: skip
+
+
+def said_share(text):
+    return float(text.removeprefix("<").removesuffix(" %")) / 100
+
+
+def test_a_phone_has_no_sideways_scrolling(page, study_page, real_page):
+    for file in (study_page, real_page):
+        page.open(file, width=360).see_everything()
+        assert page.run("return document.documentElement.scrollWidth") == 360
+        assert all(count > 0 for _, count in page.marks())
+
+
+def test_printing_draws_all_plots_in_light_colours(page, study_page):
+    page.open(study_page, dark=True)
+    dark = page.run("return getComputedStyle(document.body).backgroundColor")
+    page.command("Emulation.setEmulatedMedia", media="print",
+                 features=[{"name": "prefers-color-scheme", "value": "dark"}])  # fmt: skip
+    marks = page.marks()
+    assert [name for name, _ in marks] == OF_A_STUDY
+    assert all(count > 0 for _, count in marks), marks
+    assert page.run("return getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)" != dark
+    ink = "return document.querySelector('figure[data-plot=losses] .canvas').layout.font.color"
+    assert page.run(ink) == "#1a1f26"
+
+
+def test_a_pdf_has_every_plot(page, study_page):
+    page.open(study_page)
+    printed = page.command("Page.printToPDF", printBackground=True)["data"]
+    assert base64.b64decode(printed).startswith(b"%PDF")
+    assert page.run("return figures.every((figure) => figure.drawn)")
+    assert page.run("return document.documentElement.dataset.theme ?? null") is None  # and the screen is back
+
+
+def test_the_dark_scheme_changes_the_plots_too(page, study_page):
+    colours = []
+    for dark in (False, True):
+        page.open(study_page, dark=dark).see("losses")
+        colours.append(
+            page.run("return document.querySelector('figure[data-plot=losses] .canvas').layout.font.color")
+        )
+    assert colours == ["#1a1f26", "#e7ebf0"]
+
+
+def test_names_are_shown_as_text(page, tmp_path):
+    name = "<script>alert(1)</script>"
+    folder = write_study(tmp_path / "study", gates=("topk", "comet+"), trials=8, failed=1, name=name)
+    trials = folder / "trials.jsonl"
+    trials.write_text(
+        trials.read_text()
+        .replace("the loss is nan", "<img src=x onerror=alert(2)>")
+        .replace("watched", "<b>w</b>")
+    )
+    page.open(write_report([folder], tmp_path / "page.html")).see_everything()
+    assert page.find("h1").text == f"{name} (alpha=0.9)"
+    assert page.driver.title.startswith(name)
+    assert "<img src=x onerror=alert(2)>" in page.find("#study-1-failures").text
+    assert "<b>w</b>" in page.find("#study-1-summary").text
+    assert page.complaints() == []
+    assert page.requests() == []
+
+
+def test_a_key_hides_its_gate_in_every_plot_of_the_chapter(page, study_page):
+    page.open(study_page).see_everything()
+    before = dict(page.marks())
+    page.find(".key button[data-gate=comet]").click()
+    after = dict(page.marks())
+    for plot in ("losses", "bootstrap", "experts", "flops", "convergence", "sensitivity"):
+        assert after[plot] < before[plot], plot
+    pressed = page.run(
+        "return [...document.querySelectorAll('.key [data-gate=comet]')].map((b) => b.ariaPressed)"
+    )
+    assert set(pressed) == {"false"}
+    for button in page.all("#study-1-convergence .key button[aria-pressed=true]"):
+        button.click()
+    assert page.find("figure[data-plot=convergence] .note").text == "Every gate of this plot is hidden."
+    assert page.complaints() == []
+
+
+def test_sensitivity_has_the_axis_of_its_setting(page, study_page):
+    page.open(study_page).see("sensitivity")
+    axis = "return document.querySelector('figure[data-plot=sensitivity] .canvas').layout.xaxis"
+    assert page.run(axis)["type"] == "log"
+    page.choose("sensitivity", "parameter", "gate.normalize")
+    assert page.run(axis)["ticktext"] == ["selected", "all"]
+    drawn = page.run("return document.querySelector('figure[data-plot=sensitivity] .canvas').data.length")
+    assert drawn == 2  # topk and topk+ alone draw it
+
+
+def test_local_search_looks_different_without_colour(page, study_page):
+    page.open(study_page).see("bootstrap")
+    lines = page.run("""
+        return document.querySelector('figure[data-plot=bootstrap] .canvas').data
+          .filter((trace) => trace.hovertemplate)
+          .map((trace) => [trace.hovertemplate.split(',')[0], trace.line.dash, trace.marker.symbol])
+    """)
+    looks = {gate: (dash, symbol) for gate, dash, symbol in lines}
+    assert looks["comet"] == ("solid", "star")
+    assert looks["comet+"] == ("dash", "star-open")
+    assert len(set(looks.values())) == len(looks)
+
+
+def test_an_ablation_shows_its_spread_and_leaves_out_tuning(page, tmp_path):
+    folder = write_study(tmp_path / "ablation", kind="ablation", gates=("topk", "topk+"), trials=10)
+    page.open(write_report([folder], tmp_path / "page.html")).see_everything()
+    assert dict(page.marks()) == {"spread": 2 * 11, "experts": 20, "flops": 20}  # ten runs and a mean a gate
+    assert "topk+ below topk: p" in page.find("#study-1-spread").text
+    assert page.complaints() == []
+
+
+@pytest.mark.parametrize("shared", ["gate", "tree"])
+def test_wide_trees_with_a_search_each_are_drawn_in_part(page, tmp_path, shared):
+    folder = write_study(tmp_path / "wide", gates=("comet+", "dselect"), trials=4, experts=48)
+    add_runs(folder, per_gate=1, experts=48, shared=shared)
+    page.open(write_report([folder], tmp_path / "page.html")).see_everything()
+    assert all(count > 0 for _, count in page.marks())
+    options = page.texts("figure[data-plot=permutation] [data-name=search] option")
+    expected = {
+        "gate": ["of watched", "of rating"],
+        "tree": [f"of {task}, tree {tree}" for task in ("watched", "rating") for tree in (1, 2)],
+    }
+    assert options == expected[shared]
+    trees = page.run("return figures.find(({ kind }) => kind === 'trees').chapter.best['comet+'].trees")
+    last = trees["frames"][-1]["tasks"]["watched"]
+    order = trees["orders"][last["order"][0]]
+    page.choose("trees", "gate", "comet+")
+    shown = page.texts("figure[data-plot=trees] .trees > div:first-child svg text:not(.halo)")[::2]
+    assert [text for text in shown if text.startswith("leaf")] == [
+        f"leaf {leaf} \u2192 expert {order[leaf]}"
+        for leaf, share in enumerate(last["shares"][0])
+        if share >= 100  # parts of ten thousand
+    ]
+    assert page.complaints() == []
