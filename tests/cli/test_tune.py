@@ -59,13 +59,9 @@ def wait_for(found, process, seconds=120):
 
 
 def in_the_middle(out):
-    """The worker and the index of a trial that has a checkpoint and no result."""
-    for path in out.glob("runs/*/checkpoint/state.safetensors"):
-        run = path.parents[1]
-        if not (run / "result.json").exists():
-            environment = json.loads((run / "environment.json").read_text())
-            return environment and run.name
-    return None
+    """The name of a run that has a checkpoint and no result."""
+    runs = [path.parents[1] for path in out.glob("runs/*/checkpoint/state.safetensors")]
+    return next((run.name for run in runs if not (run / "result.json").exists()), None)
 
 
 def children(process):
@@ -167,9 +163,21 @@ def test_ctrl_c_hands_the_trials_back_and_says_how_to_go_on(undisturbed, tmp_pat
     os.killpg(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "--resume`" in err
+    assert f"comet-moe tune multidigits --out {out} --resume`" in err
     assert "Traceback" not in err
     finish(start(*words, "--resume", "--json"))  # at once: no sign of life has to be missed
+    assert figures(out) == figures(undisturbed[0])
+
+
+def test_a_worker_that_is_asked_to_stop_is_replaced(undisturbed, tmp_path):
+    out = tmp_path / "study"
+    process = start(
+        *arguments("tune", out, "--gates", "topk,comet+", "--trials", 2, "--workers", 1), "--json"
+    )
+    wait_for(lambda: in_the_middle(out), process)
+    (worker,) = children(process)
+    os.kill(worker, signal.SIGTERM)
+    finish(process)
     assert figures(out) == figures(undisturbed[0])
 
 
@@ -266,9 +274,10 @@ def test_a_mistake_leaves_nothing_behind(tmp_path):
     assert "storage must be" in refusal(
         *("tune", "multidigits", "--gates", "topk", "--out", out, "--storage", "mysql://host/db")
     )
-    assert "holds no study to add trials to" in refusal(
+    assert "holds no study to add to" in refusal(
         *("tune", "multidigits", "--gates", "topk", "--out", out, "--add-trials", 3)
     )
+    assert "a hash gate needs keys" in refusal("tune", "multidigits", "--gates", "topk,hash", "--out", out)
     assert not out.exists()
     assert comet_moe("tune", "multidigits", "--gates", "topk", "--trials", "0").code == 2
     out.mkdir()
@@ -290,5 +299,19 @@ def test_going_on_must_be_asked_for_and_must_agree(undisturbed):
     )
     assert "kind is 'tuning' in the saved study, got 'ablation'" in refusal(
         *("ablate", "multidigits", "--out", out, "--resume")
+    )
+    assert "is named 'study', got --name 'other'" in refusal(
+        *("tune", "multidigits", "--out", out, "--resume", "--name", "other")
+    )
+    assert "has another storage" in refusal(
+        *(
+            "tune",
+            "multidigits",
+            "--out",
+            out,
+            "--resume",
+            "--storage",
+            f"sqlite:///{out.parent}/other.sqlite",
+        )
     )
     assert (out / "trials.jsonl").read_text() == before

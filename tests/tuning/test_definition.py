@@ -55,8 +55,13 @@ def test_a_definition_is_read_as_it_was_written(saved):
     [
         ({"kind": "ablation"}, "kind is 'tuning' in the saved study, got 'ablation'"),
         ({"gates": ["topk"]}, r"gates is \['topk', 'comet\+'\] in the saved study, got \['topk'\]"),
-        ({"trials": 8}, "trials is 5 in the saved study, got 8: raise it with --add-trials"),
+        ({"trials": 8}, "trials is 5 in the saved study, got 8: add to it with --add-trials"),
         ({"seed": 1}, "seed is 0 in the saved study, got 1"),
+        ({"heartbeat": 60}, "heartbeat is 10 in the saved study, got 60"),
+        (
+            {"settings": ["training.learning_rate=0.002"]},
+            "training.learning_rate is drawn in the saved study",
+        ),
         ({"recipe": "ratings"}, "recipe is 'multidigits' in the saved study, got 'ratings'"),
         ({"settings": ["training.epochs=4"]}, "training.epochs is 3 in the saved study, got 4"),
         ({"settings": ["gate=topk"]}, "name them with --gates"),
@@ -69,6 +74,7 @@ def test_a_difference_is_named(saved, asked, says):
         "gates": GATES,
         "trials": 5,
         "seed": 0,
+        "heartbeat": None,
         "settings": [],
     }
     check_definition(saved, **as_saved)
@@ -95,6 +101,10 @@ def test_a_mistake_is_named(gates, settings, says):
         ("", "has no tuning section"),
         ("tuning: 3", "tuning must be a mapping of settings, got 3"),
         ("tuning: {comit: {}}", "there is no setting tuning.comit"),
+        ("tuning: {all: 3}", "tuning.all must be a mapping of settings, got 3"),
+        ("tuning: {all: {3: {choice: [1]}}}", "tuning.all must be a mapping of settings"),
+        ("tuning: {all: {seed: {choice: [1]}}}", "tuning.all.seed cannot be drawn"),
+        ("tuning: {all: {model.dropout: {uniform: [0.1, .inf]}}}", "a range must rise"),
         ("tuning: {all: {training.learning_rate: 1.0}}", "tuning of training.learning_rate must be one of"),
         ("tuning: {all: {training.learning_rate: {log: [1, 0.1]}}}", "a range must rise"),
         ("tuning: {all: {training.learning_rate: {log: [0, 1]}}}", "log.0: .* greater than 0"),

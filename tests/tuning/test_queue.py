@@ -3,10 +3,11 @@
 import multiprocessing
 import time
 
+import optuna
 import pytest
 
 from comet_moe.tuning import Queue, Storage, StudyProblem, define
-from comet_moe.tuning.queue import AHEAD, ATTEMPTS
+from comet_moe.tuning.queue import AHEAD, ATTEMPTS, Lost
 from comet_moe.tuning.storage import without_password
 
 RESULT = {
@@ -157,10 +158,12 @@ def test_processes_that_start_at_once_share_the_trials(storage_url):
             "storage must be sqlite:///FILE or postgresql://USER@HOST/DATABASE, got 'mysql",
         ),
         ("sqlite://", "storage must be"),
-        ("study.sqlite", "storage must be .*, got 'study.sqlite'"),
+        ("study.sqlite", "storage must be .*, and what was given is no URL"),
+        ("postgres//me:secret@host/db", "storage must be"),
+        ("postgresql://me:secret@host:port/db", "storage must be"),
         (
             "postgresql://me:secret@127.0.0.1:1/none",
-            r"storage postgresql://me:\*\*\*@127.0.0.1:1/none cannot be used",
+            r"storage postgresql://me@127.0.0.1:1/none cannot be used",
         ),
     ],
 )
@@ -178,3 +181,46 @@ def test_a_file_that_is_no_database_is_named(tmp_path):
 
 def test_a_password_is_not_written_down():
     assert without_password("postgresql://me:secret@host/db") == "postgresql://me@host/db"
+    assert without_password("postgresql://host/db?password=secret&user=me") == "postgresql://host/db?user=me"
+
+
+def test_a_start_that_was_killed_half_way_is_finished_by_the_next(storage_url):
+    queue = Queue(Storage(storage_url), "study")
+    definition = define("tuning", "multidigits", ["topk", "comet"], 2)
+    optuna.create_study(storage=queue.storage.tables, study_name="study/topk")
+    assert queue.definition() is None
+    queue.start(definition)
+    optuna.delete_study(study_name="study/comet", storage=queue.storage.tables)
+    again = Queue(Storage(storage_url), "study")
+    assert again.start(definition) == definition
+    assert again.fill(definition) == 4
+
+
+def test_a_worker_learns_that_its_trial_is_another_ones_now(storage_url):
+    queue, definition = started(storage_url, trials=1, gates=["topk"])
+    lost = queue.claim(definition)
+    queue.lose(lost)
+    queue.fill(definition)
+    assert queue.claim(definition).index == lost.index
+    with pytest.raises(Lost):
+        queue.report(lost, 1, 2.0)
+
+
+def test_a_trial_that_gets_further_each_time_is_not_given_up(storage_url):
+    queue, definition = started(storage_url, trials=1, gates=["topk"])
+    for epoch in range(ATTEMPTS + 1):
+        claim = queue.claim(definition)
+        queue.report(claim, epoch, 1.0)
+        queue.lose(claim)
+        assert queue.fill(definition) == 1
+
+
+def test_trials_of_others_in_the_same_storage_are_left_alone(storage_url):
+    queue, definition = started(storage_url, trials=1, gates=["topk"])
+    study = optuna.load_study(study_name="study/topk", storage=queue.storage.tables)
+    study.enqueue_trial({"x": 1})  # by hand, in a dashboard
+    queue.finish(queue.claim(definition), RESULT)
+    assert queue.claim(definition) is None
+    assert queue.fill(definition) == 0
+    with pytest.raises(StudyProblem, match="must not hold a slash"):
+        Queue(queue.storage, "study/topk")

@@ -11,7 +11,9 @@ PAPERS_GATES = "hash,hash+,topk,topk+,comet,comet+"
 
 def ablate(
     recipe: Annotated[str, typer.Argument(help="The name of a recipe, or the path of a YAML file.")],
-    gates: Annotated[str, typer.Option(help="The gates to compare; + is local search.")] = PAPERS_GATES,
+    gates: Annotated[
+        str | None, typer.Option(help=f"The gates to compare; + is local search; {PAPERS_GATES} without it.")
+    ] = None,
     seeds: Annotated[
         int | None, typer.Option(min=1, help=f"Initialisations of each gate; {PAPERS_SEEDS} without it.")
     ] = None,
@@ -38,8 +40,9 @@ def ablate(
         int, typer.Option(min=0, help="Go on with that many more initialisations of each gate.")
     ] = 0,
     heartbeat: Annotated[
-        int, typer.Option(min=1, help="Seconds between signs of life; a run without four is run again.")
-    ] = 10,
+        int | None,
+        typer.Option(min=1, help="Seconds between signs of life, 10; a run without four is run again."),
+    ] = None,
     keep_models: Annotated[
         bool, typer.Option("--keep-models", help="Keep all weights, not only those of each gate's best run.")
     ] = False,
@@ -51,13 +54,16 @@ def ablate(
     `comet-moe table` tests each gate with local search against itself without.
     """
     from comet_moe.cli.studying import run_study
-    from comet_moe.tuning import Request
+    from comet_moe.tuning import Request, StudyFolder
 
+    folder = out or Path("studies") / f"{Path(recipe).stem}-ablation"
+    if gates is None and not StudyFolder(folder).holds_study():
+        gates = PAPERS_GATES
     request = Request(
         kind="ablation",
         recipe=recipe,
-        out=out or Path("studies") / f"{Path(recipe).stem}-ablation",
-        gates=gates.split(","),
+        out=folder,
+        gates=None if gates is None else gates.split(","),
         trials=seeds,
         settings=settings or [],
         storage=storage,
@@ -65,5 +71,6 @@ def ablate(
         resume=resume,
         add_trials=add_seeds,
         heartbeat=heartbeat,
+        keep_models=keep_models,
     )
-    run_study(request, PAPERS_SEEDS, workers, keep_models, as_json)
+    run_study(request, PAPERS_SEEDS, workers, as_json)

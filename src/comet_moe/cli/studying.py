@@ -2,10 +2,10 @@
 
 import json
 import os
-import sys
+import shlex
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import typer
@@ -19,6 +19,7 @@ from comet_moe.cli.display import as_number, as_time
 from comet_moe.tuning import Job, OpenStudy, Pool, Request, begin_study, best, counts
 from comet_moe.tuning.pool import Worker
 from comet_moe.tuning.queue import Row
+from comet_moe.tuning.storage import STORAGE_ERRORS, storage_problem
 
 _DONE = ("complete", "failed")
 
@@ -26,36 +27,43 @@ LOOK_SHARE = 0.05
 """Part of the time that may go into looking at the storage."""
 
 
-def run_study(
-    request: Request, default_trials: int, workers: int | None, keep_models: bool, as_json: bool
-) -> None:
+def run_study(request: Request, default_trials: int, workers: int | None, as_json: bool) -> None:
     """Run the study to its end on this machine's workers, and say what came out."""
+    try:
+        view = _view(begin_study(request, default_trials), workers)
+        with view.showing():
+            try:
+                if view.unfinished():
+                    view.pool.run(view.look)
+            finally:
+                with suppress(*STORAGE_ERRORS):
+                    view.look(now=True)
+    except KeyboardInterrupt:
+        typer.echo(f"stopped: go on with `{_command(request)}`", err=True)
+        raise typer.Exit(130) from None
+    except STORAGE_ERRORS as error:
+        raise storage_problem(error) from error
+    _show(view, as_json)
+
+
+def _view(study: OpenStudy, workers: int | None) -> "StudyView":
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     size = workers or cores
-    study = begin_study(request, default_trials)
     job = Job(
         folder=study.folder.path.absolute(),
         storage=study.queue.storage.url,
         name=study.queue.name,
         data_path=study.data_path,
         threads=max(1, cores // size),
-        heartbeat=request.heartbeat,
-        keep_models=keep_models,
+        heartbeat=study.queue.storage.heartbeat,
+        keep_models=study.keep_models,
     )
-    view = StudyView(study, Pool(job, study.queue, size))
-    try:
-        with view.showing():
-            if any(row["status"] in ("waiting", "running") for row in view.rows):
-                view.pool.run(view.look)
-            view.look(now=True)
-    except KeyboardInterrupt:
-        typer.echo(f"stopped: go on with `{_command()} --resume`", err=True)
-        raise typer.Exit(130) from None
-    _show(study, view.rows, as_json)
+    return StudyView(study, Pool(job, study.queue, size))
 
 
-def _command() -> str:
-    return " ".join(["comet-moe", *(word for word in sys.argv[1:] if word != "--resume")])
+def _command(request: Request) -> str:
+    verb = "tune" if request.kind == "tuning" else "ablate"
+    return shlex.join(["comet-moe", verb, request.recipe, "--out", str(request.out), "--resume"])
 
 
 class StudyView:
@@ -65,7 +73,8 @@ class StudyView:
         self.study = study
         self.pool = pool
         self.console = Console(stderr=True)
-        self.rows: list[Row] = study.queue.rows(study.definition)
+        self.definition = study.queue.known_definition()
+        self.rows: list[Row] = study.queue.rows(self.definition)
         self._next = 0.0
         self._started = time.monotonic()
         self._done_before = self._done()
@@ -75,12 +84,20 @@ class StudyView:
         started = time.monotonic()
         if started < self._next and not now:
             return
-        rows = self.study.queue.rows(self.study.definition)
+        definition = self.study.queue.known_definition()
+        if definition != self.definition:  # trials were added, here or on another machine
+            self.definition = definition
+            self.study.describe(definition)
+        rows = self.study.queue.rows(definition)
         if rows != self.rows:
             self._log_what_is_new(rows)
             self.rows = rows
             self.study.folder.write_trials(rows)
         self._next = time.monotonic() + max(1.0, (time.monotonic() - started) / LOOK_SHARE)
+
+    def unfinished(self) -> bool:
+        """Whether a trial is not done."""
+        return self._done() < len(self.rows)
 
     @contextmanager
     def showing(self) -> Iterator[None]:
@@ -96,9 +113,9 @@ class StudyView:
 
     def _gates(self) -> Table:
         table = _table("gate", ("", "done", "running", "failed", "left", "best valid", "its test"))
-        for gate in self.study.definition.gates:
+        for gate in self.definition.gates:
             count, top = counts(self.rows, gate), best(self.rows, gate)
-            trials = self.study.definition.trials
+            trials = self.definition.trials
             done = count["complete"] + count["failed"]
             table.add_row(
                 gate,
@@ -177,21 +194,20 @@ def _table(first: str, others: tuple[str, ...]) -> Table:
     return table
 
 
-def _show(study: OpenStudy, rows: list[Row], as_json: bool) -> None:
-    found = [_summary(rows, gate) for gate in study.definition.gates]
+def _show(view: StudyView, as_json: bool) -> None:
+    path, definition = view.study.folder.path, view.definition
+    found = [_summary(view.rows, gate) for gate in definition.gates]
     if as_json:
-        typer.echo(json.dumps({"study": str(study.folder.path), "rows": found}, allow_nan=False))
+        typer.echo(json.dumps({"study": str(path), "rows": found}, allow_nan=False))
         return
-    typer.echo(f"{study.folder.path}: {study.definition.trials} trials for each gate")
+    typer.echo(f"{path}: {definition.trials} trials for each gate")
     for row in found:
         said = f"{row['trials_complete']} complete, {row['trials_failed']} failed"
         if row["best_run"] is not None:
-            said += (
-                f", best validation loss {row['best_validation_loss']:.3f} with test loss "
-                f"{row['best_test_loss']:.3f} in {row['best_run']}"
-            )
+            losses = as_number(row["best_validation_loss"]), as_number(row["best_test_loss"]) or "-"
+            said += ", best validation loss {} with test loss {}".format(*losses) + f" in {row['best_run']}"
         typer.echo(f"  {row['gate']:<10}{said}")
-    typer.echo(f"next: comet-moe table {study.folder.path}")
+    typer.echo(f"next: comet-moe table {path}")
 
 
 def _summary(rows: list[Row], gate: str) -> dict[str, Any]:

@@ -39,8 +39,9 @@ def tune(
         int, typer.Option(min=0, help="Go on with that many more trials for each gate.")
     ] = 0,
     heartbeat: Annotated[
-        int, typer.Option(min=1, help="Seconds between signs of life; a trial without four is run again.")
-    ] = 10,
+        int | None,
+        typer.Option(min=1, help="Seconds between signs of life, 10; a trial without four is run again."),
+    ] = None,
     keep_models: Annotated[
         bool,
         typer.Option("--keep-models", help="Keep all weights, not only those of each gate's best trial."),
@@ -69,5 +70,6 @@ def tune(
         resume=resume,
         add_trials=add_trials,
         heartbeat=heartbeat,
+        keep_models=keep_models,
     )
-    run_study(request, PAPERS_TRIALS, workers, keep_models, as_json)
+    run_study(request, PAPERS_TRIALS, workers, as_json)

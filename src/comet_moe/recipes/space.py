@@ -5,6 +5,7 @@ A recipe's ``tuning`` section maps settings to what they are drawn from. ``all``
 over those without. ``fixed`` in the place of a draw leaves a setting as the recipe has it.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Self
 
@@ -28,7 +29,7 @@ class _Range(Section):
     @model_validator(mode="after")
     def _rises(self) -> Self:
         low, high = self.ends()
-        if not low < high:
+        if not -math.inf < low < high < math.inf:
             raise ValueError(f"a range must rise, got [{low}, {high}]")
         return self
 
@@ -71,8 +72,18 @@ def load_space(recipe: str, gate: str, settings: Sequence[str] = ()) -> Space:
         raise RecipeError(f"recipe {recipe}: there is no setting tuning.{unknown[0]}")
     names = ["all", *(["search"] if gate.endswith("+") else []), gate.removesuffix("+"), gate]
     layers = [section.get(name) or {} for name in dict.fromkeys(names)]
-    given = {".".join(parse_setting(setting)[0]) for setting in settings}
-    merged = {key: value for layer in layers for key, value in layer.items() if key not in given}
+    for name, layer in zip(dict.fromkeys(names), layers, strict=True):
+        if not isinstance(layer, Mapping) or not all(isinstance(key, str) for key in layer):
+            raise RecipeError(f"recipe {recipe}: tuning.{name} must be a mapping of settings, got {layer!r}")
+        if "seed" in layer:
+            raise RecipeError(f"recipe {recipe}: tuning.{name}.seed cannot be drawn: each trial has its own")
+    given = [".".join(parse_setting(setting)[0]) for setting in settings]
+    merged = {
+        key: value
+        for layer in layers
+        for key, value in layer.items()
+        if not any(key == name or key.startswith(f"{name}.") for name in given)
+    }
     return {key: _draw(recipe, key, value) for key, value in merged.items() if value != "fixed"}
 
 

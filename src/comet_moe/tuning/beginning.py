@@ -8,11 +8,14 @@ from typing import Literal
 from comet_moe.recipes import parse_setting
 from comet_moe.recipes.schema import absolute
 from comet_moe.training import open_dataset
+from comet_moe.training.assembly import build_model, steps_of
 from comet_moe.tuning.definition import Definition, check_definition, define
 from comet_moe.tuning.errors import StudyProblem
 from comet_moe.tuning.folder import StudyFolder
 from comet_moe.tuning.queue import Queue
-from comet_moe.tuning.storage import Storage
+from comet_moe.tuning.storage import Storage, without_password
+
+DEFAULT_HEARTBEAT = 10
 
 _DATA_PATH = "data.path"  # the one setting that may differ from machine to machine
 
@@ -34,6 +37,7 @@ class Request:
         resume: go on with what the folder holds.
         add_trials: for each gate, to those asked for before.
         heartbeat: seconds between signs of life.
+        keep_models: of all trials, not only the best of each gate.
     """
 
     kind: Literal["tuning", "ablation"]
@@ -47,7 +51,8 @@ class Request:
     name: str | None = None
     resume: bool = False
     add_trials: int = 0
-    heartbeat: int = 10
+    heartbeat: int | None = None
+    keep_models: bool = False
 
 
 @dataclass(frozen=True)
@@ -57,69 +62,120 @@ class OpenStudy:
     Attributes:
         folder: on this machine.
         queue: of its trials.
-        definition: what the study is.
-        data_path: where this machine has the data, or None.
+        settings: as they were given, by name; a path to the data means the same from every folder.
+        storage: its URL, None for the folder's own.
+        keep_models: of all trials.
     """
 
     folder: StudyFolder
     queue: Queue
-    definition: Definition
-    data_path: str | None
+    settings: dict[str, str]
+    storage: str | None
+    keep_models: bool
+
+    @property
+    def data_path(self) -> str | None:
+        """Where this machine has the data, if it was said."""
+        setting = self.settings.get(_DATA_PATH)
+        return None if setting is None else setting.partition("=")[2]
+
+    def describe(self, definition: Definition) -> None:
+        """Bring ``study.json`` up to date."""
+        self.folder.describe(
+            definition, self.queue.name, list(self.settings.values()), self.storage, self.keep_models
+        )
 
 
 def begin_study(request: Request, default_trials: int) -> OpenStudy:
-    """Open the study of ``request`` with its trials queued; a mistake leaves nothing behind."""
+    """Open the study of ``request`` with its first trials queued; a mistake leaves nothing behind."""
     folder = StudyFolder(request.out)
     if folder.holds_study():
         return _again(folder, request)
     if request.add_trials:
-        raise StudyProblem(f"{request.out} holds no study to add trials to: start one with --trials")
+        raise StudyProblem(f"{request.out} holds no study to add to: start one without --add-...")
     definition = None
     if request.gates is not None:
-        trials = default_trials if request.trials is None else request.trials
         definition = define(
-            request.kind, request.recipe, request.gates, trials, request.seed or 0, request.settings
+            request.kind,
+            request.recipe,
+            request.gates,
+            default_trials if request.trials is None else request.trials,
+            request.seed or 0,
+            request.settings,
+            request.heartbeat or DEFAULT_HEARTBEAT,
         )
-        open_dataset(definition.base[definition.gates[0]])  # workers find it prepared
+        _check_models(definition)
     elif request.storage is None:
         raise StudyProblem("which gates? Name them with --gates, as in --gates topk,comet,comet+")
     name = request.name or request.out.absolute().name
-    queue = Queue(Storage(request.storage or folder.own_storage, request.heartbeat), name)
+    queue = Queue(Storage(request.storage or folder.own_storage), name)
     saved = queue.definition() if definition is None else queue.start(definition)
     if saved is None:
         raise StudyProblem(f"the storage has no study {name}: name its gates with --gates to start it")
     _check(saved, request)
-    return _opened(folder, queue, saved, list(request.settings), request.storage)
+    study = OpenStudy(
+        folder, queue, _by_name(request.settings), request.storage and queue.storage.url, request.keep_models
+    )
+    return _filled(study, saved)
 
 
 def _again(folder: StudyFolder, request: Request) -> OpenStudy:
     if not (request.resume or request.add_trials):
         raise StudyProblem(f"{folder.path} holds a study already: go on with --resume, or name another --out")
     described = folder.description()
-    storage = request.storage or described["storage"]
-    queue = Queue(Storage(storage or folder.own_storage, request.heartbeat), described["name"])
-    saved = queue.definition()
-    if saved is None:
-        raise StudyProblem(f"the storage of {folder.path} has no study {described['name']}: restore it")
+    name, storage = described["name"], described["storage"]
+    if request.name not in (None, name):
+        raise StudyProblem(f"the study in {folder.path} is named {name!r}, got --name {request.name!r}")
+    url = request.storage or storage or folder.own_storage
+    queue = Queue(Storage(url), name)
+    if without_password(queue.storage.url) != (storage or folder.own_storage):
+        raise StudyProblem(f"the study in {folder.path} has another storage: leave --storage out")
+    saved = queue.known_definition()
     _check(saved, request)
     definition = queue.add(request.add_trials) if request.add_trials else saved
-    return _opened(folder, queue, definition, [*described["settings"], *request.settings], storage)
+    study = OpenStudy(
+        folder,
+        queue,
+        _by_name([*described["settings"], *request.settings]),
+        storage and queue.storage.url,
+        request.keep_models or described.get("keep_models", False),
+    )
+    return _filled(study, definition)
 
 
 def _check(saved: Definition, request: Request) -> None:
-    shared = [setting for setting in request.settings if not setting.startswith(f"{_DATA_PATH}=")]
-    check_definition(saved, request.kind, request.recipe, request.gates, request.trials, request.seed, shared)
+    check_definition(
+        saved,
+        request.kind,
+        request.recipe,
+        request.gates,
+        request.trials,
+        request.seed,
+        request.heartbeat,
+        [setting for setting in request.settings if not setting.startswith(f"{_DATA_PATH}=")],
+    )
 
 
-def _opened(
-    folder: StudyFolder, queue: Queue, definition: Definition, settings: list[str], storage: str | None
-) -> OpenStudy:
-    queue.fill(definition)
-    kept = {setting.partition("=")[0]: setting for setting in settings}  # the last of each counts
-    data_path = None
-    if _DATA_PATH in kept:
-        data_path = absolute(parse_setting(kept[_DATA_PATH])[1])
-        kept[_DATA_PATH] = f"{_DATA_PATH}={data_path}"
-    folder.describe(definition, queue.name, list(kept.values()), storage)
-    folder.write_trials(queue.rows(definition))
-    return OpenStudy(folder, queue, definition, data_path)
+def _check_models(definition: Definition) -> None:
+    """Build each gate's network once, on its data: what fits no data is found before anything is written."""
+    for config in definition.base.values():
+        dataset = open_dataset(config)
+        build_model(config, dataset.meta, steps_of(config, dataset.meta))
+
+
+def _filled(study: OpenStudy, definition: Definition) -> OpenStudy:
+    study.queue.storage.set_heartbeat(definition.heartbeat)
+    study.queue.fill(definition)
+    study.describe(definition)
+    study.folder.write_trials(study.queue.rows(definition))
+    return study
+
+
+def _by_name(settings: Sequence[str]) -> dict[str, str]:
+    """The last of each; a path to the data from the root."""
+    found = {setting.partition("=")[0]: setting for setting in settings}
+    if _DATA_PATH in found:
+        path = parse_setting(found.pop(_DATA_PATH))[1]
+        if path is not None:
+            found[_DATA_PATH] = f"{_DATA_PATH}={absolute(str(path))}"
+    return found

@@ -29,6 +29,7 @@ class Definition(BaseModel):
         recipe: as named in the configurations.
         seed: of the drawing.
         trials: for each gate.
+        heartbeat: seconds between signs of life of a running trial.
         space: what is drawn, for each gate.
         base: each gate's configuration before anything is drawn.
     """
@@ -39,6 +40,7 @@ class Definition(BaseModel):
     recipe: str
     seed: int
     trials: int
+    heartbeat: int
     space: dict[str, dict[str, Choice | Uniform | LogUniform]]
     base: dict[str, Config]
 
@@ -64,6 +66,7 @@ def define(
     trials: int,
     seed: int = 0,
     settings: Sequence[str] = (),
+    heartbeat: int = 10,
 ) -> Definition:
     """The study of ``recipe`` with ``settings``; every trial's configuration is checked."""
     refuse_gate_setting(settings)
@@ -77,13 +80,19 @@ def define(
         recipe=base[gates[0]].recipe,
         seed=seed,
         trials=trials,
+        heartbeat=heartbeat,
         space=space,
         base=base,
     )
-    for gate in gates:
-        for index in range(trials):
-            definition.config(gate, index)
+    check_configurations(definition, 0)
     return definition
+
+
+def check_configurations(definition: Definition, first: int) -> None:
+    """Refuse a study in which a trial from index ``first`` on has a configuration that is not valid."""
+    for gate in definition.gates:
+        for index in range(first, definition.trials):
+            definition.config(gate, index)
 
 
 def refuse_gate_setting(settings: Sequence[str]) -> None:
@@ -99,21 +108,30 @@ def check_definition(
     gates: Sequence[str] | None,
     trials: int | None,
     seed: int | None,
+    heartbeat: int | None,
     settings: Sequence[str],
 ) -> None:
     """Refuse what differs from the ``saved`` study; None is as saved."""
     refuse_gate_setting(settings)
-    asked = {"kind": kind, "gates": None if gates is None else list(gates), "trials": trials, "seed": seed}
+    asked: dict[str, Any] = {
+        "kind": kind,
+        "gates": None if gates is None else list(gates),
+        "trials": trials,
+        "seed": seed,
+        "heartbeat": heartbeat,
+    }
     for name, value in asked.items():
         found = getattr(saved, name)
         if value is not None and value != found:
-            advice = (
-                ": raise it with --add-trials"
-                if name == "trials"
-                else ": leave it out, or name another --out"
-            )
-            raise StudyProblem(f"{name} is {found!r} in the saved study, got {value!r}{advice}")
+            advice = "add to it with --add-" + ("seeds" if kind == "ablation" else "trials")
+            if name != "trials":
+                advice = "leave it out, or name another --out"
+            raise StudyProblem(f"{name} is {found!r} in the saved study, got {value!r}: {advice}")
     for gate in saved.gates:
+        for setting in settings:
+            key = setting.partition("=")[0]
+            if key in saved.space[gate]:
+                raise StudyProblem(f"{key} is drawn in the saved study: leave it out, or name another --out")
         try:
             check_agreement(saved.base[gate], recipe, settings)
         except RecipeError as error:

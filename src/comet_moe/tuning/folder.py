@@ -6,6 +6,8 @@ trial that this machine ran) and, without another storage, ``study.sqlite``.
 
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from comet_moe.training.writing import as_json, write_text
 from comet_moe.tuning.definition import Definition
 from comet_moe.tuning.errors import StudyProblem
 from comet_moe.tuning.queue import Row, run_name
-from comet_moe.tuning.storage import sqlite_url, without_password
+from comet_moe.tuning.storage import Busy, exclusive, sqlite_url, without_password
 
 
 class StudyFolder:
@@ -52,7 +54,25 @@ class StudyFolder:
         except (OSError, ValueError) as error:
             raise StudyProblem(f"{self.study_file} cannot be read ({error}): restore it") from error
 
-    def describe(self, definition: Definition, name: str, settings: list[str], storage: str | None) -> None:
+    @contextmanager
+    def held(self, gate: str, index: int) -> Iterator[bool]:
+        """Keep other processes of this machine off a trial's run; False if one is at it."""
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(exclusive(self.path / ".held" / f"{gate}-{index}", seconds=1))
+                mine = True
+            except Busy:
+                mine = False
+            yield mine
+
+    def describe(
+        self,
+        definition: Definition,
+        name: str,
+        settings: list[str],
+        storage: str | None,
+        keep_models: bool,
+    ) -> None:
         """Write ``study.json``; ``storage`` is None for the folder's own."""
         first = definition.base[definition.gates[0]]
         described = {
@@ -66,6 +86,7 @@ class StudyFolder:
             "experts": first.model.experts,
             "alpha": first.loss.alpha,
             "storage": None if storage is None else without_password(storage),
+            "keep_models": keep_models,
             "space": definition.model_dump(mode="json")["space"],
         }
         write_text(self.study_file, as_json(described, indent=2) + "\n")
@@ -88,7 +109,7 @@ class StudyFolder:
         for path in (self.path / "runs").glob(f"{gate}-[0-9]*"):
             run = RunFolder(path)
             if path.name.removeprefix(f"{gate}-").isdigit() and run.result_file.exists():
-                loss = run.result()["validation_loss"]
+                loss = json.loads(run.result_file.read_text(encoding="utf-8"))["validation_loss"]
                 losses[path.name] = (loss is None, loss or 0.0, path.name)
         best = min(losses, key=losses.__getitem__, default=None)
         for name in losses:

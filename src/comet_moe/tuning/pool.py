@@ -86,7 +86,8 @@ class Pool:
     def run(self, look: Callable[[], None]) -> None:
         """Work until the study is done; ``look`` is called twice a second or so."""
         try:
-            self.workers = [self._start() for _ in range(self.size)]
+            for _ in range(self.size):
+                self.workers.append(self._start())
             while self.workers:
                 self._listen()
                 look()
@@ -147,4 +148,6 @@ class Pool:
                         worker.ear.recv()
                     except (EOFError, OSError):
                         worker.process.join(0.1)
+            worker.process.kill()  # does nothing to one that has ended; the trial of another is run again
+            worker.process.join()
             worker.ear.close()

@@ -21,12 +21,12 @@ from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState
 
 from comet_moe.recipes import Choice, Draw, LogUniform
-from comet_moe.tuning.definition import Definition, parse_definition
+from comet_moe.tuning.definition import Definition, check_configurations, parse_definition
 from comet_moe.tuning.errors import StudyProblem
 from comet_moe.tuning.storage import Storage
 
 ATTEMPTS = 5
-"""Workers that a trial may lose before it counts as failed."""
+"""Workers that a trial may lose, without getting an epoch further, before it counts as failed."""
 
 AHEAD = 20
 """Trials of a gate that wait in the storage at a time: they are read at each claim, and slow to write."""
@@ -54,6 +54,10 @@ class Claim:
     trial_id: int
 
 
+class Lost(Exception):
+    """The trial is no longer this worker's: it was thought dead, and another one has the trial."""
+
+
 def run_name(gate: str, index: int) -> str:
     """The folder of a trial's run, below the study's."""
     return f"runs/{gate}-{index:03}"
@@ -63,6 +67,8 @@ class Queue:
     """The trials of the study ``name`` in ``storage``."""
 
     def __init__(self, storage: Storage, name: str):
+        if "/" in name:
+            raise StudyProblem(f"the name of a study must not hold a slash, got {name!r}")
         optuna.logging.set_verbosity(logging.WARNING)
         self.storage = storage
         self.name = name
@@ -70,31 +76,39 @@ class Queue:
 
     def definition(self) -> Definition | None:
         """What the study is, or None if the storage has none of this name."""
-        for summary in optuna.get_all_study_names(self.storage.tables):
-            if summary.startswith(f"{self.name}/"):
-                study = self._study(summary.removeprefix(f"{self.name}/"))
+        for name in optuna.get_all_study_names(self.storage.tables):
+            if name.startswith(f"{self.name}/"):
+                study = self._study(name.removeprefix(f"{self.name}/"))
                 text = study.user_attrs.get("definition")
-                if text is None:
-                    raise StudyProblem(
-                        f"storage has a study {summary} that is not of comet-moe: name another"
-                    )
-                return parse_definition(text, f"study {self.name}")
+                if text is not None:
+                    return parse_definition(text, f"study {self.name}")
+                if study.get_trials(deepcopy=False):
+                    raise StudyProblem(f"the storage has a study {name} that is not ours: name another")
         return None
 
+    def known_definition(self) -> Definition:
+        """What the study is; that it is gone is an error."""
+        found = self.definition()
+        if found is None:
+            raise StudyProblem(f"the storage has no study {self.name} any more: restore it")
+        return found
+
     def start(self, definition: Definition) -> Definition:
-        """Write the study, or find that another machine did; what it is, then."""
+        """Write the study, or find that another machine did; what it is, then.
+
+        What is found is written once more: whoever began may have been killed between two gates.
+        """
         with self.storage.locked(self.name):
-            found = self.definition()
-            if found is None:
-                self._write(definition)
-            return found or definition
+            found = self.definition() or definition
+            self._write(found)
+            return found
 
     def add(self, count: int) -> Definition:
         """Ask for ``count`` more trials a gate."""
         with self.storage.locked(self.name):
-            found = self.definition()
-            assert found is not None
+            found = self.known_definition()
             definition = found.model_copy(update={"trials": found.trials + count})
+            check_configurations(definition, found.trials)
             self._write(definition)
             return definition
 
@@ -119,7 +133,7 @@ class Queue:
                 waiting = sum(state == "waiting" for state in states.values())
                 for index in due[: max(AHEAD - waiting, 0)]:
                     study.add_trial(_waiting(definition, gate, index))
-                unfinished += definition.trials - sum(state == "done" for state in states.values())
+                unfinished += sum(states.get(i) != "done" for i in range(definition.trials))
         return unfinished
 
     def claim(self, definition: Definition) -> Claim | None:
@@ -130,6 +144,7 @@ class Queue:
                 (trial.user_attrs["index"], place, trial.number)
                 for place, gate in enumerate(definition.gates)
                 for trial in self._study(gate).get_trials(deepcopy=False, states=(TrialState.WAITING,))
+                if "index" in trial.user_attrs
             ]
             if not waiting:
                 return None
@@ -139,13 +154,15 @@ class Queue:
             # First a sign of life: a trial that runs without one is never seen as stale.
             tables.record_heartbeat(trial_id)
             tables.set_trial_user_attr(trial_id, "worker", f"{socket.gethostname()}:{os.getpid()}")
-            tables.set_trial_state_values(trial_id, TrialState.RUNNING)
-        return Claim(gate, index, trial_id)
+            taken = tables.set_trial_state_values(trial_id, TrialState.RUNNING)
+        return Claim(gate, index, trial_id) if taken else None
 
     def report(self, claim: Claim, epoch: int, loss: float) -> None:
         """Note an epoch's validation loss."""
-        with suppress(UpdateFinishedTrialError):  # its worker was thought dead, and another one ran it
+        try:
             self.storage.tables.set_trial_intermediate_value(claim.trial_id, epoch, loss)
+        except UpdateFinishedTrialError as error:
+            raise Lost from error
 
     def beat(self, claim: Claim) -> None:
         """Give a sign of life."""
@@ -157,7 +174,7 @@ class Queue:
             self.fail(claim, result["reason"])
             return
         kept = {name: result[name] for name in (*_FIGURES, "tasks")}
-        with suppress(UpdateFinishedTrialError):
+        with suppress(UpdateFinishedTrialError):  # its worker was thought dead, and another one ran it
             self.storage.tables.set_trial_user_attr(claim.trial_id, "result", kept)
             self.storage.tables.set_trial_state_values(
                 claim.trial_id, TrialState.COMPLETE, [result["validation_loss"]]
@@ -219,7 +236,8 @@ def _attempts(study: optuna.Study) -> Iterator[tuple[int, list[FrozenTrial]]]:
     """The attempts at each index, in order."""
     by_index: dict[int, list[FrozenTrial]] = {}
     for trial in study.get_trials(deepcopy=False):
-        by_index.setdefault(trial.user_attrs["index"], []).append(trial)
+        if "index" in trial.user_attrs:  # else it was added by hand, in a dashboard for instance
+            by_index.setdefault(trial.user_attrs["index"], []).append(trial)
     yield from by_index.items()
 
 
@@ -235,8 +253,9 @@ def _state(attempts: list[FrozenTrial]) -> Literal["done", "running", "waiting",
 
 
 def _is_given_up(attempts: list[FrozenTrial]) -> bool:
+    """Whether too many workers were lost without an epoch more; with one, the next goes on from there."""
     lost = [t for t in attempts if t.state == TrialState.FAIL and "handed_back" not in t.user_attrs]
-    return len(lost) >= ATTEMPTS
+    return sum(not t.intermediate_values for t in lost) >= ATTEMPTS
 
 
 def _waiting(definition: Definition, gate: str, index: int) -> FrozenTrial:

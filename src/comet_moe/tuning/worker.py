@@ -4,6 +4,7 @@ import math
 import signal
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -11,7 +12,6 @@ from types import TracebackType
 from typing import Any
 
 import torch
-from sqlalchemy.exc import SQLAlchemyError
 
 from comet_moe.data import DataError, Dataset
 from comet_moe.recipes import Config, RecipeError
@@ -19,8 +19,13 @@ from comet_moe.training import Progress, RunError, RunFolder, Trainer, open_data
 from comet_moe.tuning.definition import Definition
 from comet_moe.tuning.errors import StudyProblem
 from comet_moe.tuning.folder import StudyFolder
-from comet_moe.tuning.queue import Claim, Queue
-from comet_moe.tuning.storage import Storage
+from comet_moe.tuning.queue import Claim, Lost, Queue
+from comet_moe.tuning.storage import STORAGE_ERRORS, Storage, storage_problem
+
+TROUBLES = (StudyProblem, RunError, DataError, RecipeError, OSError)
+"""What would fail every trial: a full disk, data that is gone."""
+
+STOPPED_BY_SIGNAL = 143
 
 PROGRESS_SECONDS = 0.25  # between two messages about a step
 IDLE_SECONDS = 1.0  # between two looks for trials
@@ -63,12 +68,19 @@ def work(job: Job, listener: Connection) -> None:
     torch.set_num_threads(job.threads)
     try:
         _Worker(job, listener).run()
-    except (KeyboardInterrupt, Stopped):
+    except Stopped:
         return
-    except (StudyProblem, RunError, DataError, RecipeError, OSError) as error:
-        listener.send(("trouble", " ".join(str(error).split())))
-    except SQLAlchemyError as error:
-        listener.send(("trouble", f"the storage does not answer: {' '.join(str(error).split())[:200]}"))
+    except KeyboardInterrupt:
+        raise SystemExit(STOPPED_BY_SIGNAL) from None
+    except STORAGE_ERRORS as error:
+        _send(listener, ("trouble", str(storage_problem(error))))
+    except TROUBLES as error:
+        _send(listener, ("trouble", " ".join(str(error).split())))
+
+
+def _send(listener: Connection, message: tuple[Any, ...]) -> None:
+    with suppress(OSError):  # whoever listened is gone
+        listener.send(message)
 
 
 def _stop_once(number: int, frame: object) -> None:
@@ -88,35 +100,48 @@ class _Worker:
 
     def run(self) -> None:
         while True:
-            definition = self.queue.definition()
-            assert definition is not None
-            claim = self.queue.claim(definition)
-            if claim is not None:
-                self._attempt(definition, claim)
-                continue
+            definition = self.queue.known_definition()
             if not self.queue.fill(definition):
                 return
-            self._tell(("idle",))
-            time.sleep(IDLE_SECONDS)
+            claim = self.queue.claim(definition)
+            if claim is None or not self._attempt(definition, claim):
+                self._tell(("idle",))
+                time.sleep(IDLE_SECONDS)
 
-    def _attempt(self, definition: Definition, claim: Claim) -> None:
-        """One trial from claim to result; whatever interrupts it hands it back."""
-        with _Heart(self.queue, claim):
-            try:
-                config = self._config(definition, claim)
-                self._tell(("claimed", claim, config.training.epochs))
-                run = self.folder.run(claim.gate, claim.index)
-                try:
-                    result = self._train(config, run, claim)
-                except (RuntimeError, MemoryError, ArithmeticError) as error:
-                    self.queue.fail(claim, " ".join(str(error).split()) or type(error).__name__)
-                else:
-                    self.queue.finish(claim, result)
-                    self._tidy(run, claim)
-            except BaseException:
+    def _attempt(self, definition: Definition, claim: Claim) -> bool:
+        """One trial from claim to result, or to being handed back; False if another process is at it."""
+        with _Heart(self.queue, claim), self.folder.held(claim.gate, claim.index) as mine:
+            if not mine:
                 self.queue.hand_back(claim)
+                return False
+            try:
+                self._run(definition, claim)
+            except Lost:
+                pass
+            except BaseException:
+                with suppress(
+                    *STORAGE_ERRORS
+                ):  # then it is seen as stale, and the first error is the one to tell
+                    self.queue.hand_back(claim)
                 raise
         self._tell(("done", claim))
+        return True
+
+    def _run(self, definition: Definition, claim: Claim) -> None:
+        config = self._config(definition, claim)
+        self._tell(("claimed", claim, config.training.epochs))
+        run = self.folder.run(claim.gate, claim.index)
+        try:
+            result = self._train(config, run, claim)
+        except (*TROUBLES, *STORAGE_ERRORS, Stopped, Lost):
+            raise
+        except Exception as error:
+            said = " ".join(str(error).split())
+            result = {"status": "failed", "reason": f"{type(error).__name__}: {said}"}
+        self.queue.finish(claim, result)
+        self.folder.drop_checkpoint(run)
+        if not self.job.keep_models:
+            self.folder.keep_best_model(claim.gate)
 
     def _config(self, definition: Definition, claim: Claim) -> Config:
         config = definition.config(claim.gate, claim.index)
@@ -132,7 +157,8 @@ class _Worker:
         if state != "empty":
             saved = run.config()
             config = _with_threads(config, saved.training.threads)
-            if saved.model_copy(update={"data": config.data}) != config:
+            data = saved.data.model_copy(update={"path": config.data.path})
+            if saved.model_copy(update={"data": data}) != config:
                 raise StudyProblem(f"{run.path} holds another run than this study's: move it away")
         if state == "finished":
             return run.result()
@@ -150,11 +176,6 @@ class _Worker:
         if self._data is None or self._data[0] != config.data:
             self._data = (config.data, open_dataset(config))
         return self._data[1]
-
-    def _tidy(self, run: RunFolder, claim: Claim) -> None:
-        self.folder.drop_checkpoint(run)
-        if not self.job.keep_models:
-            self.folder.keep_best_model(claim.gate)
 
     def _on_batch(self, progress: Progress) -> None:
         if time.monotonic() - self._told > PROGRESS_SECONDS:
@@ -182,7 +203,7 @@ class _Heart:
         while not self._end.wait(self._queue.storage.heartbeat):
             try:
                 self._queue.beat(self._claim)
-            except SQLAlchemyError:
+            except STORAGE_ERRORS:
                 continue  # the storage is away for a while: the trial may be run again, nothing is lost
 
     def __enter__(self) -> None:
