@@ -16,6 +16,7 @@ from comet_moe.analysis.table import gate_rows
 from comet_moe.report import write_report
 from comet_moe.report.markup import element
 from comet_moe.report.numbers import brief, decimals, p_said, plus_minus, scaled
+from comet_moe.report.page import as_data
 
 
 def data_of(file):
@@ -197,20 +198,29 @@ def test_a_place_that_is_a_folder_is_one_sentence(study, tmp_path):
         write_report([study], tmp_path)
 
 
+def comet_moe(*arguments):
+    return subprocess.run([sys.executable, "-m", "comet_moe", *arguments], capture_output=True, text=True)
+
+
 def test_the_command_prints_the_path_and_the_size(study, tmp_path):
-    import typer
-    from typer.testing import CliRunner
-
-    from comet_moe.cli.report import report
-
-    app = typer.Typer()
-    app.command()(report)
     page = tmp_path / "new" / "page.html"
-    done = CliRunner().invoke(app, [str(study), "-o", str(page), "--json"])
-    assert done.exit_code == 0, done.output
+    done = comet_moe("report", study, "-o", page, "--json")
+    assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {"file": str(page), "bytes": page.stat().st_size}
-    done = CliRunner().invoke(app, [str(study), "-o", str(page)])
-    assert done.stdout.startswith(f"{page}: ")
+
+
+def test_the_command_refuses_in_one_sentence(tmp_path):
+    done = comet_moe("report", tmp_path, "-o", tmp_path / "page.html")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert f"{tmp_path} holds neither a study" in done.stderr
+
+
+def test_the_data_block_cannot_end_its_element():
+    said = as_data({"name": "</script><!--"})
+    assert "<" not in said
+    assert json.loads(said) == {"name": "</script><!--"}
 
 
 def test_texts_are_escaped_unless_they_are_html():

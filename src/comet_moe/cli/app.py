@@ -9,6 +9,7 @@ import comet_moe
 from comet_moe.cli import (
     ablate,
     bench,
+    bert,
     curves,
     data,
     demo,
@@ -32,6 +33,7 @@ app = typer.Typer(
 )
 app.command()(demo.demo)
 app.add_typer(data.app, name="data")
+app.add_typer(bert.app, name="bert")
 app.command()(train.train)
 app.command()(evaluate.evaluate)
 app.command()(predict.predict)

@@ -50,10 +50,11 @@ class GroupedLinear(nn.Module):
 
     def grouped(self, rows: Tensor, counts: list[int]) -> Tensor:
         """Each expert on its slice of ``rows``: (M, in) -> (M, out)."""
-        return _grouped_linear(rows, self.weight, self.bias, counts)
+        return grouped_linear(rows, self.weight, self.bias, counts)
 
 
-def _grouped_linear(rows: Tensor, weight: Tensor, bias: Tensor, counts: list[int]) -> Tensor:
+def grouped_linear(rows: Tensor, weight: Tensor, bias: Tensor, counts: list[int]) -> Tensor:
+    """Expert e on its ``counts[e]`` consecutive rows: (M, in), (n, out, in), (n, out) -> (M, out)."""
     if torch.is_autocast_enabled(rows.device.type) and rows.dtype != torch.float64:
         dtype = torch.get_autocast_dtype(rows.device.type)
         rows, weight, bias = rows.to(dtype), weight.to(dtype), bias.to(dtype)

@@ -35,7 +35,7 @@ def load_recipe(recipe: str, settings: Sequence[str] = ()) -> Config:
         if keys == ["gate"]:
             tree["gate"] = value
     if not isinstance(tree.get("gate"), Mapping):
-        tree["gate"] = _gate_settings(tree.get("gate"), gates)
+        tree["gate"] = gate_settings(tree.get("gate"), gates)
     for keys, value in overrides:
         if keys != ["gate"]:
             put(tree, keys, value)
@@ -74,7 +74,8 @@ def _value(tree: Any, keys: Sequence[str]) -> Any:
     return tree
 
 
-def _gate_settings(name: Any, gates: Mapping[str, Any]) -> dict[str, Any]:
+def gate_settings(name: Any, gates: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of the gate ``name`` in a recipe's ``gates``."""
     if name not in GATE_NAMES:
         raise RecipeError(f"gate must be one of {', '.join(GATE_NAMES)}, got {name!r}")
     own = gates.get(name) or {}

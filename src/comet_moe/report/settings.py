@@ -47,9 +47,11 @@ def _environment(run: Run) -> Facts:
 
 
 def said(value: Any) -> str:
-    """A value as a setting on the command line has it."""
+    """A value as a setting on the command line has it, a number to six digits."""
     if value is None:
         return "unset"
+    if isinstance(value, float):
+        return f"{value:.6g}"
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
@@ -116,7 +118,7 @@ def _space(study: Study) -> Html:
     if not names:
         return Html("")
     gates = [gate for gate in study.gates if study.space.get(gate)]
-    head = [_column("setting"), *(_column(gate) for gate in gates)]
+    head = [_column("setting"), *(_column(gate, is_text=True) for gate in gates)]
     rows = [
         element(
             "tr",
@@ -145,21 +147,24 @@ def _data(data: Facts) -> Html:
         return Html("")
     facts = {name: value for name, value in flat(data).items() if name != "sources" and value not in ({}, [])}
     listed = [
-        _pair(name, *(_lines(value) if isinstance(value, list) else (said(value),)))
-        for name, value in facts.items()
+        _pair(name, *(_lines(value) if _is_texts(value) else (said(value),))) for name, value in facts.items()
     ]
     return _folded("Data", join(element("dl", *listed), _sources(data.get("sources") or [])))
 
 
-def _lines(values: list[Any]) -> list[Html]:
-    return [element("div", said(value)) for value in values]
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(part, str) for part in value)
+
+
+def _lines(texts: list[str]) -> list[Html]:
+    return [element("div", text) for text in texts]
 
 
 def _sources(sources: list[Facts]) -> Html:
     if not sources:
         return Html("")
     names = list(dict.fromkeys(name for source in sources for name in source))
-    head = [_column(name) for name in names]
+    head = [_column(name, is_text=True) for name in names]
     rows = [
         element("tr", *(element("td", said(source.get(name, "-")), class_="text") for name in names))
         for source in sources
@@ -171,8 +176,8 @@ def _pair(name: str, *values: str) -> Html:
     return element("div", element("dt", name), element("dd", *values))
 
 
-def _column(name: str) -> Html:
-    return element("th", name, scope="col")
+def _column(name: str, is_text: bool = False) -> Html:
+    return element("th", name, scope="col", class_="text" if is_text else None)
 
 
 def _folded(title: str, content: Html) -> Html:

@@ -49,7 +49,8 @@ function drawTree(shares, labelOf, color, width) {
         `<title>${percent(child.share)} of the samples</title></path>`
       );
       if (!child.ends && child.share >= worthALabel && child.share < 0.995) {
-        texts.push(`<text class="halo" x="${toX - 4}" y="${toY - 5 - 6 * child.share}" text-anchor="end">${percent(child.share)}</text>`);
+        const away = toY > y ? 14 + 6 * child.share : -5 - 6 * child.share;  // the outer side of the bend
+        texts.push(`<text class="halo" x="${toX - 4}" y="${toY + away}" text-anchor="end">${percent(child.share)}</text>`);
       }
       visit(child);
     }

@@ -7,7 +7,7 @@ import pandas as pd
 
 from comet_moe.analysis.selection import ranked
 from comet_moe.analysis.study import Study
-from comet_moe.report.numbers import briefs
+from comet_moe.report.numbers import brief, briefs
 
 COLUMNS = {
     "test": "test_loss",
@@ -35,7 +35,9 @@ def _of_gate(trials: pd.DataFrame, space: dict[str, Any], drawn: dict[str, dict[
 
 
 def _value(value: Any, parameter: dict[str, Any]) -> Any:
-    return _label(value) if parameter["levels"] else value
+    if parameter["levels"]:
+        return _label(value)
+    return brief(value) if isinstance(value, float) else value
 
 
 def parameters(study: Study) -> list[dict[str, Any]]:

@@ -169,7 +169,7 @@ class Trainer:
             "tau": tau,
             "sinkhorn_iterations": rounds,
             "permutations": [search.order().tolist() for search in self.searches],
-            "soft_permutations": [_rounded(search.matrix()) for search in self.searches if search.searching],
+            "soft_permutations": [rounded(search.matrix()) for search in self.searches if search.searching],
         }
 
     def _save(self, record: dict[str, Any]) -> None:
@@ -193,10 +193,10 @@ class Trainer:
         tensors, state = found
         self.epoch, self.best_epoch = state["epoch"], state["best_epoch"]
         self.best_loss, self.seconds = state["best_loss"], state["seconds"]
-        self.model.load_state_dict(_under("model.", tensors))
-        self.best = _under("best.", tensors)
+        self.model.load_state_dict(under("model.", tensors))
+        self.best = under("best.", tensors)
         adam = self.optimizer.state_dict()
-        for name, value in _under("adam.", tensors).items():
+        for name, value in under("adam.", tensors).items():
             index, _, slot = name.partition(".")
             adam["state"].setdefault(int(index), {})[slot] = value
         self.optimizer.load_state_dict(adam)
@@ -234,10 +234,11 @@ class Trainer:
         return result
 
 
-def _rounded(matrix: Tensor) -> Any:
+def rounded(matrix: Tensor) -> Any:
     """``matrix`` as lists, to the three digits that a picture of it can show."""
     return np.round(matrix.detach().double().numpy(), 3).tolist()
 
 
-def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Those of ``tensors`` whose name begins with ``prefix``, without it."""
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}

@@ -1,0 +1,73 @@
+"""What a sparse BERT is made of, beside what a dense one is."""
+
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+from transformers import BertConfig
+
+GATES = ("softmax", "hash", "topk", "dselect", "comet")
+
+
+@strict
+class CometBertConfig(BertConfig):
+    """A BERT whose feed-forward layers are mixtures of experts.
+
+    Args:
+        gate: "softmax", "hash", "topk", "dselect" or "comet"; with "+" for local search.
+        num_experts: E, in each layer.
+        expert_size: neurons of an expert.
+        k: experts a token gets at most, once the gate is hard.
+        gamma, entropy: of the COMET and DSelect-k gates.
+        reachability: of the DSelect-k gate.
+        noise: of the Top-k gate.
+        normalize: of the Top-k gate; None is "all" at k=1, where "selected" would not train, else "selected".
+        route_by: "token", or "sentence" for the mean over the unmasked tokens.
+        load_balance: weight of E·Σ_e P_e f_e in the penalty, for gates that are learned.
+        hash_seed: of the first layer's table; each layer has its own.
+        search_steps: optimiser steps of local search, one search a layer; above 0, "+" may be left out.
+        zeta, tau, sinkhorn_iterations, gumbel, search_lr_factor: of local search, see ``Permutation``.
+        execution: "sparse" runs only the chosen experts, see ``MoE``.
+    """
+
+    model_type = "comet_bert"
+
+    gate: str = "comet"
+    num_experts: int = 4
+    expert_size: int = 768
+    k: int = 1
+    gamma: float | int = 1.0
+    entropy: float | int = 0.0
+    reachability: float | int = 0.0
+    noise: bool = False
+    normalize: str | None = None
+    route_by: str = "token"
+    load_balance: float | int = 0.0
+    hash_seed: int = 0
+    search_steps: int = 0
+    zeta: float | int = 1e-4
+    tau: list[float] | tuple[float, ...] = (1e-3, 1e-7)
+    sinkhorn_iterations: list[int] | tuple[int, ...] = (20, 150)
+    gumbel: float | int = 0.0
+    search_lr_factor: float | int = 1.0
+    execution: str = "sparse"
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        super().__post_init__(**kwargs)
+        if self.kind not in GATES:
+            raise ValueError(f"gate must be one of {', '.join(GATES)}, with + or not, got {self.gate!r}")
+        if self.route_by not in ("token", "sentence"):
+            raise ValueError(f'route_by must be "token" or "sentence", got {self.route_by!r}')
+        if self.kind == "hash" and self.route_by == "sentence":
+            raise ValueError('a hash gate routes by token id: make route_by "token", or choose another gate')
+        if self.is_decoder or self.add_cross_attention:
+            raise ValueError("is_decoder and add_cross_attention must be False: only encoders can be sparse")
+
+    @property
+    def kind(self) -> str:
+        """The gate's name without its "+"."""
+        return self.gate.removesuffix("+")
+
+    @property
+    def searches(self) -> bool:
+        """Whether there is a local search in each layer."""
+        return self.gate.endswith("+") or self.search_steps > 0

@@ -1,0 +1,65 @@
+"""Our sparse dispatch for the mixture-of-experts models of transformers.
+
+Importing ``comet_moe.bert`` registers it: ``from_pretrained(..., experts_implementation="comet_moe")``.
+
+Shapes: N tokens, k choices, n experts, p features, h hidden units.
+"""
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+from comet_moe.dispatch import run_sparse
+from comet_moe.experts import Experts
+from comet_moe.experts.grouped_linear import grouped_linear
+from comet_moe.kernels.mix import Epilogue
+from comet_moe.kernels.plan import plan_of_pairs
+
+NAME = "comet_moe"
+
+
+def register() -> None:
+    """Make the dispatch known to transformers."""
+    ALL_EXPERTS_FUNCTIONS.register(NAME, sparse_experts_forward)
+
+
+def sparse_experts_forward(
+    module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
+) -> Tensor:
+    """Mix the chosen experts of ``module``, one of transformers': (N, p), (N, k), (N, k) -> (N, p)."""
+    tokens, k = top_k_index.shape
+    sample = torch.arange(tokens, device=hidden_states.device).repeat_interleave(k)
+    expert, weight = top_k_index.flatten(), top_k_weights.reshape(-1, 1)
+    here = expert < module.num_experts  # with expert parallelism, the others are elsewhere
+    plan = plan_of_pairs(sample[here], expert[here], weight[here], tokens, module.num_experts)
+    mixed = run_sparse(cast(Experts, _Borrowed(module)), hidden_states, plan)
+    return mixed.squeeze(1).to(hidden_states.dtype)
+
+
+class _Borrowed:
+    """The experts of a transformers module, run the way ours are; nothing is copied."""
+
+    epilogue = Epilogue()
+
+    def __init__(self, module: Any):
+        self.module = module
+
+    def sparse(self, rows: Tensor, counts: list[int]) -> Tensor:
+        """(M, p) -> (M, p)."""
+        module = self.module
+        if module.has_gate:
+            hidden = module._apply_gate(self._layer(rows, "gate_up_proj", counts))
+        else:
+            hidden = module.act_fn(self._layer(rows, "up_proj", counts))
+        out = self._layer(hidden, "down_proj", counts)
+        return module.post_expert_norm(out) if module.has_post_expert_norm else out
+
+    def _layer(self, rows: Tensor, name: str, counts: list[int]) -> Tensor:
+        weight: Tensor = getattr(self.module, name)
+        if self.module.is_transposed:
+            weight = weight.transpose(1, 2)
+        has_bias = self.module.has_bias
+        bias = getattr(self.module, f"{name}_bias") if has_bias else weight.new_zeros(weight.shape[:2])
+        return grouped_linear(rows, weight, bias, counts)

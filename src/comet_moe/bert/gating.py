@@ -1,0 +1,159 @@
+"""The gate of a layer: one of the library's, by token or by sentence, with load balance and local search."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from comet_moe.bert.configuration import CometBertConfig
+from comet_moe.gates import CometGate, DSelectKGate, Gate, HashGate, SoftmaxGate, TopKGate
+from comet_moe.local_search import Permutation, PermutedGate
+from comet_moe.routing import SELECTED, Routing
+
+
+def gate_of_layer(config: CometBertConfig, layer: int) -> Gate:
+    """The gate that ``config`` describes, for layer ``layer`` from 0."""
+    gate = _plain_gate(config, layer)
+    if config.load_balance > 0 and config.kind != "hash":
+        gate = BalancedGate(gate, config.load_balance)
+    if config.route_by == "sentence":
+        gate = SentenceGate(gate)
+    if not config.searches:
+        return gate
+    search = Permutation(
+        config.num_experts,
+        steps=config.search_steps,
+        zeta=config.zeta,
+        tau=(config.tau[0], config.tau[1]),
+        iterations=(config.sinkhorn_iterations[0], config.sinkhorn_iterations[1]),
+        gumbel=config.gumbel,
+        lr_factor=config.search_lr_factor,
+    )
+    return PermutedGate(gate, search)
+
+
+def _plain_gate(config: CometBertConfig, layer: int) -> Gate:
+    p, n = config.hidden_size, config.num_experts
+    if config.kind == "comet":
+        return CometGate(p, n, config.k, config.gamma, config.entropy)
+    if config.kind == "dselect":
+        return DSelectKGate(p, n, config.k, config.gamma, config.entropy, config.reachability)
+    if config.kind == "topk":
+        normalize: Any = config.normalize or ("all" if config.k == 1 else "selected")
+        return TopKGate(p, n, config.k, config.noise, normalize)
+    if config.kind == "hash":
+        return TokenHashGate(config.vocab_size, n, config.hash_seed + layer)
+    return SoftmaxGate(p, n)
+
+
+class TokenHashGate(HashGate):
+    """A hash gate over token ids that knows how its table was drawn."""
+
+    def __init__(self, num_keys: int, num_experts: int, seed: int):
+        super().__init__(num_keys, num_experts, seed)
+        self.seed = seed
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draw the table once more; it comes out the same."""
+        self.assignment.copy_(HashGate(self.num_keys, self.num_experts, self.seed).assignment)
+
+
+class SentenceGate(Gate):
+    """Sends all tokens of a sentence the way that ``gate`` sends the mean of its unmasked tokens.
+
+    Args:
+        gate: over features, any but a hash gate.
+    """
+
+    def __init__(self, gate: Gate):
+        super().__init__()
+        self.gate = gate
+        self.num_experts = gate.num_experts
+        self.in_features = gate.in_features
+        self.k = gate.k
+        self.sums_to_one = gate.sums_to_one
+        self.stochastic = gate.stochastic
+
+    __call__ = nn.Module.__call__  # the gate inside checks its own input
+
+    def forward(self, x: Tensor, keys: Tensor | None = None, mask: Tensor | None = None) -> Routing:
+        """Route ``x`` (B, T, p) by sentence; ``mask`` (B, T) is False where a token is padding."""
+        sentences, tokens = x.shape[:2]
+        if mask is None:
+            routing = self.gate(x.mean(1))
+        else:
+            total = (x * mask.unsqueeze(-1)).sum(1)
+            routing = self.gate(total / mask.sum(1, keepdim=True).clamp_min(1), mask=mask.any(1))
+        selectors = routing.selectors
+        by_token = Routing(
+            weights=routing.weights.unsqueeze(1).expand(-1, tokens, -1),
+            penalty=routing.penalty,
+            selectors=None if selectors is None else selectors.unsqueeze(1).expand(-1, tokens, -1, -1),
+        ).masked(mask)
+        known = routing.gate_flops
+        by_token.gate_flops = self.gate.flops() * sentences if known is None else known
+        return by_token
+
+    def flops(self) -> int:
+        """Those of the gate, which runs once a sentence."""
+        return self.gate.flops()
+
+
+class BalancedGate(Gate):
+    """``gate`` with the penalty ``weight``·E·Σ_e P_e f_e on uneven load, in training.
+
+    P_e is the mean probability of expert e over the rows, f_e its share of the (row, expert) pairs. P is the
+    softmax over all experts of a Top-k gate, and the weights of any other.
+
+    Args:
+        gate: one that is learned.
+        weight: of the penalty.
+    """
+
+    def __init__(self, gate: Gate, weight: float):
+        super().__init__()
+        self.gate = gate
+        self.weight = weight
+        self.num_experts = gate.num_experts
+        self.in_features = gate.in_features
+        self.k = gate.k
+        self.sums_to_one = gate.sums_to_one
+        self.stochastic = gate.stochastic
+
+    __call__ = nn.Module.__call__  # the gate inside checks its own input
+
+    def forward(self, x: Tensor, keys: Tensor | None = None, mask: Tensor | None = None) -> Routing:
+        """Route ``x`` by the gate."""
+        routing = self.gate(x, keys=keys, mask=mask)
+        if not self.training:
+            return routing
+        return Routing(
+            weights=routing.weights,
+            penalty=routing.penalty + self.weight * self._imbalance(x, routing),
+            selectors=routing.selectors,
+            parts=routing.parts,
+            mask=routing.mask,
+        )
+
+    def _imbalance(self, x: Tensor, routing: Routing) -> Tensor:
+        """E·Σ_e P_e f_e: 1 where the load is even, E where one expert has it all."""
+        weights = routing.weights.flatten(0, -2)
+        pairs = (weights > SELECTED).sum(0)
+        share = pairs / pairs.sum().clamp_min(1)
+        probabilities = self._probabilities(x, routing.weights).flatten(0, -2)
+        if routing.mask is not None:
+            probabilities = probabilities[routing.mask.flatten()]
+        mean = probabilities.sum(0) / max(len(probabilities), 1)
+        return self.num_experts * (mean * share).sum()
+
+    def _probabilities(self, x: Tensor, weights: Tensor) -> Tensor:
+        if not isinstance(self.gate, TopKGate):
+            return weights
+        weight, bias = self.gate.weight.to(weights.dtype), self.gate.bias.to(weights.dtype)
+        return F.linear(x.to(weights.dtype), weight, bias).softmax(-1)
+
+    def flops(self) -> int:
+        """Those of the gate."""
+        return self.gate.flops()

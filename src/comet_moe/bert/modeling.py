@@ -1,0 +1,289 @@
+"""BERT with mixtures of experts in place of its feed-forward layers, for transformers.
+
+Shapes: B sentences, T tokens, p features, E experts.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import BertForQuestionAnswering, BertForSequenceClassification, BertModel
+from transformers import initialization as init
+from transformers.activations import ACT2FN
+from transformers.modeling_outputs import (
+    BaseModelOutputWithPoolingAndCrossAttentions,
+    QuestionAnsweringModelOutput,
+    SequenceClassifierOutput,
+)
+from transformers.models.bert.modeling_bert import (
+    BertAttention,
+    BertEmbeddings,
+    BertEncoder,
+    BertLayer,
+    BertPooler,
+)
+from transformers.utils.generic import can_return_tuple
+
+from comet_moe.bert.configuration import CometBertConfig
+from comet_moe.bert.experts import BertExperts
+from comet_moe.bert.gating import TokenHashGate, gate_of_layer
+from comet_moe.experts.grouped_linear import GroupedLinear
+from comet_moe.gates.base import TrainableGate
+from comet_moe.local_search import Permutation
+from comet_moe.moe import Execution, MoE
+from comet_moe.routing import Routing
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """What the layers have to know of a batch beside its hidden states.
+
+    Attributes:
+        ids: (B, T) or None.
+        mask: (B, T) bool, False where a token is padding, or None.
+        routings: each layer adds its own.
+    """
+
+    ids: Tensor | None
+    mask: Tensor | None
+    routings: list[Routing] = field(default_factory=list)
+
+
+class CometBertLayer(BertLayer):
+    """Attention, then the mixture. Padding skips the mixture: it leaves as the attention gave it."""
+
+    def __init__(self, config: CometBertConfig, layer_idx: int):
+        super(BertLayer, self).__init__()
+        self.attention = BertAttention(config, is_causal=False, layer_idx=layer_idx)
+        activation = ACT2FN[config.hidden_act]
+        self.moe = MoE(
+            experts=BertExperts(
+                config.num_experts,
+                config.hidden_size,
+                config.expert_size,
+                activation,
+                config.hidden_dropout_prob,
+                config.layer_norm_eps,
+            ),
+            gate=gate_of_layer(config, layer_idx),
+            execution=cast(Execution, config.execution),
+        )
+
+    def forward(  # type: ignore[override]
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        *encoder: None,
+        tokens: Tokens,
+        **kwargs: Any,
+    ) -> Tensor:
+        """(B, T, p) -> (B, T, p)."""
+        for unused in ("encoder_attention_mask", "past_key_values"):
+            kwargs.pop(unused, None)
+        attended, _ = self.attention(hidden_states, attention_mask, **kwargs)
+        mixed, routing = self.moe(attended, keys=tokens.ids, mask=tokens.mask)
+        tokens.routings.append(routing)
+        return mixed if tokens.mask is None else torch.where(tokens.mask.unsqueeze(-1), mixed, attended)
+
+
+class CometBertEncoder(BertEncoder):
+    """The layers."""
+
+    def __init__(self, config: CometBertConfig):
+        super(BertEncoder, self).__init__()
+        self.config = config
+        self.layer = nn.ModuleList([CometBertLayer(config, i) for i in range(config.num_hidden_layers)])
+
+
+class SparseWeights:
+    """What all classes of this model share: their configuration, and the first values of what is ours."""
+
+    config_class: Any = CometBertConfig
+    _no_split_modules: Any = ("BertEmbeddings", "CometBertLayer")
+    accepts_loss_kwargs = False  # the loss is a mean over the batch
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)  # type: ignore[misc]
+        if isinstance(module, TrainableGate | TokenHashGate):
+            module.reset_parameters()  # type: ignore[operator]
+        elif isinstance(module, GroupedLinear):
+            init.normal_(module.weight, std=self.config.initializer_range)  # type: ignore[attr-defined]
+            init.zeros_(module.bias)
+        elif isinstance(module, BertExperts):
+            init.ones_(module.norm_weight)
+            init.zeros_(module.norm_bias)
+        elif isinstance(module, Permutation):
+            _reset_search(module)
+
+
+def _reset_search(search: Permutation) -> None:
+    init.uniform_(search.logits, -0.05, 0.05)
+    init.zeros_(search.progress)
+    init.copy_(search.fixed, torch.arange(search.num_experts, device=search.fixed.device))
+    if search.noise_seed is not None:
+        init.copy_(search.noise_seed, torch.randint(2**62, (), device=search.noise_seed.device))
+
+
+@dataclass
+class CometBertModelOutput(BaseModelOutputWithPoolingAndCrossAttentions):
+    """As BERT's, with the gates' ``penalty``, to add to the loss; None in eval mode."""
+
+    penalty: Tensor | None = None
+
+
+class CometBertModel(SparseWeights, BertModel):
+    """The encoder.
+
+    ``routings``, a list, gets one :class:`~comet_moe.Routing` a layer.
+    """
+
+    def __init__(self, config: CometBertConfig, add_pooling_layer: bool = True):
+        super(BertModel, self).__init__(config)  # BertModel's own would make the dense layers
+        self.gradient_checkpointing = False
+        self.embeddings = BertEmbeddings(config)
+        self.encoder = CometBertEncoder(config)
+        self.pooler = BertPooler(config) if add_pooling_layer else None
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        routings: list[Routing] | None = None,
+        **kwargs: Any,
+    ) -> CometBertModelOutput:
+        """As BERT's; ``attention_mask`` (B, T) is 0 where a token is padding, which goes to no expert."""
+        if attention_mask is not None and attention_mask.dim() != 2:
+            raise ValueError(
+                f"attention_mask must have shape (B, T), for the gates to know padding, "
+                f"got {tuple(attention_mask.shape)}"
+            )
+        if input_ids is None and self.config.kind == "hash":
+            raise ValueError("a hash gate routes by token id: give input_ids, not inputs_embeds")
+        mask = None if attention_mask is None else attention_mask != 0
+        tokens = Tokens(input_ids, mask, [] if routings is None else routings)
+        outputs = super().forward(
+            input_ids,
+            attention_mask=attention_mask,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            tokens=tokens,
+            return_dict=True,
+            **kwargs,
+        )
+        return CometBertModelOutput(**outputs, penalty=penalty_of(tokens.routings) if self.training else None)
+
+
+def penalty_of(routings: list[Routing]) -> Tensor:
+    """The sum over layers of what the gates ask for: entropy, load balance, reachability, local search."""
+    return torch.stack([routing.penalty for routing in routings]).sum()
+
+
+@dataclass
+class CometBertClassifierOutput(SequenceClassifierOutput):
+    """As BERT's; in training ``loss`` contains the gates' ``penalty``, which is None in eval mode."""
+
+    penalty: Tensor | None = None
+
+
+class CometBertForSequenceClassification(SparseWeights, BertForSequenceClassification):
+    """A sentence or a pair of sentences in, a class out."""
+
+    def __init__(self, config: CometBertConfig):
+        super(BertForSequenceClassification, self).__init__(config)
+        self.num_labels = labels = cast(int, config.num_labels)
+        self.bert = CometBertModel(config)
+        dropout = config.classifier_dropout
+        self.dropout = nn.Dropout(config.hidden_dropout_prob if dropout is None else dropout)
+        self.classifier = nn.Linear(config.hidden_size, labels)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        routings: list[Routing] | None = None,
+        **kwargs: Any,
+    ) -> CometBertClassifierOutput:
+        """As BERT's, with ``routings`` as for :class:`CometBertModel`."""
+        routings = [] if routings is None else routings
+        outputs = super().forward(
+            input_ids,
+            attention_mask=attention_mask,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            labels=labels,
+            routings=routings,
+            return_dict=True,
+            **kwargs,
+        )
+        return CometBertClassifierOutput(**_with_penalty(self.training, outputs, routings))
+
+
+@dataclass
+class CometBertAnswerOutput(QuestionAnsweringModelOutput):
+    """As BERT's; in training ``loss`` contains the gates' ``penalty``, which is None in eval mode."""
+
+    penalty: Tensor | None = None
+
+
+class CometBertForQuestionAnswering(SparseWeights, BertForQuestionAnswering):
+    """A question and a text in, the first and last token of the answer out."""
+
+    def __init__(self, config: CometBertConfig):
+        super(BertForQuestionAnswering, self).__init__(config)
+        self.num_labels = labels = cast(int, config.num_labels)
+        self.bert = CometBertModel(config, add_pooling_layer=False)
+        self.qa_outputs = nn.Linear(config.hidden_size, labels)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        start_positions: Tensor | None = None,
+        end_positions: Tensor | None = None,
+        routings: list[Routing] | None = None,
+        **kwargs: Any,
+    ) -> CometBertAnswerOutput:
+        """As BERT's, with ``routings`` as for :class:`CometBertModel`."""
+        routings = [] if routings is None else routings
+        outputs = super().forward(
+            input_ids,
+            attention_mask=attention_mask,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            start_positions=start_positions,
+            end_positions=end_positions,
+            routings=routings,
+            return_dict=True,
+            **kwargs,
+        )
+        return CometBertAnswerOutput(**_with_penalty(self.training, outputs, routings))
+
+
+def _with_penalty(training: bool, outputs: Any, routings: list[Routing]) -> dict[str, Any]:
+    """The fields of ``outputs``, in training with the penalty beside the loss and in it."""
+    if not training:
+        return dict(outputs)
+    penalty = penalty_of(routings)
+    found = {**outputs, "penalty": penalty}
+    return found | {"loss": found["loss"] + penalty} if "loss" in found else found

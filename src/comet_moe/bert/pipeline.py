@@ -1,0 +1,157 @@
+"""The steps from a dense checkpoint to a sparse student, each on a run folder."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from comet_moe.bert.checkpoints import load_dense, load_tokenizer, load_trained
+from comet_moe.bert.conversion import convert_bert
+from comet_moe.bert.data import TaskData, open_data
+from comet_moe.bert.distillation import discrepancy
+from comet_moe.bert.evaluation import EVALUATION_BATCH
+from comet_moe.bert.features import evaluation_batches
+from comet_moe.bert.folder import BertFolder
+from comet_moe.bert.importance import importance
+from comet_moe.bert.loop import Fitting, Loss, Watch, summary
+from comet_moe.bert.schema import BertRun
+from comet_moe.recipes import RecipeError
+from comet_moe.routing import Routing
+from comet_moe.training import RunError
+from comet_moe.training.processes import pinned_threads
+from comet_moe.training.writing import plain
+
+
+def finetune(config: BertRun, folder: BertFolder, watch: Watch = Watch()) -> dict[str, Any]:  # noqa: B008 - frozen
+    """Train a dense BERT on its task, from ``config.model`` or where the run stopped; the result."""
+    if folder.state() == "finished":
+        return folder.result()
+    if config.model.path is None:
+        raise RecipeError(f"recipe {config.recipe} needs model.path, a BERT checkpoint: --model DIR")
+    tokenizer = load_tokenizer(config.model.path)
+    data = open_data(config, tokenizer)
+    model = load_dense(config.model.path, data.task, config.seed)
+    folder.start(config)
+
+    def objective(batch: dict[str, Tensor]) -> Loss:
+        loss = model(**batch).loss
+        nothing = torch.zeros(())
+        return Loss(loss, (loss, nothing, nothing))
+
+    return Fitting(config, data, model, objective, folder, watch).run()
+
+
+def score_neurons(teacher: BertFolder) -> Tensor:
+    """How much each neuron of a finished teacher matters on its dev rows, (L, neurons); computed once."""
+    known = teacher.importance()
+    if known is not None:
+        return known
+    config = _of_a_teacher(teacher)
+    path = str(teacher.finished_model())
+    model, data = load_trained(path), open_data(config, load_tokenizer(path))
+    dev = data.parts["dev"]
+    with pinned_threads(config.training.threads):
+        scores = importance(model, (dev.batch(rows) for rows in evaluation_batches(dev, EVALUATION_BATCH)))
+    teacher.write_importance(scores)
+    return scores
+
+
+def distill(config: BertRun, folder: BertFolder, watch: Watch = Watch()) -> dict[str, Any]:  # noqa: B008 - frozen
+    """Train a sparse student of the finished teacher in ``config.teacher``; the result.
+
+    The teacher is frozen, in eval mode, and no part of the student or of its checkpoints.
+    """
+    if folder.state() == "finished":
+        return folder.result()
+    assert config.teacher is not None
+    dense = BertFolder(Path(config.teacher))
+    path = str(dense.finished_model())
+    teacher = load_trained(path).requires_grad_(False)
+    data = open_data(config, load_tokenizer(path))
+    student = new_student(config, teacher, data, score_neurons(dense) if config.experts.importance else None)
+    folder.start(config)
+
+    def objective(batch: dict[str, Tensor]) -> Loss:
+        with torch.no_grad():
+            taught = teacher(**batch, output_hidden_states=True)
+        routings: list[Routing] = []
+        found = student(**batch, output_hidden_states=True, routings=routings)
+        gap = discrepancy(found, taught, batch["attention_mask"].bool())
+        total = found.loss + config.loss.distillation * gap
+        return Loss(total, (found.loss - found.penalty, found.penalty, gap), routings)
+
+    return Fitting(config, data, student, objective, folder, watch).run()
+
+
+def new_student(config: BertRun, teacher: Any, data: TaskData, scores: Tensor | None) -> Any:
+    """The student of ``config`` before its first step, its gates drawn from the seed."""
+    steps = -(-len(data.train) // config.training.batch_size)
+    gate, search, experts = config.gate.model_dump(), config.search, config.experts
+    balanced = gate.pop("balanced", False)
+    settings = {
+        "hash_seed": 1000 * config.seed,
+        "tau": search.tau,
+        "sinkhorn_iterations": search.iterations,
+        "gumbel": search.gumbel,
+        "search_lr_factor": search.lr_factor,
+        "execution": experts.execution,
+        **{name: value for name, value in gate.items() if name != "name"},
+    }
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        try:
+            return convert_bert(
+                teacher,
+                gate=config.gate.name,
+                experts=experts.count,
+                expert_size=experts.size,
+                shared=experts.shared,
+                importance=scores,
+                route_by=experts.route_by,
+                search_steps=search.epochs * steps if config.searches else 0,
+                zeta=search.zeta,
+                load_balance=config.loss.load_balance,
+                frequencies=_frequencies(data, teacher.config.vocab_size) if balanced else None,
+                **settings,
+            )
+        except ValueError as error:  # a value that fits the schema but not the model
+            raise RecipeError(f"recipe {config.recipe}: {error}") from error
+
+
+def run(config: BertRun, folder: BertFolder, teacher: Watch, student: Watch) -> dict[str, Any]:
+    """All steps in one folder: the teacher in its ``teacher/``, its neurons' importance, the student."""
+    if folder.state() == "finished":
+        return folder.result()
+    dense = BertFolder(folder.path / "teacher")
+    config = config.model_copy(update={"teacher": str(dense.path.absolute())})
+    folder.start(config)
+    done = finetune(config.model_copy(update={"stage": "finetune", "teacher": None}), dense, teacher)
+    if done["status"] == "failed":
+        raise RunError(f"the teacher in {dense.path} failed: {done['reason']}")
+    return distill(config, folder, student)
+
+
+def evaluate_run(path: Path) -> dict[str, Any]:
+    """The figures of a finished run once more, from its saved model and its data."""
+    folder = BertFolder(path)
+    config = folder.config()
+    place = str(folder.finished_model())
+    data = open_data(config, load_tokenizer(place))
+    folder.bind_facts(data.facts)
+    with pinned_threads(config.training.threads):
+        figures: dict[str, Any] = plain(summary(load_trained(place), data, config.data.null_threshold))
+    return figures
+
+
+def _of_a_teacher(folder: BertFolder) -> BertRun:
+    config = folder.config()
+    if config.stage != "finetune":
+        raise RunError(f"{folder.path} is a student's run: give its teacher's, {config.teacher}")
+    return config
+
+
+def _frequencies(data: TaskData, vocabulary: int) -> Tensor:
+    """(vocabulary,) how often each token occurs in training."""
+    ids = torch.cat([torch.from_numpy(row) for row in data.train.ids])
+    return torch.bincount(ids, minlength=vocabulary)

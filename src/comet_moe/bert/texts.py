@@ -1,0 +1,232 @@
+"""The rows of a task: texts with labels, or questions with answers, read from files and split.
+
+GLUE's tsv files and SQuAD's json as they are published, or Parquet files of the same rows. Where a set has
+no development file, its rows are dealt with a seed, and the notes say so.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from comet_moe.bert.tasks import Layout, Task
+from comet_moe.data.errors import DataError, reading
+from comet_moe.data.files import Need, locate, read_parquet, require_columns, require_range, require_rows
+from comet_moe.data.seeding import stream
+
+MRPC_DEV = 408
+"""Rows of GLUE's MRPC development set, which are among MSR's train rows; its list of them is not public."""
+
+DEV_SHARE = 0.1
+"""Of the rows (of the articles, for questions) where a set comes in one file."""
+
+_QUESTION_COLUMNS = ("title", "context", "question", "answer_texts", "answer_starts", "is_impossible")
+
+
+@dataclass(frozen=True)
+class Texts:
+    """The rows of a task.
+
+    Attributes:
+        parts: "train", "dev" and perhaps more, such as "test" or "mismatched". Columns a, perhaps b, and
+            label; or title, context, question, answer_texts, answer_starts.
+        files: the file of each part, by name.
+        notes: what a reader of results should know.
+    """
+
+    parts: Mapping[str, pd.DataFrame]
+    files: Mapping[str, str]
+    notes: list[str] = field(default_factory=list)
+
+
+def read_texts(task: Task, source: Path, seed: int = 0, train_rows: int | None = None) -> Texts:
+    """Read the rows of ``task`` from the folder ``source``.
+
+    Args:
+        task: one of ``TASKS``.
+        source: the folder with the files, or one up to two levels above them.
+        seed: of what is drawn: development rows where there is no such file, ``train_rows``.
+        train_rows: take as many train rows at random; None for all.
+    """
+    files = locate(source, _needs(task), "")
+    if not {"train", "dev", "all"} & files.keys():
+        raise DataError(
+            f"{source} has no {' or '.join(_needs(task)[0].names)}; give the folder that holds it."
+        )
+    read = _read_questions if task.kind == "answers" else _read_labelled
+    parts = {role: read(path, task) for role, path in files.items()}
+    skipped = {files[role].name: part.attrs.get("skipped", 0) for role, part in parts.items()}
+    notes = [
+        f"{name}: {count:,} lines that lack fields are left out" for name, count in skipped.items() if count
+    ]
+    if "train" not in parts or "dev" not in parts:
+        origin = next(role for role in ("all", "train", "dev") if role in parts)
+        train, dev, counts = _dealt(task, parts[origin], seed)
+        parts |= {"train": train, "dev": dev}
+        notes.append(
+            f"train and dev are both from {files[origin].name}: {counts} to dev, drawn with seed {seed}"
+        )
+    parts.pop("all", None)
+    if train_rows is not None and train_rows < len(parts["train"]):
+        notes.append(f"{train_rows:,} of {len(parts['train']):,} train rows, drawn with seed {seed}")
+        kept = stream(seed, "train rows").permutation(len(parts["train"]))[:train_rows]
+        parts["train"] = parts["train"].iloc[np.sort(kept)].reset_index(drop=True)
+    return Texts(parts, {role: path.name for role, path in files.items()}, notes)
+
+
+def _needs(task: Task) -> list[Need]:
+    """The files to look for, by role; "all" has rows of both train and development."""
+    name = task.name
+    if task.layout is None:
+        return [
+            Need("train", (f"{name}_train.parquet", "train-v2.0.json"), required=False),
+            Need("dev", (f"{name}_dev.parquet", "dev-v2.0.json"), required=False),
+            Need("all", ("dev_subset.parquet",), required=False),
+        ]
+    folder, dev = task.layout.folder, task.layout.dev
+    names = {
+        "train": [f"{name}_train.parquet", f"{folder}/train.tsv", "train.tsv"],
+        "dev": [f"{name}_dev.parquet", f"{folder}/{dev}", dev],
+    }
+    if name == "mrpc":
+        names["train"] += [
+            "mrpc_msr_train.parquet",
+            f"{folder}/msr_paraphrase_train.txt",
+            "msr_paraphrase_train.txt",
+        ]
+        names["test"] = [
+            "mrpc_msr_test.parquet",
+            f"{folder}/msr_paraphrase_test.txt",
+            "msr_paraphrase_test.txt",
+        ]
+    if name == "mnli":
+        names["train"].append("mnli_subset_train.parquet")
+        names["dev"].append("mnli_subset_dev.parquet")
+        names["mismatched"] = [
+            "mnli_dev_mismatched.parquet",
+            f"{folder}/dev_mismatched.tsv",
+            "dev_mismatched.tsv",
+        ]
+    names["all"] = [f"{name}_subset.parquet"]
+    return [Need(role, tuple(forms), required=False) for role, forms in names.items()]
+
+
+def _dealt(task: Task, rows: pd.DataFrame, seed: int) -> tuple[pd.DataFrame, pd.DataFrame, str]:
+    """Train rows, development rows, and how many of how many the latter are."""
+    generator = stream(seed, "dev")
+    if task.kind == "answers":
+        titles = rows["title"].unique()
+        count = max(1, round(DEV_SHARE * len(titles)))
+        chosen = rows["title"].isin(generator.permutation(titles)[:count]).to_numpy()
+        counts = f"the questions of {count} of {len(titles)} articles"
+    else:
+        count = MRPC_DEV if task.name == "mrpc" and len(rows) > 2 * MRPC_DEV else round(DEV_SHARE * len(rows))
+        chosen = np.zeros(len(rows), bool)
+        chosen[generator.permutation(len(rows))[: max(1, count)]] = True
+        counts = f"{int(chosen.sum()):,} of {len(rows):,} rows"
+    if chosen.all():
+        raise DataError(f"{task.name} has too few rows to be split into train and dev: give more.")
+    return rows[~chosen].reset_index(drop=True), rows[chosen].reset_index(drop=True), counts
+
+
+def _read_labelled(path: Path, task: Task) -> pd.DataFrame:
+    """Columns a, perhaps b, and label."""
+    assert task.layout is not None
+    raw = (
+        read_parquet(path, (*task.texts, "label"))
+        if path.suffix == ".parquet"
+        else _read_tsv(path, task.layout, (*task.texts, "label"))
+    )
+    columns = {name: raw[text].astype(str) for name, text in zip("ab", task.texts, strict=False)}
+    table = pd.DataFrame({**columns, "label": _numbered(path, raw["label"], task)})
+    table.attrs["skipped"] = raw.attrs.get("skipped", 0)
+    return table
+
+
+def _read_tsv(path: Path, layout: Layout, columns: tuple[str, ...]) -> pd.DataFrame:
+    """The texts and the label as ``columns``; lines that lack fields (QQP has a few) are only counted."""
+    wanted = (*layout.texts, layout.label)
+    with reading(path, "tab-separated table"):
+        lines = [
+            line.split("\t") for line in path.read_text(encoding="utf-8-sig").split("\n") if line.strip()
+        ]
+    require_rows(path, len(lines) - layout.header)
+    names: list[Any] = lines.pop(0) if layout.header else list(range(len(lines[0])))
+    require_columns(path, wanted, names)
+    places = [names.index(name) for name in wanted]
+    whole = [line for line in lines if len(line) > max(places)]
+    table = pd.DataFrame([[line[place].strip() for place in places] for line in whole], columns=list(columns))
+    table.attrs["skipped"] = len(lines) - len(whole)
+    require_rows(path, len(table))
+    return table
+
+
+def _numbered(path: Path, label: pd.Series, task: Task) -> pd.Series:
+    """Labels as 0, 1, ..., from numbers or from the names of the classes."""
+    if pd.api.types.is_numeric_dtype(label):
+        require_range(path, "label", label, 0, len(task.classes) - 1)
+        return label.astype(np.int64)
+    known = {name: index for index, name in enumerate(task.classes)}
+    known |= {str(index): index for index in range(len(task.classes))}
+    numbers = label.map(known)
+    if numbers.isna().any():
+        row = int(numbers.isna().to_numpy().argmax())
+        raise DataError(
+            f"{path} has the label {label.iloc[row]!r} in data row {row + 1}; "
+            f"it must be one of {', '.join(task.classes)}, or 0..{len(task.classes) - 1}."
+        )
+    return numbers.astype(np.int64)
+
+
+def _read_questions(path: Path, task: Task) -> pd.DataFrame:
+    """Columns title, context, question, answer_texts and answer_starts, empty where there is no answer."""
+    if path.suffix == ".parquet":
+        table = read_parquet(path, _QUESTION_COLUMNS)
+    else:
+        with reading(path, "SQuAD file"):
+            table = pd.DataFrame(_questions(json.loads(path.read_text(encoding="utf-8"))))
+        require_columns(path, _QUESTION_COLUMNS, table.columns)
+        require_rows(path, len(table))
+    impossible = table["is_impossible"].to_numpy(bool)
+    texts = [
+        [] if none else list(found) for none, found in zip(impossible, table["answer_texts"], strict=True)
+    ]
+    starts = [
+        [] if none else [int(start) for start in found]
+        for none, found in zip(impossible, table["answer_starts"], strict=True)
+    ]
+    _check_answers(path, table["context"], texts, starts)
+    kept = table[["title", "context", "question"]].astype(str).reset_index(drop=True)
+    return kept.assign(
+        answer_texts=pd.Series(texts, dtype=object), answer_starts=pd.Series(starts, dtype=object)
+    )
+
+
+def _questions(published: dict[str, Any]) -> list[dict[str, Any]]:
+    return [
+        {
+            "title": article["title"],
+            "context": paragraph["context"],
+            "question": question["question"],
+            "answer_texts": [answer["text"] for answer in question["answers"]],
+            "answer_starts": [answer["answer_start"] for answer in question["answers"]],
+            "is_impossible": question.get("is_impossible", False),
+        }
+        for article in published["data"]
+        for paragraph in article["paragraphs"]
+        for question in paragraph["qas"]
+    ]
+
+
+def _check_answers(path: Path, contexts: pd.Series, texts: list[list[str]], starts: list[list[int]]) -> None:
+    for row, (context, found, places) in enumerate(zip(contexts, texts, starts, strict=True)):
+        for text, start in zip(found, places, strict=True):
+            if context[start : start + len(text)] != text:
+                raise DataError(
+                    f"{path} has the answer {text!r} in data row {row + 1} at place {start}, where "
+                    f"its context does not have it."
+                )

@@ -1,0 +1,151 @@
+"""Importance and conversion: which neurons an expert gets, and that they are the dense model's."""
+
+import pytest
+import torch
+from tiny_bert import LAYERS, NEURONS, batch, inputs, tiny_bert
+from transformers import DistilBertConfig, DistilBertModel
+
+from comet_moe.bert import CometBertForQuestionAnswering, convert_bert, importance
+from comet_moe.bert.conversion import deal
+
+
+def by_definition(model, arguments):
+    """I_j = Σ_samples |<w1_j, ∂ℓ/∂w1_j> + <w2_j, ∂ℓ/∂w2_j>|, sample by sample."""
+    scores = torch.zeros(LAYERS, NEURONS, dtype=torch.float64)
+    for row in range(len(arguments["input_ids"])):
+        model.zero_grad()
+        model(**{name: value[row : row + 1] for name, value in arguments.items()}).loss.backward()
+        for place, layer in enumerate(model.bert.encoder.layer):
+            first, second = layer.intermediate.dense.weight, layer.output.dense.weight
+            inner = (first * first.grad).sum(1) + (second * second.grad).sum(0)
+            scores[place] += inner.abs().detach()
+    return scores
+
+
+@pytest.mark.parametrize("kind", ["classifier", "answers"])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_one_backward_pass_gives_the_definition(kind, frozen):
+    model = tiny_bert(kind).double()
+    batches = [batch(kind=kind), batch(3, 6, kind=kind), batch(2, 8, padded=False, kind=kind)]
+    expected = sum(by_definition(model, arguments) for arguments in batches)
+    model.requires_grad_(not frozen)
+    torch.testing.assert_close(importance(model, batches), expected, atol=1e-6, rtol=0)
+
+
+def test_importance_leaves_the_model_as_it_was():
+    model = tiny_bert().train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    model.zero_grad()
+    importance(model, [batch()])
+    assert model.training
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_importance_says_what_is_missing():
+    model = tiny_bert()
+    with pytest.raises(ValueError, match="batches must hold at least 1 batch"):
+        importance(model, [])
+    with pytest.raises(ValueError, match="a batch must hold labels"):
+        importance(model, [inputs(batch())])
+    with pytest.raises(ValueError, match="Linear has no dense BERT layers"):
+        importance(torch.nn.Linear(2, 2), [batch()])
+
+
+def test_neurons_are_dealt_round_robin_by_importance():
+    order = torch.tensor([9, 1, 5, 0, 8, 2, 3, 4, 6, 7])
+    hands = deal(order, experts=3, expert_size=4, shared=2)
+    assert hands.tolist() == [[9, 1, 5, 2], [9, 1, 0, 3], [9, 1, 8, 4]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (
+            (4, 20, 4),
+            "4 experts of 20 neurons, 4 of them shared, need 68, and the feed-forward layers have 48: "
+            "make expert_size smaller or shared larger",
+        ),
+        ((4, 10, 11), "shared must be at most expert_size, 10, got 11"),
+        ((0, 10, 1), "experts and expert_size must be at least 1"),
+        ((2, 10, -1), "shared at least 0"),
+    ],
+)
+def test_neurons_that_do_not_suffice_are_named(arguments, says):
+    with pytest.raises(ValueError, match=says):
+        deal(torch.arange(NEURONS), *arguments)
+    experts, size, shared = arguments
+    with pytest.raises(ValueError, match=says):
+        convert_bert(tiny_bert(), experts=experts, expert_size=size, shared=shared)
+
+
+def test_an_expert_is_the_dense_layer_without_the_neurons_it_did_not_get():
+    dense = tiny_bert()
+    scores = torch.rand(LAYERS, NEURONS)
+    student = convert_bert(dense, gate="comet", experts=4, expert_size=18, shared=8, importance=scores)
+    x = torch.randn(7, dense.config.hidden_size)
+    for layer, (old, new) in enumerate(
+        zip(dense.bert.encoder.layer, student.bert.encoder.layer, strict=True)
+    ):
+        hands = deal(scores[layer].argsort(descending=True), 4, 18, 8)
+        for expert, hand in enumerate(hands):
+            kept = torch.zeros(NEURONS).index_fill(0, hand, 1.0)
+            with torch.no_grad():
+                expected = old.output(old.intermediate(x) * kept, x)
+                torch.testing.assert_close(new.moe.experts.one(x, expert), expected, atol=1e-5, rtol=0)
+
+
+def test_the_dense_model_is_left_alone_and_the_mode_kept():
+    dense = tiny_bert("answers").train()
+    before = {name: value.clone() for name, value in dense.state_dict().items()}
+    student = convert_bert(dense, experts=2, expert_size=10, shared=4)
+    assert isinstance(student, CometBertForQuestionAnswering)
+    assert student.training
+    with torch.no_grad():
+        for parameter in student.parameters():
+            parameter.zero_()
+    assert all(torch.equal(before[name], value) for name, value in dense.state_dict().items())
+
+
+def test_half_precision_and_settings_go_over():
+    dense = tiny_bert().bfloat16()
+    student = convert_bert(
+        dense, "comet", 2, 10, 4, gamma=0.1, entropy=0.2, search_steps=9, zeta=1e-3, tau=(0.1, 1e-3)
+    )
+    assert student.dtype == torch.bfloat16
+    config = student.config
+    assert (config.gamma, config.entropy, config.search_steps, config.zeta) == (0.1, 0.2, 9, 1e-3)
+    assert tuple(config.tau) == (0.1, 1e-3)
+    with torch.no_grad():
+        assert student(**inputs(batch())).logits.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "says"),
+    [
+        (
+            lambda: DistilBertModel(
+                DistilBertConfig(dim=8, hidden_dim=8, n_heads=2, n_layers=1, vocab_size=9)
+            ),
+            {},
+            "only a dense BERT can be converted .*, got DistilBertModel",
+        ),
+        (
+            lambda: convert_bert(tiny_bert(), experts=2, expert_size=10, shared=4),
+            {},
+            "only a dense BERT can be converted .*, got CometBertForSequenceClassification",
+        ),
+        (tiny_bert, {"importance": torch.rand(LAYERS, 3)}, "importance must have 3 layers of 48 neurons"),
+        (tiny_bert, {"gmma": 1}, "there is no setting gmma"),
+        (tiny_bert, {"frequencies": torch.ones(3)}, "frequencies are for a hash gate, and the gate is comet"),
+        (
+            tiny_bert,
+            {"gate": "hash", "frequencies": torch.ones(3)},
+            r"frequencies must have one number a token, .* got \(3,\)",
+        ),
+    ],
+)
+def test_what_cannot_be_converted_is_named(model, settings, says):
+    with pytest.raises(ValueError, match=says):
+        convert_bert(model(), **{"experts": 2, "expert_size": 10, "shared": 4, **settings})
