@@ -53,7 +53,7 @@ function line(look, gate, more = {}) {
 }
 
 function band(look, gate, x, low, high) {
-  const fillcolor = withAlpha(look.theme.gate(gate), 0.13);
+  const fillcolor = withAlpha(look.theme.gate(gate), 0.11);
   const edge = { mode: "lines", line: { width: 0 }, x, ...FLAT };
   return [{ ...edge, y: low }, { ...edge, y: high, fill: "tonexty", fillcolor }];
 }

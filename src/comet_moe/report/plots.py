@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from comet_moe.analysis.curves import BAND, REPEATS
 from comet_moe.report.curves import FEW
 from comet_moe.report.markup import Html, element, join
 from comet_moe.report.trials import COLUMNS
@@ -119,9 +120,9 @@ PLOTS = (
     Plot(
         key="bootstrap",
         title="Test loss by tuning budget",
-        sentence="What to expect of the best of s random trials, chosen by validation loss: the lower and "
-        "the further left a curve, the less tuning the gate needs. The line is the exact mean; in the band "
-        "are the middle 90 % of 1,000 draws.",
+        sentence=f"What to expect of the best of s random trials, chosen by validation loss: the lower and "
+        f"the further left a curve, the less tuning the gate needs. The line is the exact mean; in the band "
+        f"are the middle {100 * (BAND[1] - BAND[0]):.0f} % of {REPEATS:,} draws.",
         gates=_in("bootstrap"),
     ),
     Plot(

@@ -164,5 +164,6 @@ def _known(url: str) -> tuple[str, str]:
 
 
 def _reason(error: Exception) -> str:
-    cause = getattr(error, "orig", None) or error
+    wrapped = error.__cause__ or error  # Optuna puts its own words around the database's
+    cause = getattr(wrapped, "orig", None) or wrapped
     return " ".join(str(cause).split()[:40])
