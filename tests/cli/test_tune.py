@@ -120,6 +120,21 @@ def test_a_study_is_a_folder_of_runs_and_a_table_of_trials(undisturbed):
     assert study["space"]["topk"] == {"training.learning_rate": {"log": [5e-4, 1e-2]}}
 
 
+def test_tables_curves_and_page_are_made_from_the_folder_alone(undisturbed, tmp_path):
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for name in ("study.json", "trials.jsonl"):
+        (copy / name).write_text((undisturbed[0] / name).read_text())
+    rows = succeed("table", copy, "--top", 100, "--json").json["rows"]
+    for row in rows:
+        losses = [trial["test_loss"] for trial in trials(copy) if trial["gate"] == row["gate"]]
+        assert row["trials_complete"] == 2
+        assert row["test_loss_mean"] == pytest.approx(sum(losses) / 2, rel=1e-12)
+    assert {row["gate"] for row in succeed("curves", copy, "--json").json["rows"]} == {"topk", "comet+"}
+    succeed("report", copy, "-o", tmp_path / "page.html")
+    assert f"{rows[0]['test_loss_mean']:.2f}" in (tmp_path / "page.html").read_text()
+
+
 def test_a_killed_worker_loses_nothing(undisturbed, tmp_path, storage_url):
     out = tmp_path / "study"
     process = start(

@@ -7,12 +7,12 @@ over those without. ``fixed`` in the place of a draw leaves a setting as the rec
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, ValidationError
 
 from comet_moe.recipes.loading import RecipeError, first_problem, parse_setting, put, read_recipe
-from comet_moe.recipes.schema import GATE_NAMES, Config, Section
+from comet_moe.recipes.schema import GATE_NAMES, Config, Positive, Section
 
 
 class Choice(Section):
@@ -21,37 +21,23 @@ class Choice(Section):
     choice: Annotated[tuple[bool | int | float | str, ...], Field(min_length=1)]
 
 
-class _Range(Section):
-    def ends(self) -> tuple[float, float]:
-        """Where the range begins and ends."""
-        raise NotImplementedError
-
-    @model_validator(mode="after")
-    def _rises(self) -> Self:
-        low, high = self.ends()
-        if not -math.inf < low < high < math.inf:
-            raise ValueError(f"a range must rise, got [{low}, {high}]")
-        return self
+def _rising(ends: tuple[float, float]) -> tuple[float, float]:
+    low, high = ends
+    if not -math.inf < low < high < math.inf:
+        raise ValueError(f"a range must rise, got [{low}, {high}]")
+    return ends
 
 
-class Uniform(_Range):
+class Uniform(Section):
     """A number between two."""
 
-    uniform: tuple[float, float]
-
-    def ends(self) -> tuple[float, float]:
-        """Both ends."""
-        return self.uniform
+    uniform: Annotated[tuple[float, float], AfterValidator(_rising)]
 
 
-class LogUniform(_Range):
+class LogUniform(Section):
     """A positive number between two, its logarithm uniform."""
 
-    log: tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)]]
-
-    def ends(self) -> tuple[float, float]:
-        """Both ends."""
-        return self.log
+    log: Annotated[tuple[Positive, Positive], AfterValidator(_rising)]
 
 
 Draw = Choice | Uniform | LogUniform

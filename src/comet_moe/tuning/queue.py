@@ -270,7 +270,9 @@ def _waiting(definition: Definition, gate: str, index: int) -> FrozenTrial:
 def _distribution(draw: Draw) -> BaseDistribution:
     if isinstance(draw, Choice):
         return CategoricalDistribution(draw.choice)
-    return FloatDistribution(*draw.ends(), log=isinstance(draw, LogUniform))
+    if isinstance(draw, LogUniform):
+        return FloatDistribution(*draw.log, log=True)
+    return FloatDistribution(*draw.uniform)
 
 
 def _row(definition: Definition, gate: str, index: int, attempts: list[FrozenTrial]) -> Row:

@@ -118,10 +118,10 @@ class _Worker:
                 self._run(definition, claim)
             except Lost:
                 pass
-            except BaseException:
+            except BaseException:  # whatever it is, the trial goes back before the worker ends
                 with suppress(
                     *STORAGE_ERRORS
-                ):  # then it is seen as stale, and the first error is the one to tell
+                ):  # else the trial goes stale; the first error is the one to tell
                     self.queue.hand_back(claim)
                 raise
         self._tell(("done", claim))
