@@ -1,7 +1,15 @@
 """Without a network, and without transformers' reports."""
 
+import os
+import sys
+from pathlib import Path
+
 import pytest
+from tiny_bert import save_checkpoint, sets, where, write_rte, write_squad
 from transformers.utils import logging
+
+sys.path.append(str(Path(__file__).parents[1] / "cli"))
+from command import succeed
 
 logging.set_verbosity_error()
 logging.disable_progress_bar()
@@ -11,3 +19,15 @@ logging.disable_progress_bar()
 def _offline(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+
+
+@pytest.fixture(scope="session")
+def place(tmp_path_factory):
+    """A checkpoint, the files of two tasks, and a finished teacher."""
+    root = tmp_path_factory.mktemp("bert")
+    save_checkpoint(root / "tiny")
+    write_rte(root / "data")
+    write_squad(root / "data" / "squad")
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    succeed("bert", "finetune", "rte", *where(root), *sets(), "--out", root / "teacher")
+    return root

@@ -1,51 +1,20 @@
 """From a checkpoint to a sparse student at the command line, for classes and for answers."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
 import yaml
+from command import refusal, succeed
 from safetensors import safe_open
-from tiny_bert import LAYERS, NEURONS, save_checkpoint, write_rte, write_squad
+from tiny_bert import LAYERS, NEURONS, save_checkpoint, sets, where, write_rte
 from transformers import AutoModelForQuestionAnswering, AutoModelForSequenceClassification, RobertaConfig
 
 from comet_moe.bert import CometBertForQuestionAnswering, CometBertForSequenceClassification
-
-sys.path.append(str(Path(__file__).parents[1] / "cli"))
-from command import refusal, succeed
-
-SMALL = [
-    *("experts.count=4", "experts.size=18", "experts.shared=8", "training.threads=1", "search.epochs=1"),
-    *("finetune.epochs=2", "finetune.batch_size=8", "finetune.learning_rate=1e-3"),
-    *("training.epochs=2", "training.batch_size=8", "training.learning_rate=1e-3", "training.by_length=true"),
-    "data.length=32",
-]
-
-
-def sets(settings=()):
-    return [part for setting in (*SMALL, *settings) for part in ("--set", setting)]
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    """A checkpoint, the files of two tasks, and a finished teacher."""
-    root = tmp_path_factory.mktemp("bert")
-    save_checkpoint(root / "tiny")
-    write_rte(root / "data")
-    write_squad(root / "data" / "squad")
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    succeed("bert", "finetune", "rte", *where(root), *sets(), "--out", root / "teacher")
-    return root
-
-
-def where(root):
-    return ["--model", root / "tiny", "--data", root / "data"]
 
 
 def test_classes_step_by_step(place, tmp_path):

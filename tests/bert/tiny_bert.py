@@ -128,3 +128,19 @@ def write_squad(folder):
             )
         (folder / f"{name}-v2.0.json").write_text(json.dumps({"version": "v2.0", "data": articles}))
     return folder
+
+
+SMALL = [
+    *("experts.count=4", "experts.size=18", "experts.shared=8", "training.threads=1", "search.epochs=1"),
+    *("finetune.epochs=2", "finetune.batch_size=8", "finetune.learning_rate=1e-3"),
+    *("training.epochs=2", "training.batch_size=8", "training.learning_rate=1e-3", "training.by_length=true"),
+    "data.length=32",
+]
+
+
+def sets(settings=()):
+    return [part for setting in (*SMALL, *settings) for part in ("--set", setting)]
+
+
+def where(root):
+    return ["--model", root / "tiny", "--data", root / "data"]

@@ -14,7 +14,8 @@ VISION = ["digits", "multimnist", "multifashionmnist", "celeba"]
 
 
 def test_every_shipped_recipe_is_tried():
-    assert sorted([*NAMES, "multidigits"]) == recipe_names()
+    networks = [name for name in recipe_names() if not name.startswith("bert-")]
+    assert sorted([*NAMES, "multidigits"]) == networks
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -3,13 +3,21 @@
 import pytest
 import yaml
 
-from comet_moe.recipes import GATE_NAMES, RecipeError, load_recipe, recipe_names
+from comet_moe.recipes import (
+    GATE_NAMES,
+    RecipeError,
+    load_bert_recipe,
+    load_experiment,
+    load_recipe,
+    load_space,
+    recipe_names,
+)
 
 
 @pytest.mark.parametrize("gate", GATE_NAMES)
 @pytest.mark.parametrize("name", recipe_names())
 def test_every_recipe_is_complete_for_every_gate(name, gate):
-    config = load_recipe(name, [f"gate={gate}"])
+    config = load_experiment(name, [f"gate={gate}"])
     assert config.gate.name == gate
     assert config.recipe == name
     assert config.searches == gate.endswith("+")
@@ -67,3 +75,19 @@ def test_a_broken_file_is_named(tmp_path, text, says):
     path.write_text(text)
     with pytest.raises(RecipeError, match=says):
         load_recipe(str(path))
+
+
+@pytest.mark.parametrize("gate", GATE_NAMES)
+@pytest.mark.parametrize("name", recipe_names())
+def test_what_is_drawn_is_a_setting_of_the_recipe(name, gate):
+    config = load_experiment(name, [f"gate={gate}"]).model_dump()
+    for key in load_space(name, gate):
+        section, _, setting = key.partition(".")
+        assert setting in config[section]
+
+
+def test_each_loader_refuses_the_other_kind_of_recipe():
+    with pytest.raises(RecipeError, match="recipe bert-rte is of COMET-BERT: see `comet-moe bert --help`"):
+        load_recipe("bert-rte")
+    with pytest.raises(RecipeError, match=r"multidigits is not of COMET-BERT .*: use `comet-moe train`"):
+        load_bert_recipe("multidigits")

@@ -97,10 +97,10 @@ def _collect(runs: Iterable[Path]) -> list[Study]:
 def _of_runs(recipe: str, alpha: float | None, runs: list[tuple[Path, RunRecord]]) -> Study:
     by_gate: dict[str, list[dict[str, Any]]] = {}
     for run, config in sorted(runs, key=lambda pair: (pair[1].seed, pair[0])):
-        of_gate = by_gate.setdefault(config.gate.name, [])
+        of_gate = by_gate.setdefault(config.gate_name, [])
         of_gate.append(_read_run(run, config, len(of_gate)).row(run))
     gates = sorted(by_gate, key=_place)
-    experts = {config.model.experts for _, config in runs}
+    experts = {config.expert_count for _, config in runs}
     return Study(
         path=runs[0][0].parent,
         name=recipe,
@@ -124,5 +124,5 @@ def _read_run(run: Path, config: RunRecord, index: int) -> TrialRecord:
     finished = (run / "result.json").is_file()
     result = read_json(run / "result.json", ResultRecord) if finished else ResultRecord(status="running")
     return TrialRecord(
-        gate=config.gate.name, index=index, params={"seed": config.seed}, **result.model_dump()
+        gate=config.gate_name, index=index, params={"seed": config.seed}, **result.model_dump()
     )

@@ -71,6 +71,10 @@ class _Experts(BaseModel):
     experts: PositiveInt | None = None
 
 
+class _Count(BaseModel):
+    count: PositiveInt | None = None
+
+
 class _Alpha(BaseModel):
     alpha: float | None = None
 
@@ -79,10 +83,22 @@ class RunRecord(BaseModel):
     """What of a run's ``config.yaml`` tells which runs belong together."""
 
     recipe: str
+    stage: str = "train"
     gate: _Name
     seed: int
     model: _Experts = _Experts()
+    experts: _Count = _Count()
     loss: _Alpha = _Alpha()
+
+    @property
+    def gate_name(self) -> str:
+        """Of the gate that was trained; "dense" for a teacher of BERTs, which has none."""
+        return "dense" if self.stage == "finetune" else self.gate.name
+
+    @property
+    def expert_count(self) -> int | None:
+        """Experts of the mixture, or of each layer of a BERT."""
+        return self.model.experts or self.experts.count
 
 
 def read_json(path: Path, kind: type[Record]) -> Record:

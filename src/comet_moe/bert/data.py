@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 
 from comet_moe.bert.features import Features, encode
-from comet_moe.bert.schema import BertRun
 from comet_moe.bert.tasks import Task, task_named
 from comet_moe.bert.texts import read_texts
-from comet_moe.recipes import RecipeError
+from comet_moe.recipes import BertRun, RecipeError
 
 
 @dataclass(frozen=True)

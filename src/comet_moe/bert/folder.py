@@ -1,18 +1,15 @@
 """The folder of a COMET-BERT run: as every run's, with a model that transformers can load."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
-import yaml
-from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from comet_moe.bert.schema import BertRun
-from comet_moe.recipes import RecipeError
-from comet_moe.recipes.loading import first_problem
+from comet_moe.recipes import BertRun, load_bert_recipe
 from comet_moe.training import RunError, RunFolder
-from comet_moe.training.writing import as_json, atomically, write_text
+from comet_moe.writing import as_json, atomically, write_text
 
 
 class BertFolder(RunFolder):
@@ -23,21 +20,14 @@ class BertFolder(RunFolder):
         self.model_folder = path / "model"
         self.importance_file = path / "importance.safetensors"
 
-    def start(self, config: BertRun) -> None:  # type: ignore[override]
-        """Make the folder and write the configuration; on a run that goes on there is nothing to do."""
-        if self.state() == "empty":
-            write_text(self.config_file, yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
-
-    def config(self) -> BertRun:  # type: ignore[override]
+    def config(self) -> BertRun:  # type: ignore[override]  # of another kind of run
         """The configuration that the run was started with."""
-        if not self.config_file.exists():
-            raise RunError(f"{self.path} holds no run: it has no config.yaml")
-        try:
-            return BertRun.model_validate(yaml.safe_load(self.config_file.read_text(encoding="utf-8")))
-        except ValidationError as error:
-            raise RecipeError(f"{self.config_file} is not of a BERT run: {first_problem(error)}") from error
-        except yaml.YAMLError as error:
-            raise RecipeError(f"{self.config_file} is not YAML: {' '.join(str(error).split())}") from error
+        self.check_started()
+        return load_bert_recipe(str(self.config_file))
+
+    def drop_model(self) -> None:
+        """Remove the best weights."""
+        shutil.rmtree(self.model_folder, ignore_errors=True)
 
     def bind_facts(self, facts: dict[str, Any]) -> None:
         """Keep what is known of the data; other facts than before are an error."""

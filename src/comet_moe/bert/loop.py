@@ -19,16 +19,17 @@ from comet_moe.bert.data import TaskData
 from comet_moe.bert.evaluation import by_layer, evaluate
 from comet_moe.bert.features import training_batches
 from comet_moe.bert.folder import BertFolder
-from comet_moe.bert.schema import BertRun
 from comet_moe.checks import without_value_checks
 from comet_moe.local_search import Permutation
+from comet_moe.recipes import BertRun
 from comet_moe.routing import Routing
 from comet_moe.training import Progress
+from comet_moe.training.checkpoint import pack, unpack
 from comet_moe.training.environment import environment
 from comet_moe.training.evaluation import Usage
-from comet_moe.training.loop import USAGE_EVERY, Diverged, rounded, under
+from comet_moe.training.loop import USAGE_EVERY, Diverged, rounded
 from comet_moe.training.processes import pinned_threads
-from comet_moe.training.writing import plain
+from comet_moe.writing import plain
 
 
 @dataclass(frozen=True)
@@ -195,10 +196,6 @@ class Fitting:
 
     def _save(self, record: dict[str, Any]) -> None:
         self.folder.append_metrics(record)
-        tensors = {f"model.{name}": value for name, value in self.model.state_dict().items()}
-        tensors |= {f"best.{name}": value for name, value in self.best.items()}
-        for index, state in self.optimizer.state_dict()["state"].items():
-            tensors |= {f"adam.{index}.{name}": value for name, value in state.items()}
         state = {
             "epoch": self.epoch,
             "best_epoch": self.best_epoch,
@@ -206,7 +203,7 @@ class Fitting:
             "best_loss": self.best_loss,
             "seconds": self.seconds,
         }
-        self.folder.write_checkpoint(tensors, state)
+        self.folder.write_checkpoint(pack(self.model, self.best, self.optimizer), state)
 
     def _restore(self) -> None:
         self.folder.sweep()
@@ -219,13 +216,7 @@ class Fitting:
         tensors, state = found
         self.epoch, self.best_epoch, self.seconds = state["epoch"], state["best_epoch"], state["seconds"]
         self.best_metric, self.best_loss = state["best_metric"], state["best_loss"]
-        self.model.load_state_dict(under("model.", tensors))
-        self.best = under("best.", tensors)
-        adam = self.optimizer.state_dict()
-        for name, value in under("adam.", tensors).items():
-            index, _, slot = name.partition(".")
-            adam["state"].setdefault(int(index), {})[slot] = value
-        self.optimizer.load_state_dict(adam)
+        self.best = unpack(tensors, self.model, self.optimizer)
 
     def _conclude(self) -> dict[str, Any]:
         self.model.load_state_dict(self.best)

@@ -1,5 +1,6 @@
 """The steps from a dense checkpoint to a sparse student, each on a run folder."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,11 @@ from comet_moe.bert.features import evaluation_batches
 from comet_moe.bert.folder import BertFolder
 from comet_moe.bert.importance import importance
 from comet_moe.bert.loop import Fitting, Loss, Watch, summary
-from comet_moe.bert.schema import BertRun
-from comet_moe.recipes import RecipeError
+from comet_moe.recipes import BertRun, RecipeError
 from comet_moe.routing import Routing
 from comet_moe.training import RunError
 from comet_moe.training.processes import pinned_threads
-from comet_moe.training.writing import plain
+from comet_moe.writing import plain
 
 
 def finetune(config: BertRun, folder: BertFolder, watch: Watch = Watch()) -> dict[str, Any]:  # noqa: B008 - frozen
@@ -57,19 +57,43 @@ def score_neurons(teacher: BertFolder) -> Tensor:
     return scores
 
 
-def distill(config: BertRun, folder: BertFolder, watch: Watch = Watch()) -> dict[str, Any]:  # noqa: B008 - frozen
-    """Train a sparse student of the finished teacher in ``config.teacher``; the result.
+@dataclass(frozen=True)
+class Lesson:
+    """What students of one teacher share.
 
-    The teacher is frozen, in eval mode, and no part of the student or of its checkpoints.
+    Attributes:
+        teacher: frozen, in eval mode.
+        data: of the task.
+        scores: (L, neurons) how much each neuron matters.
     """
-    if folder.state() == "finished":
-        return folder.result()
+
+    teacher: Any
+    data: TaskData
+    scores: Tensor
+
+
+def open_lesson(config: BertRun) -> Lesson:
+    """The finished teacher in ``config.teacher``, and the rows of ``config``."""
     assert config.teacher is not None
     dense = BertFolder(Path(config.teacher))
     path = str(dense.finished_model())
-    teacher = load_trained(path).requires_grad_(False)
     data = open_data(config, load_tokenizer(path))
-    student = new_student(config, teacher, data, score_neurons(dense) if config.experts.importance else None)
+    return Lesson(load_trained(path).requires_grad_(False), data, score_neurons(dense))
+
+
+def distill(config: BertRun, folder: BertFolder, watch: Watch = Watch()) -> dict[str, Any]:  # noqa: B008 - frozen
+    """Train a sparse student of the finished teacher in ``config.teacher``; the result."""
+    return (
+        folder.result() if folder.state() == "finished" else teach(open_lesson(config), config, folder, watch)
+    )
+
+
+def teach(lesson: Lesson, config: BertRun, folder: BertFolder, watch: Watch) -> dict[str, Any]:
+    """Train a student from its conversion, or from where the run stopped; the result.
+
+    The teacher is no part of the student or of its checkpoints.
+    """
+    teacher, student = lesson.teacher, new_student(config, lesson)
     folder.start(config)
 
     def objective(batch: dict[str, Tensor]) -> Loss:
@@ -81,11 +105,12 @@ def distill(config: BertRun, folder: BertFolder, watch: Watch = Watch()) -> dict
         total = found.loss + config.loss.distillation * gap
         return Loss(total, (found.loss - found.penalty, found.penalty, gap), routings)
 
-    return Fitting(config, data, student, objective, folder, watch).run()
+    return Fitting(config, lesson.data, student, objective, folder, watch).run()
 
 
-def new_student(config: BertRun, teacher: Any, data: TaskData, scores: Tensor | None) -> Any:
+def new_student(config: BertRun, lesson: Lesson) -> Any:
     """The student of ``config`` before its first step, its gates drawn from the seed."""
+    teacher, data = lesson.teacher, lesson.data
     steps = -(-len(data.train) // config.training.batch_size)
     gate, search, experts = config.gate.model_dump(), config.search, config.experts
     balanced = gate.pop("balanced", False)
@@ -107,7 +132,7 @@ def new_student(config: BertRun, teacher: Any, data: TaskData, scores: Tensor | 
                 experts=experts.count,
                 expert_size=experts.size,
                 shared=experts.shared,
-                importance=scores,
+                importance=lesson.scores if experts.importance else None,
                 route_by=experts.route_by,
                 search_steps=search.epochs * steps if config.searches else 0,
                 zeta=search.zeta,

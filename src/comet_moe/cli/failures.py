@@ -6,8 +6,9 @@ def explain(error: Exception) -> str | None:
     from comet_moe.analysis.study import StudyError
     from comet_moe.data import DataError
     from comet_moe.recipes import RecipeError
+    from comet_moe.writing import CannotWrite
 
-    mistakes: tuple[type[Exception], ...] = (DataError, RecipeError, StudyError)
+    mistakes: tuple[type[Exception], ...] = (DataError, RecipeError, StudyError, CannotWrite)
     if isinstance(error, ValueError):  # torch is loaded only if what failed has loaded it already
         from comet_moe.export import ExportError
         from comet_moe.training import RunError

@@ -53,7 +53,7 @@ def _view(study: OpenStudy, workers: int | None) -> "StudyView":
         folder=study.folder.path.absolute(),
         storage=study.queue.storage.url,
         name=study.queue.name,
-        data_path=study.data_path,
+        places=study.places,
         threads=max(1, cores // size),
         heartbeat=study.queue.storage.heartbeat,
         keep_models=study.keep_models,

@@ -1,19 +1,35 @@
-"""Experiments as YAML, one file each, and the schema they are checked against."""
+"""Experiments as YAML, one file each, and the schemas they are checked against."""
 
-from comet_moe.recipes.loading import RecipeError, check_agreement, load_recipe, parse_setting, recipe_names
+from comet_moe.recipes.bert_schema import BertRun
+from comet_moe.recipes.loading import (
+    Experiment,
+    Override,
+    RecipeError,
+    check_agreement,
+    load_bert_recipe,
+    load_experiment,
+    load_recipe,
+    parse_setting,
+    recipe_names,
+)
 from comet_moe.recipes.schema import GATE_NAMES, Config
 from comet_moe.recipes.space import Choice, Draw, LogUniform, Space, Uniform, load_space, with_values
 
 __all__ = [
     "GATE_NAMES",
+    "BertRun",
     "Choice",
     "Config",
     "Draw",
+    "Experiment",
     "LogUniform",
+    "Override",
     "RecipeError",
     "Space",
     "Uniform",
     "check_agreement",
+    "load_bert_recipe",
+    "load_experiment",
     "load_recipe",
     "load_space",
     "parse_setting",

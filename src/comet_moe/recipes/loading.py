@@ -8,12 +8,18 @@ that is used; ``gates`` of a name with ``+`` are laid over those without. Its ``
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import ValidationError
 
-from comet_moe.recipes.schema import GATE_NAMES, Config, absolute
+from comet_moe.recipes.bert_schema import BertRun
+from comet_moe.recipes.schema import GATE_NAMES, Config, Section
+
+Experiment = Config | BertRun
+AnyExperiment = TypeVar("AnyExperiment", bound=Section)
+Override = tuple[list[str], Any]
+"""The keys of a setting and its value."""
 
 
 class RecipeError(ValueError):
@@ -25,12 +31,40 @@ def recipe_names() -> list[str]:
     return sorted(path.name.removesuffix(".yaml") for path in _shipped() if path.name.endswith(".yaml"))
 
 
-def load_recipe(recipe: str, settings: Sequence[str] = ()) -> Config:
+def load_experiment(recipe: str, settings: Sequence[str] = ()) -> Experiment:
     """The configuration of ``recipe``, a name or a path, with ``settings`` of the form "a.b=c" laid over."""
+    return resolve(_tree(recipe), [parse_setting(setting) for setting in settings])
+
+
+def load_recipe(recipe: str, settings: Sequence[str] = ()) -> Config:
+    """As :func:`load_experiment`, of a network that ``comet-moe train`` trains."""
+    found = load_experiment(recipe, settings)
+    if not isinstance(found, Config):
+        raise RecipeError(f"recipe {recipe} is of COMET-BERT: see `comet-moe bert --help`")
+    return found
+
+
+def load_bert_recipe(recipe: str, overrides: Sequence[Override] = ()) -> BertRun:
+    """As :func:`load_experiment`, of COMET-BERT."""
+    found = resolve(_tree(recipe), overrides)
+    if not isinstance(found, BertRun):
+        raise RecipeError(f"recipe {recipe} is not of COMET-BERT (it has no task): use `comet-moe train`")
+    return found
+
+
+def _tree(recipe: str) -> dict[str, Any]:
     tree = read_recipe(recipe)
-    overrides = [parse_setting(setting) for setting in settings]
-    gates = tree.pop("gates", {})
     tree.pop("tuning", None)
+    return {"recipe": Path(recipe).stem, **tree}
+
+
+def resolve(tree: dict[str, Any], overrides: Sequence[Override]) -> Experiment:
+    """``tree`` with ``overrides`` laid over, checked; a gate's name stands for its settings in ``gates``.
+
+    What has a ``task`` is of COMET-BERT, which keeps ``gates``: students may have another gate.
+    """
+    kind: type[Experiment] = BertRun if "task" in tree else Config
+    gates = tree.get("gates", {}) if kind is BertRun else tree.pop("gates", {})
     for keys, value in overrides:
         if keys == ["gate"]:
             tree["gate"] = value
@@ -39,39 +73,51 @@ def load_recipe(recipe: str, settings: Sequence[str] = ()) -> Config:
     for keys, value in overrides:
         if keys != ["gate"]:
             put(tree, keys, value)
-    tree.setdefault("recipe", Path(recipe).stem)
+    return checked(kind, tree)
+
+
+def checked(kind: type[AnyExperiment], tree: dict[str, Any]) -> AnyExperiment:
+    """``tree`` as a configuration."""
     try:
-        return Config.model_validate(tree)
+        return kind.model_validate(tree)
     except ValidationError as error:
-        raise RecipeError(f"recipe {recipe}: {first_problem(error)}") from error
+        raise RecipeError(f"recipe {tree['recipe']}: {first_problem(error)}") from error
 
 
-def check_agreement(saved: Config, recipe: str, settings: Sequence[str]) -> None:
-    """Refuse a recipe or a setting that differs from ``saved``, the configuration of a run to go on with.
+def check_agreement(saved: Experiment, recipe: str, overrides: Sequence[Override]) -> None:
+    """Refuse what differs from ``saved``, the configuration of a run to go on with.
 
-    What is not set is as it was saved.
+    Args:
+        saved: what is not given is as it was saved.
+        recipe: its name, as in a configuration.
+        overrides: what is given.
     """
-    asked = load_recipe(recipe).recipe
-    if asked != saved.recipe:
-        raise RecipeError(f"recipe is {saved.recipe!r} in the saved run, got {asked!r}: name another --out")
-    tree = saved.model_dump(mode="json")
-    last = {".".join(keys): (keys, value) for keys, value in map(parse_setting, settings)}
-    for name, (keys, value) in last.items():
-        if keys == ["data", "path"] and value is not None:
-            value = absolute(value)
-        found: Any = saved.gate.name if keys == ["gate"] else _value(tree, keys)
-        if found != value:
-            raise RecipeError(
-                f"{name} is {found!r} in the saved run, got {value!r}: leave it out, or name another --out"
-            )
+    last = {".".join(keys): (keys, value) for keys, value in overrides}
+    _, gate = last.pop("gate", (["gate"], saved.gate.name))
+    before = saved.model_dump(mode="json")
+    asked = resolve(saved.model_dump(mode="json"), list(last.values())).model_dump(mode="json")
+    change = (
+        first_change({"recipe": saved.recipe}, {"recipe": recipe})
+        or first_change({"gate": saved.gate.name}, {"gate": gate})
+        or first_change(before, asked)
+    )
+    if change is not None:
+        key, old, new = change
+        raise RecipeError(
+            f"{key} is {old!r} in the saved run, got {new!r}: leave it out, or name another --out"
+        )
 
 
-def _value(tree: Any, keys: Sequence[str]) -> Any:
-    for depth, key in enumerate(keys):
-        if not isinstance(tree, dict) or (key not in tree and keys[:2] != ["data", "options"]):
-            raise RecipeError(f"there is no setting {'.'.join(keys[: depth + 1])}")
-        tree = tree.get(key)
-    return tree
+def first_change(before: dict[str, Any], now: dict[str, Any]) -> tuple[str, Any, Any] | None:
+    """The first key, in nested dictionaries with dots, whose value differs, and the two values."""
+    for key in before | now:
+        old, new = before.get(key), now.get(key)
+        if old != new:
+            if isinstance(old, dict) and isinstance(new, dict):
+                below = first_change(old, new)
+                return below and (f"{key}.{below[0]}", *below[1:])
+            return key, old, new
+    return None
 
 
 def gate_settings(name: Any, gates: Mapping[str, Any]) -> dict[str, Any]:

@@ -161,3 +161,8 @@ class Config(Section):
     def searches(self) -> bool:
         """Whether the gate's name ends in ``+``."""
         return self.gate.name.endswith("+")
+
+    @property
+    def expert_count(self) -> int:
+        """Experts of the mixture."""
+        return self.model.experts

@@ -11,8 +11,16 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, ValidationError
 
-from comet_moe.recipes.loading import RecipeError, first_problem, parse_setting, put, read_recipe
-from comet_moe.recipes.schema import GATE_NAMES, Config, Positive, Section
+from comet_moe.recipes.loading import (
+    AnyExperiment,
+    RecipeError,
+    checked,
+    first_problem,
+    parse_setting,
+    put,
+    read_recipe,
+)
+from comet_moe.recipes.schema import GATE_NAMES, Positive, Section
 
 
 class Choice(Section):
@@ -73,15 +81,12 @@ def load_space(recipe: str, gate: str, settings: Sequence[str] = ()) -> Space:
     return {key: _draw(recipe, key, value) for key, value in merged.items() if value != "fixed"}
 
 
-def with_values(config: Config, values: Mapping[str, Any]) -> Config:
+def with_values(config: AnyExperiment, values: Mapping[str, Any]) -> AnyExperiment:
     """``config`` with the settings ``values``, keys such as "gate.gamma", laid over and checked."""
     tree = config.model_dump(mode="json")
     for key, value in values.items():
         put(tree, key.split("."), value)
-    try:
-        return Config.model_validate(tree)
-    except ValidationError as error:
-        raise RecipeError(f"recipe {config.recipe}: {first_problem(error)}") from error
+    return checked(type(config), tree)
 
 
 def _draw(recipe: str, key: str, value: Any) -> Draw:

@@ -13,7 +13,7 @@ from comet_moe.analysis.reading import read_studies
 from comet_moe.report.chapter import KINDS, Chapter, build_chapter
 from comet_moe.report.markup import Html, element, join, table
 from comet_moe.report.numbers import decimals, plus_minus
-from comet_moe.report.writing import write_whole
+from comet_moe.writing import write_text
 
 SCRIPTS = ("theme.js", "plots.js", "tree.js", "page.js")
 
@@ -21,10 +21,10 @@ SCRIPTS = ("theme.js", "plots.js", "tree.js", "page.js")
 def write_report(paths: Sequence[Path], out: Path) -> Path:
     """Write the report of the runs, studies and ablations in ``paths`` to ``out``, whole or not at all.
 
-    Raises StudyError, one sentence, for a folder that holds none and for a place that cannot be written.
+    Raises StudyError for a folder that holds none, CannotWrite for a place that cannot be written.
     """
     chapters = [build_chapter(study, place) for place, study in enumerate(read_studies(paths))]
-    write_whole(out, page(chapters))
+    write_text(out, page(chapters))
     return out
 
 

@@ -11,6 +11,7 @@ from comet_moe.report.numbers import brief, counted, decimals, p_said, p_value, 
 
 Row = dict[str, Any]
 
+ABBREVIATIONS = ("auc", "mse", "f1")
 PER_TASK = 3
 """Tasks up to which each has a column for its metric; with more there is one for their mean."""
 
@@ -161,7 +162,7 @@ def _metric_column(name: str, rows: list[Row]) -> Column:
         return _stacked(figures["mean"], figures["se"], places)
 
     return Column(
-        metric if metric == "accuracy" else metric.upper(),
+        metric.upper() if metric in ABBREVIATIONS else metric.replace("_", " "),
         task or "mean of tasks",
         text,
         lambda row: row["metrics"].get(name, {}).get("mean"),

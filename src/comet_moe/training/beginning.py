@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from comet_moe.recipes import Config, check_agreement, load_recipe
+from comet_moe.recipes import Config, check_agreement, load_recipe, parse_setting
 from comet_moe.training.errors import RunError
 from comet_moe.training.folder import RunFolder
 
@@ -34,7 +34,7 @@ def _again(folder: RunFolder, recipe: str, settings: Sequence[str], resume: bool
     if not resume:
         raise RunError(f"{folder.path} holds a run already: go on with --resume, or name another --out")
     saved = folder.config()
-    check_agreement(saved, recipe, settings)
+    check_agreement(saved, load_recipe(recipe).recipe, [parse_setting(setting) for setting in settings])
     return folder, saved
 
 

@@ -6,6 +6,7 @@
 """
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,9 +16,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from comet_moe.data import Dataset, Vocabulary
-from comet_moe.recipes import Config, load_recipe
+from comet_moe.recipes import Config, Experiment, load_recipe
 from comet_moe.training.errors import RunError
-from comet_moe.training.writing import as_json, atomically, cannot_write, is_leftover, write_text
+from comet_moe.writing import as_json, atomically, cannot_write, is_leftover, write_text
 
 Tensors = dict[str, Tensor]
 
@@ -48,16 +49,20 @@ class RunFolder:
             raise RunError(f"{self.path} holds files but no run (no config.yaml): choose another place")
         return "empty"
 
-    def start(self, config: Config) -> None:
+    def start(self, config: Experiment) -> None:
         """Make the folder and write the configuration; on a run that goes on there is nothing to do."""
         if self.state() == "empty":
             write_text(self.config_file, yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
 
     def config(self) -> Config:
         """The configuration that the run was started with."""
+        self.check_started()
+        return load_recipe(str(self.config_file))
+
+    def check_started(self) -> None:
+        """Refuse a folder without a run."""
         if not self.config_file.exists():
             raise RunError(f"{self.path} holds no run: it has no config.yaml")
-        return load_recipe(str(self.config_file))
 
     def sweep(self) -> None:
         """Remove what killed processes left aside."""
@@ -156,6 +161,14 @@ class RunFolder:
         tensors = _read_tensors(self.checkpoint_file)
         with safe_open(self.checkpoint_file, framework="pt") as file:
             return tensors, json.loads(file.metadata()["state"])
+
+    def drop_model(self) -> None:
+        """Remove the best weights."""
+        self.model_file.unlink(missing_ok=True)
+
+    def drop_checkpoint(self) -> None:
+        """Remove what training would go on from."""
+        shutil.rmtree(self.checkpoint_file.parent, ignore_errors=True)
 
     def _vocabulary_file(self, feature: str) -> Path:
         return self.path / f"{feature}.vocabulary.json"

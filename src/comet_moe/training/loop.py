@@ -22,13 +22,14 @@ from comet_moe.data import Dataset
 from comet_moe.local_search import Permutation, parameter_groups
 from comet_moe.recipes import Config
 from comet_moe.training.assembly import build_model, steps_of
+from comet_moe.training.checkpoint import pack, unpack
 from comet_moe.training.environment import environment
 from comet_moe.training.evaluation import Usage, evaluate, summary
 from comet_moe.training.feed import batches, shuffled
 from comet_moe.training.folder import RunFolder
 from comet_moe.training.objective import Objective
 from comet_moe.training.processes import Processes, pinned_threads
-from comet_moe.training.writing import plain
+from comet_moe.writing import plain
 
 ADAM_EPSILON = 1e-7  # Keras's
 USAGE_EVERY = 20  # training batches between two looks at the routing
@@ -174,17 +175,13 @@ class Trainer:
 
     def _save(self, record: dict[str, Any]) -> None:
         self.folder.append_metrics(record)
-        tensors = {f"model.{name}": value for name, value in self.model.state_dict().items()}
-        tensors |= {f"best.{name}": value for name, value in self.best.items()}
-        for index, state in self.optimizer.state_dict()["state"].items():
-            tensors |= {f"adam.{index}.{name}": value for name, value in state.items()}
         state = {
             "epoch": self.epoch,
             "best_epoch": self.best_epoch,
             "best_loss": self.best_loss,
             "seconds": self.seconds,
         }
-        self.folder.write_checkpoint(tensors, state)
+        self.folder.write_checkpoint(pack(self.model, self.best, self.optimizer), state)
 
     def _restore(self) -> None:
         found = self.processes.first(self._last_checkpoint)
@@ -193,13 +190,7 @@ class Trainer:
         tensors, state = found
         self.epoch, self.best_epoch = state["epoch"], state["best_epoch"]
         self.best_loss, self.seconds = state["best_loss"], state["seconds"]
-        self.model.load_state_dict(under("model.", tensors))
-        self.best = under("best.", tensors)
-        adam = self.optimizer.state_dict()
-        for name, value in under("adam.", tensors).items():
-            index, _, slot = name.partition(".")
-            adam["state"].setdefault(int(index), {})[slot] = value
-        self.optimizer.load_state_dict(adam)
+        self.best = unpack(tensors, self.model, self.optimizer)
 
     def _last_checkpoint(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """The checkpoint to go on from, with the folder put in the state that belongs to it."""
@@ -237,8 +228,3 @@ class Trainer:
 def rounded(matrix: Tensor) -> Any:
     """``matrix`` as lists, to the three digits that a picture of it can show."""
     return np.round(matrix.detach().double().numpy(), 3).tolist()
-
-
-def under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Those of ``tensors`` whose name begins with ``prefix``, without it."""
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}

@@ -22,7 +22,7 @@ from comet_moe.training.errors import RunError
 from comet_moe.training.evaluation import EVALUATION_BATCH
 from comet_moe.training.processes import pinned_threads
 from comet_moe.training.trained import Trained
-from comet_moe.training.writing import atomically
+from comet_moe.writing import atomically
 
 Numbers = npt.NDArray[np.int32]
 

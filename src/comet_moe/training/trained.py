@@ -15,7 +15,7 @@ from comet_moe.training.evaluation import summary
 from comet_moe.training.folder import RunFolder
 from comet_moe.training.opening import open_dataset
 from comet_moe.training.processes import pinned_threads
-from comet_moe.training.writing import plain
+from comet_moe.writing import plain
 
 
 @dataclass(frozen=True)

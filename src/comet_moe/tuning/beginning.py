@@ -7,17 +7,16 @@ from typing import Literal
 
 from comet_moe.recipes import parse_setting
 from comet_moe.recipes.schema import absolute
-from comet_moe.training import open_dataset
-from comet_moe.training.assembly import build_model, steps_of
 from comet_moe.tuning.definition import Definition, check_definition, define
 from comet_moe.tuning.errors import StudyProblem
 from comet_moe.tuning.folder import StudyFolder
 from comet_moe.tuning.queue import Queue
+from comet_moe.tuning.running import runner_for
 from comet_moe.tuning.storage import Storage, without_password
 
 DEFAULT_HEARTBEAT = 10
 
-_DATA_PATH = "data.path"  # the one setting that may differ from machine to machine
+_PLACES = ("data.path", "teacher")  # settings that may differ from machine to machine
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ class OpenStudy:
     Attributes:
         folder: on this machine.
         queue: of its trials.
-        settings: as they were given, by name; a path to the data means the same from every folder.
+        settings: as they were given, by name; places mean the same from every folder.
         storage: its URL, None for the folder's own.
         keep_models: of all trials.
     """
@@ -74,10 +73,9 @@ class OpenStudy:
     keep_models: bool
 
     @property
-    def data_path(self) -> str | None:
-        """Where this machine has the data, if it was said."""
-        setting = self.settings.get(_DATA_PATH)
-        return None if setting is None else setting.partition("=")[2]
+    def places(self) -> dict[str, str]:
+        """Where this machine has the data, and a teacher, as far as it was said."""
+        return {name: self.settings[name].partition("=")[2] for name in _PLACES if name in self.settings}
 
     def describe(self, definition: Definition) -> None:
         """Bring ``study.json`` up to date."""
@@ -152,15 +150,15 @@ def _check(saved: Definition, request: Request) -> None:
         request.trials,
         request.seed,
         request.heartbeat,
-        [setting for setting in request.settings if not setting.startswith(f"{_DATA_PATH}=")],
+        [setting for setting in request.settings if setting.partition("=")[0] not in _PLACES],
     )
 
 
 def _check_models(definition: Definition) -> None:
-    """Build each gate's network once, on its data: what fits no data is found before anything is written."""
+    """Build each gate's model once, on its data: what fits no data is found before anything is written."""
+    runner = runner_for(definition.base[definition.gates[0]])
     for config in definition.base.values():
-        dataset = open_dataset(config)
-        build_model(config, dataset.meta, steps_of(config, dataset.meta))
+        runner.check(config)
 
 
 def _filled(study: OpenStudy, definition: Definition) -> OpenStudy:
@@ -172,10 +170,10 @@ def _filled(study: OpenStudy, definition: Definition) -> OpenStudy:
 
 
 def _by_name(settings: Sequence[str]) -> dict[str, str]:
-    """The last of each; a path to the data from the root."""
+    """The last of each; places from the root."""
     found = {setting.partition("=")[0]: setting for setting in settings}
-    if _DATA_PATH in found:
-        path = parse_setting(found.pop(_DATA_PATH))[1]
+    for name in set(_PLACES) & set(found):
+        path = parse_setting(found.pop(name))[1]
         if path is not None:
-            found[_DATA_PATH] = f"{_DATA_PATH}={absolute(str(path))}"
+            found[name] = f"{name}={absolute(str(path))}"
     return found

@@ -7,18 +7,19 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from comet_moe.recipes import (
     Choice,
-    Config,
+    Experiment,
     LogUniform,
     RecipeError,
     Uniform,
     check_agreement,
-    load_recipe,
+    load_experiment,
     load_space,
     parse_setting,
     with_values,
 )
 from comet_moe.tuning.drawing import draw
 from comet_moe.tuning.errors import StudyProblem
+from comet_moe.tuning.running import runner_for
 
 
 class Definition(BaseModel):
@@ -42,7 +43,7 @@ class Definition(BaseModel):
     trials: int
     heartbeat: int
     space: dict[str, dict[str, Choice | Uniform | LogUniform]]
-    base: dict[str, Config]
+    base: dict[str, Experiment]
 
     @property
     def gates(self) -> list[str]:
@@ -53,7 +54,7 @@ class Definition(BaseModel):
         """What is drawn for a trial."""
         return draw(self.space[gate], gate, self.seed, index)
 
-    def config(self, gate: str, index: int) -> Config:
+    def config(self, gate: str, index: int) -> Experiment:
         """The configuration of a trial: what is drawn, and an initialisation of its own."""
         base = self.base[gate]
         return with_values(base, {**self.values(gate, index), "seed": base.seed + index})
@@ -73,7 +74,8 @@ def define(
     twice = sorted({gate for gate in gates if list(gates).count(gate) > 1})
     if twice:
         raise StudyProblem(f"gate {twice[0]} is named twice")
-    base = {gate: load_recipe(recipe, [*settings, f"gate={gate}"]) for gate in gates}
+    runner = runner_for(load_experiment(recipe, [*settings, f"gate={gates[0]}"]))
+    base = {gate: runner.base(recipe, [*settings, f"gate={gate}"]) for gate in gates}
     space = {gate: load_space(recipe, gate, settings) if kind == "tuning" else {} for gate in gates}
     definition = Definition(
         kind=kind,
@@ -133,7 +135,8 @@ def check_definition(
             if key in saved.space[gate]:
                 raise StudyProblem(f"{key} is drawn in the saved study: leave it out, or name another --out")
         try:
-            check_agreement(saved.base[gate], recipe, settings)
+            name = load_experiment(recipe).recipe
+            check_agreement(saved.base[gate], name, [parse_setting(setting) for setting in settings])
         except RecipeError as error:
             raise StudyProblem(str(error).replace("saved run", "saved study")) from error
 

@@ -5,18 +5,18 @@ trial that this machine ran) and, without another storage, ``study.sqlite``.
 """
 
 import json
-import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from comet_moe.recipes import Config
 from comet_moe.training import RunFolder
-from comet_moe.training.writing import as_json, write_text
 from comet_moe.tuning.definition import Definition
 from comet_moe.tuning.errors import StudyProblem
 from comet_moe.tuning.queue import Row, run_name
 from comet_moe.tuning.storage import Busy, exclusive, sqlite_url, without_password
+from comet_moe.writing import as_json, write_text
 
 
 class StudyFolder:
@@ -83,8 +83,8 @@ class StudyFolder:
             "trials": definition.trials,
             "seed": definition.seed,
             "settings": settings,
-            "experts": first.model.experts,
-            "alpha": first.loss.alpha,
+            "experts": first.expert_count,
+            "alpha": first.loss.alpha if isinstance(first, Config) else None,
             "storage": None if storage is None else without_password(storage),
             "keep_models": keep_models,
             "space": definition.model_dump(mode="json")["space"],
@@ -95,23 +95,19 @@ class StudyFolder:
         """Write ``trials.jsonl``."""
         write_text(self.trials_file, "".join(as_json(row) + "\n" for row in rows))
 
-    def run(self, gate: str, index: int) -> RunFolder:
+    def run(self, gate: str, index: int) -> Path:
         """The folder of a trial's run."""
-        return RunFolder(self.path / run_name(gate, index))
+        return self.path / run_name(gate, index)
 
-    def drop_checkpoint(self, run: RunFolder) -> None:
-        """A finished trial does not go on."""
-        shutil.rmtree(run.checkpoint_file.parent, ignore_errors=True)
-
-    def keep_best_model(self, gate: str) -> None:
+    def keep_best_model(self, gate: str, open_run: Callable[[Path], RunFolder]) -> None:
         """Remove the weights of all finished trials of ``gate`` here but the best one's."""
         losses = {}
         for path in (self.path / "runs").glob(f"{gate}-[0-9]*"):
-            run = RunFolder(path)
-            if path.name.removeprefix(f"{gate}-").isdigit() and run.result_file.exists():
-                loss = json.loads(run.result_file.read_text(encoding="utf-8"))["validation_loss"]
-                losses[path.name] = (loss is None, loss or 0.0, path.name)
+            result = path / "result.json"
+            if path.name.removeprefix(f"{gate}-").isdigit() and result.exists():
+                loss = json.loads(result.read_text(encoding="utf-8"))["validation_loss"]
+                losses[path] = (loss is None, loss or 0.0, path.name)
         best = min(losses, key=losses.__getitem__, default=None)
-        for name in losses:
-            if name != best:
-                RunFolder(self.path / "runs" / name).model_file.unlink(missing_ok=True)
+        for path in losses:
+            if path != best:
+                open_run(path).drop_model()

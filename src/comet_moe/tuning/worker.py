@@ -13,16 +13,19 @@ from typing import Any
 
 import torch
 
-from comet_moe.data import DataError, Dataset
-from comet_moe.recipes import Config, RecipeError
-from comet_moe.training import Progress, RunError, RunFolder, Trainer, open_dataset
+from comet_moe.data import DataError
+from comet_moe.recipes import BertRun, Experiment, RecipeError, with_values
+from comet_moe.recipes.loading import AnyExperiment
+from comet_moe.training import Progress, RunError, RunFolder
 from comet_moe.tuning.definition import Definition
 from comet_moe.tuning.errors import StudyProblem
 from comet_moe.tuning.folder import StudyFolder
 from comet_moe.tuning.queue import Claim, Lost, Queue
+from comet_moe.tuning.running import Runner, runner_for
 from comet_moe.tuning.storage import STORAGE_ERRORS, Storage, storage_problem
+from comet_moe.writing import CannotWrite
 
-TROUBLES = (StudyProblem, RunError, DataError, RecipeError, OSError)
+TROUBLES = (StudyProblem, RunError, DataError, RecipeError, CannotWrite, OSError)
 """What would fail every trial: a full disk, data that is gone."""
 
 STOPPED_BY_SIGNAL = 143
@@ -39,7 +42,8 @@ class Job:
         folder: of the study.
         storage: its URL.
         name: of the study in the storage.
-        data_path: where this machine has the data; None for where the study was started with it.
+        places: where this machine has the data ("data.path") and a teacher ("teacher"), where it is not
+            where the study was started with them.
         threads: for each trial that starts.
         heartbeat: seconds between signs of life.
         keep_models: of all trials, not only the best of each gate.
@@ -48,7 +52,7 @@ class Job:
     folder: Path
     storage: str
     name: str
-    data_path: str | None
+    places: dict[str, str]
     threads: int
     heartbeat: int
     keep_models: bool
@@ -95,7 +99,7 @@ class _Worker:
         self.listener = listener
         self.folder = StudyFolder(job.folder)
         self.queue = Queue(Storage(job.storage, job.heartbeat), job.name)
-        self._data: tuple[Any, Dataset] | None = None
+        self._runner: Runner | None = None
         self._told = 0.0
 
     def run(self) -> None:
@@ -130,52 +134,39 @@ class _Worker:
     def _run(self, definition: Definition, claim: Claim) -> None:
         config = self._config(definition, claim)
         self._tell(("claimed", claim, config.training.epochs))
-        run = self.folder.run(claim.gate, claim.index)
+        runner = self._runner = self._runner or runner_for(config)
+        run = runner.folder(self.folder.run(claim.gate, claim.index))
         try:
-            result = self._train(config, run, claim)
+            result = self._train(runner, config, run, claim)
         except (*TROUBLES, *STORAGE_ERRORS, Stopped, Lost):
             raise
         except Exception as error:
             said = " ".join(str(error).split())
             result = {"status": "failed", "reason": f"{type(error).__name__}: {said}"}
         self.queue.finish(claim, result)
-        self.folder.drop_checkpoint(run)
+        run.drop_checkpoint()
         if not self.job.keep_models:
-            self.folder.keep_best_model(claim.gate)
+            self.folder.keep_best_model(claim.gate, runner.folder)
 
-    def _config(self, definition: Definition, claim: Claim) -> Config:
-        config = definition.config(claim.gate, claim.index)
-        if self.job.data_path is not None:
-            config = config.model_copy(
-                update={"data": config.data.model_copy(update={"path": self.job.data_path})}
-            )
-        threads = config.training.threads or self.job.threads
-        return _with_threads(config, threads)
+    def _config(self, definition: Definition, claim: Claim) -> Experiment:
+        config = with_values(definition.config(claim.gate, claim.index), self.job.places)
+        return _with_threads(config, config.training.threads or self.job.threads)
 
-    def _train(self, config: Config, run: RunFolder, claim: Claim) -> dict[str, Any]:
+    def _train(self, runner: Runner, config: Experiment, run: RunFolder, claim: Claim) -> dict[str, Any]:
         state = run.state()
         if state != "empty":
             saved = run.config()
             config = _with_threads(config, saved.training.threads)
-            data = saved.data.model_copy(update={"path": config.data.path})
-            if saved.model_copy(update={"data": data}) != config:
+            if _placed_as(config, saved) != config:
                 raise StudyProblem(f"{run.path} holds another run than this study's: move it away")
         if state == "finished":
             return run.result()
-        trainer = Trainer(
+        return runner.run(
             config,
-            self._dataset(config),
             run,
-            on_batch=self._on_batch,
-            on_epoch=lambda record: self.queue.report(claim, record["epoch"], record["validation_loss"]),
+            self._on_batch,
+            lambda record: self.queue.report(claim, record["epoch"], record["validation_loss"]),
         )
-        run.start(config)
-        return trainer.run()
-
-    def _dataset(self, config: Config) -> Dataset:
-        if self._data is None or self._data[0] != config.data:
-            self._data = (config.data, open_dataset(config))
-        return self._data[1]
 
     def _on_batch(self, progress: Progress) -> None:
         if time.monotonic() - self._told > PROGRESS_SECONDS:
@@ -216,5 +207,13 @@ class _Heart:
         self._thread.join()
 
 
-def _with_threads(config: Config, threads: int | None) -> Config:
-    return config.model_copy(update={"training": config.training.model_copy(update={"threads": threads})})
+def _with_threads(config: AnyExperiment, threads: int | None) -> AnyExperiment:
+    return with_values(config, {"training.threads": threads})
+
+
+def _placed_as(config: Experiment, run: Experiment) -> Experiment:
+    """``run`` with the data and the teacher where ``config`` has them."""
+    places = {"data.path": config.data.path}
+    if isinstance(config, BertRun):
+        places["teacher"] = config.teacher
+    return with_values(run, places)

@@ -5,14 +5,17 @@ import math
 import os
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
 
-from comet_moe.training.errors import RunError
-
 _ASIDE = re.compile(r"\..+\.\d+")
+
+
+class CannotWrite(ValueError):
+    """A full disk, or a place that may not be written; the message is one sentence for the user."""
 
 
 def atomically(path: Path, write: Callable[[Path], object]) -> None:
@@ -30,7 +33,7 @@ def atomically(path: Path, write: Callable[[Path], object]) -> None:
     except (OSError, SafetensorError) as error:
         raise cannot_write(path, error) from error
     finally:
-        if aside.exists():
+        with suppress(OSError):  # it was renamed, or could not be made
             aside.unlink()
 
 
@@ -44,10 +47,10 @@ def is_leftover(path: Path) -> bool:
     return bool(_ASIDE.fullmatch(path.name))
 
 
-def cannot_write(path: Path, error: Exception) -> RunError:
-    """The sentence for a full disk or a folder that may not be written."""
+def cannot_write(path: Path, error: Exception) -> CannotWrite:
+    """The sentence for ``error``, which came up while ``path`` was written."""
     reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return RunError(f"{path} cannot be written ({reason}): free space, or choose another place")
+    return CannotWrite(f"{path} cannot be written ({reason}): free space, or choose another place")
 
 
 def as_json(value: Any, indent: int | None = None) -> str:

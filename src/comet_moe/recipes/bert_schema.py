@@ -5,7 +5,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from comet_moe.bert.tasks import task_named
 from comet_moe.recipes.schema import (
     CometConfig,
     Count,
@@ -18,14 +17,12 @@ from comet_moe.recipes.schema import (
     absolute,
 )
 
+TaskName = Literal["cola", "sst2", "mrpc", "qqp", "mnli", "qnli", "rte", "squad2"]
+
 
 def _checkpoint(path: str) -> str:
     """A folder from the root; anything else is a name on the hub."""
     return absolute(path) if Path(path).expanduser().exists() else path
-
-
-def _task(name: str) -> str:
-    return task_named(name).name
 
 
 class TextConfig(Section):
@@ -121,7 +118,7 @@ class BertRun(Section):
     """
 
     recipe: str
-    task: Annotated[str, AfterValidator(_task)]
+    task: TaskName
     stage: Literal["finetune", "distill"] = "distill"
     seed: int = Field(default=0, ge=0)
     teacher: Annotated[str, AfterValidator(absolute)] | None = None
@@ -139,6 +136,11 @@ class BertRun(Section):
     def searches(self) -> bool:
         """Whether the gate's name ends in ``+``."""
         return self.gate.name.endswith("+")
+
+    @property
+    def expert_count(self) -> int:
+        """Experts of a layer."""
+        return self.experts.count
 
     @property
     def fit(self) -> FitConfig:

@@ -1,0 +1,108 @@
+"""`tune` and `ablate` on the recipes of COMET-BERT: a trial is a student of one teacher."""
+
+import json
+import shutil
+
+import pytest
+import yaml
+from command import refusal, succeed
+from tiny_bert import SMALL
+
+STUDENT = [
+    part
+    for setting in SMALL
+    if not setting.startswith(("data.", "finetune.", "training.batch_size", "training.learning_rate"))
+    for part in ("--set", setting)
+]
+
+
+def study(place, out, *more, verb="tune", gates="topk,comet+"):
+    teacher = ["--set", f"teacher={place / 'teacher'}"]
+    return [verb, "bert-rte", "--gates", gates, *teacher, *STUDENT, "--workers", "1", "--out", out, *more]
+
+
+@pytest.fixture(scope="module")
+def tuned(place, tmp_path_factory):
+    out = tmp_path_factory.mktemp("study") / "tuned"
+    succeed(*study(place, out, "--trials", "2"))
+    return out
+
+
+def trials(out):
+    return [json.loads(line) for line in (out / "trials.jsonl").read_text().splitlines()]
+
+
+def test_trials_are_students_with_drawn_settings(place, tuned):
+    rows = trials(tuned)
+    assert [(row["gate"], row["index"], row["status"]) for row in rows] == [
+        (gate, index, "complete") for gate in ("topk", "comet+") for index in (0, 1)
+    ]
+    for row in rows:
+        config = yaml.safe_load((tuned / row["run"] / "config.yaml").read_text())
+        assert config["teacher"] == str(place / "teacher")
+        assert config["data"]["path"] == str(place / "data")  # the teacher's, as its length
+        assert config["data"]["length"] == 32
+        assert config["training"]["batch_size"] == row["params"]["training.batch_size"]
+        assert "accuracy" in row["tasks"]["rte"]
+    kept = [row["run"] for row in rows if (tuned / row["run"] / "model").exists()]
+    best = [
+        min((r for r in rows if r["gate"] == g), key=lambda r: r["validation_loss"])
+        for g in ("topk", "comet+")
+    ]
+    assert kept == [row["run"] for row in best]
+
+
+def test_a_trial_is_what_distill_gives_with_its_settings(place, tuned, tmp_path):
+    row = trials(tuned)[0]
+    settings = [f"{name}={value}" for name, value in row["params"].items()]
+    alone = succeed(
+        *("bert", "distill", place / "teacher", "--gate", row["gate"], *STUDENT),
+        *[part for setting in settings for part in ("--set", setting)],
+        *("--out", tmp_path / "alone", "--json"),
+    ).json
+    assert (alone["test_loss"], alone["tasks"]) == (row["test_loss"], row["tasks"])
+
+
+def test_table_and_page_read_students_and_teachers(place, tuned, tmp_path):
+    table = succeed("table", tuned, "--json").json
+    assert [(row["gate"], row["experts"]) for row in table["rows"]] == [("topk", 4), ("comet+", 4)]
+    teacher = succeed("table", place / "teacher", "--json").json
+    assert [row["gate"] for row in teacher["rows"]] == ["dense"]
+    page = tmp_path / "page.html"
+    succeed("report", tuned, place / "teacher", "--output", page)
+    assert "layer 1" in page.read_text()
+
+
+def test_a_study_goes_on_where_the_teacher_was_moved_to(place, tuned, tmp_path):
+    out, moved = tmp_path / "study", tmp_path / "moved"
+    shutil.copytree(tuned, out)
+    shutil.copytree(place / "teacher", moved)
+    before = trials(out)
+    succeed(
+        "tune", "bert-rte", "--out", out, "--add-trials", "1", "--set", f"teacher={moved}", "--workers", "1"
+    )
+    after = trials(out)
+    assert [row for row in after if row["index"] < 2] == before
+    added = yaml.safe_load((out / "runs" / "topk-002" / "config.yaml").read_text())
+    assert added["teacher"] == str(moved)
+
+
+def test_an_ablation_of_students(place, tmp_path):
+    out = tmp_path / "ablation"
+    succeed(*study(place, out, "--seeds", "1", verb="ablate", gates="hash"))
+    assert [(row["gate"], row["params"]) for row in trials(out)] == [("hash", {"seed": 0})]
+
+
+def test_mistakes_in_a_study_end_in_one_sentence(place, tmp_path):
+    out = tmp_path / "study"
+    command = ["tune", "bert-rte", "--gates", "topk", "--out", out]
+    assert "recipe bert-rte needs teacher, the folder of a `comet-moe bert finetune rte`" in refusal(*command)
+    teacher = ["--set", f"teacher={place / 'teacher'}"]
+    assert "was trained on rte, not on cola" in refusal(
+        "tune", "bert-cola", "--gates", "topk", *teacher, "--out", out
+    )
+    assert "got stage=finetune" in refusal(*command, *teacher, "--set", "stage=finetune")
+    assert f"{tmp_path / 'none'} holds no run" in refusal(*command, "--set", f"teacher={tmp_path / 'none'}")
+    assert "neurons" in refusal(*command, *teacher)  # experts of the recipe's size, for BERT-base
+    assert not out.exists()
+    assert "recipe bert-rte is of COMET-BERT" in refusal("train", "bert-rte")
