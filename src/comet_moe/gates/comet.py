@@ -10,8 +10,8 @@ from comet_moe import checks
 from comet_moe.gates.base import TrainableGate, entropy_of, mean_over_rows
 from comet_moe.gates.smooth_step import log_smooth_step_sides
 from comet_moe.gates.tree import path_sums
-from comet_moe.kernels.compiling import in_a_graph, runs_here, seen_by_a_mode
-from comet_moe.kernels.descent import Arrays, descend, descend_again
+from comet_moe.kernels.compiling import COMPILED_TYPES, in_a_graph, nobody_looks, runs_here
+from comet_moe.kernels.descent import Nodes, descend, descend_again, nodes_of
 from comet_moe.kernels.descent_op import descend_op
 from comet_moe.kernels.trees import soft_trees
 from comet_moe.routing import Pairs, Routing
@@ -63,7 +63,7 @@ class CometGate(TrainableGate):
         self.split_bias = nn.Parameter(torch.empty(k, num_experts - 1))
         self.leaf_weight = nn.Parameter(torch.empty(k, num_experts, in_features))
         self.leaf_bias = nn.Parameter(torch.empty(k, num_experts))
-        self._arrays: tuple[list[int], Arrays] | None = None
+        self._in_memory: Nodes | None = None
         self.reset_parameters()
 
     @torch.no_grad()
@@ -83,21 +83,24 @@ class CometGate(TrainableGate):
         return {name for name, _ in self.named_parameters()} if self.num_experts == 1 else set()
 
     def __call__(self, x: Tensor, keys: Tensor | None = None, mask: Tensor | None = None) -> Routing:
-        """Route ``x``; for plain rows in evaluation, without the ten microseconds of checks and hooks."""
+        """Route ``x``; for plain rows in evaluation, without the microseconds of checks and hooks."""
         if (
-            mask is None
-            and keys is None
-            and not (self.training or self.keeps_parts or torch.is_grad_enabled())
+            keys is None
+            and mask is None
+            and not (self.training or self.keeps_parts or self._forward_hooks or self._forward_pre_hooks)
             and type(x) is Tensor
-            and x.dim() == 2
-            and x.shape[1] == self.in_features
-            and x.dtype is self._parameters["leaf_bias"].dtype  # type: ignore[union-attr]
-            and x.is_contiguous()
-            and not (self._forward_hooks or self._forward_pre_hooks)
-            and runs_here(x)
-            and not seen_by_a_mode()
+            and nobody_looks()
         ):
-            return self._walked(x, x.shape[:1])
+            shape = x.shape
+            if (
+                len(shape) == 2
+                and shape[1] == self.in_features
+                and x.dtype is self._parameters["leaf_bias"].dtype  # type: ignore[union-attr]
+                and x.dtype in COMPILED_TYPES
+                and x.is_cpu
+                and x.is_contiguous()
+            ):
+                return self._walked(x, shape[:1])  # type: ignore[arg-type]  # a Size, too
         return super().__call__(x, keys=keys, mask=mask)
 
     def forward(self, x: Tensor, keys: Tensor | None = None, mask: Tensor | None = None) -> Routing:
@@ -146,7 +149,7 @@ class CometGate(TrainableGate):
 
     def _walked(self, rows: Tensor, batch_shape: torch.Size) -> Routing:
         """The routing of contiguous rows (rows, p), by the compiled loop."""
-        nodes = self._node_arrays(rows.dtype)
+        nodes = self._nodes_in_memory(rows.dtype)
         reached = descend(rows, nodes, self.gamma)
         if not reached.finite:
             return self._dense(rows.reshape(*batch_shape, self.in_features), None)
@@ -159,17 +162,22 @@ class CometGate(TrainableGate):
         routing.gate_flops = 2 * self.in_features * reached.visited
         return routing
 
-    def _node_arrays(self, dtype: torch.dtype) -> Arrays:
-        """The parameters as arrays on the same memory; made anew when it has moved."""
+    def _nodes_in_memory(self, dtype: torch.dtype) -> Nodes:
+        """Where the parameters are; looked up anew when one has moved."""
         own: dict[str, Any] = self._parameters
-        where = [own[name].data_ptr() for name in _NODES]
-        if self._arrays is None or self._arrays[0] != where:
-            tensors = [own[name].detach().to(dtype).contiguous() for name in _NODES]
-            arrays: Any = tuple(tensor.numpy() for tensor in tensors)
-            if [tensor.data_ptr() for tensor in tensors] != where:
-                return arrays  # copies, of half precision say, do not follow the parameters
-            self._arrays = (where, arrays)
-        return self._arrays[1]
+        addresses = (
+            own["split_weight"].data_ptr(),
+            own["split_bias"].data_ptr(),
+            own["leaf_weight"].data_ptr(),
+            own["leaf_bias"].data_ptr(),
+        )
+        known = self._in_memory
+        if known is not None and known.addresses == addresses:
+            return known
+        found = nodes_of([own[name] for name in _NODES], dtype)
+        if found.addresses == addresses:  # copies, of half precision say, do not follow the parameters
+            self._in_memory = found
+        return found
 
     def _own_dtype(self, x: Tensor) -> torch.dtype:
         bias = self._parameters["leaf_bias"]
@@ -177,7 +185,7 @@ class CometGate(TrainableGate):
         return bias.dtype
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_arrays": None}
+        return {**self.__dict__, "_in_memory": None}
 
     def _nodes(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Split logits (B, ..., k, n-1) and leaf logits α (B, ..., k, n)."""

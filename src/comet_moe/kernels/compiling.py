@@ -18,7 +18,7 @@ FASTMATH = {"reassoc", "contract", "nsz", "arcp"}
 
 
 NUMBA_INSTALLED = find_spec("numba") is not None and os.environ.get("NUMBA_DISABLE_JIT", "0") == "0"
-_DTYPES = (torch.float32, torch.float64)
+COMPILED_TYPES = (torch.float32, torch.float64)
 _TYPES = (Tensor, torch.nn.Parameter)
 
 
@@ -44,7 +44,7 @@ def seen_by_a_mode() -> bool:
 def in_a_graph(tensor: Tensor) -> bool:
     """Whether compiled loops must be called as operators: a tracer or a dispatch mode is looking."""
     looking = torch.compiler.is_compiling() or seen_by_a_mode()
-    return looking and NUMBA_INSTALLED and not _portable and tensor.is_cpu and tensor.dtype in _DTYPES
+    return looking and NUMBA_INSTALLED and not _portable and tensor.is_cpu and tensor.dtype in COMPILED_TYPES
 
 
 def runs_here(*tensors: Tensor) -> bool:
@@ -53,25 +53,44 @@ def runs_here(*tensors: Tensor) -> bool:
         return False
     if in_a_transform():
         return False
-    for tensor in tensors:  # noqa: SIM110 - all() takes twice as long, and this is asked at every call
-        if not (tensor.is_cpu and tensor.dtype in _DTYPES and type(tensor) in _TYPES):
+    for tensor in tensors:
+        if not (tensor.is_cpu and tensor.dtype in COMPILED_TYPES and type(tensor) in _TYPES):
             return False
     return True
 
 
-def compiled(function: Function) -> Function:
+def nobody_looks() -> bool:
+    """Whether compiled loops can be called as functions: without gradients, tracers, transforms and modes."""
+    return NUMBA_INSTALLED and not (
+        torch.is_grad_enabled() or torch.compiler.is_compiling() or in_a_transform() or seen_by_a_mode()
+    )
+
+
+def compiled(function: Function, allocates: bool = True) -> Function:
     """``function`` compiled at its first call, kept in a cache on disk where there is one. Releases the GIL.
 
-    Where numba is missing it stays as it is; :func:`runs_here` keeps it from being called.
+    Where numba is missing it stays as it is; :func:`runs_here` keeps it from being called. One that makes no
+    arrays of its own (``allocates``) need not count references to any, which takes time in inner loops.
     """
     if not NUMBA_INSTALLED:
         return function
     import numba
 
-    jitted: Any = numba.njit(nogil=True, fastmath=FASTMATH)(function)
+    options: dict[str, Any] = {"nogil": True, "fastmath": FASTMATH, "_nrt": allocates}
+    jitted: Any = numba.njit(**options)(function)
     with suppress(RuntimeError):  # no folder to write to: compiled anew in each process
         jitted.enable_caching()
     return jitted
+
+
+def inlined(function: Function) -> Function:
+    """``function`` written out wherever a compiled function calls it."""
+    if not NUMBA_INSTALLED:
+        return function
+    import numba
+
+    part: Any = numba.njit(nogil=True, fastmath=FASTMATH, inline="always")(function)
+    return part
 
 
 if NUMBA_INSTALLED:
@@ -85,12 +104,34 @@ if NUMBA_INSTALLED:
 
         return types.CPointer(like.dtype)(address, like), generate
 
+    @intrinsic
+    def _wide_vectors(context: Any) -> Any:
+
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            # A plain set's add: llvmlite's own knows only some of LLVM's attributes.
+            set.add(builder.function.attributes, '"prefer-vector-width"="512"')
+            return context.get_dummy_value()
+
+        return types.none(), generate
+
+    @inlined
+    def wide_vectors() -> None:
+        """Lets the compiled function that calls it use the widest registers, where LLVM prefers half of them.
+
+        Its reason, that a few wide instructions slow the processor down for all others, does not hold for
+        loops that are made of them.
+        """
+        _wide_vectors()  # type: ignore[call-arg]
+
     @compiled
     def array_at(address: int, shape: Any, like: Any) -> Any:
         """The contiguous array of ``like``'s dtype at ``address``; cheaper than handing a tensor over."""
         return carray(_pointer(address, like), shape)  # type: ignore[call-arg]
 
 else:
+
+    def wide_vectors() -> None:
+        """Needs numba, as everything that calls it."""
 
     def array_at(address: int, shape: Any, like: Any) -> Any:
         """Needs numba, as everything that calls it."""

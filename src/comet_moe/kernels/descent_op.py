@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from comet_moe.kernels.descent import Arrays, Reached, descend, descend_again
+from comet_moe.kernels.descent import Nodes, Reached, descend, descend_again, nodes_of
 
 
 @torch.library.custom_op("comet_moe::descend", mutates_args=())
@@ -23,7 +23,7 @@ def descend_op(
     gamma: float,
 ) -> Tensor:
     """(B, p) and the gate's parameters -> weights (B, n)."""
-    nodes = _arrays(split_weight, split_bias, leaf_weight, leaf_bias)
+    nodes = nodes_of((split_weight, split_bias, leaf_weight, leaf_bias), x.dtype)
     x = x.contiguous()
     return weights_of(x, nodes, gamma, descend(x, nodes, gamma))
 
@@ -44,17 +44,12 @@ def _(
 def _flops(x: Tensor, *parameters: Any, out_val: Tensor, **_: object) -> int:
     """Two for each feature of each node and leaf that was visited."""
     *tensors, gamma = parameters
-    return 2 * x.shape[1] * descend(x.contiguous(), _arrays(*tensors), gamma).visited
+    return 2 * x.shape[1] * descend(x.contiguous(), nodes_of(tensors, x.dtype), gamma).visited
 
 
-def _arrays(*parameters: Tensor) -> Arrays:
-    arrays: Any = tuple(parameter.detach().contiguous().numpy() for parameter in parameters)
-    return arrays
-
-
-def weights_of(x: Tensor, nodes: Arrays, gamma: float, reached: Reached) -> Tensor:
+def weights_of(x: Tensor, nodes: Nodes, gamma: float, reached: Reached) -> Tensor:
     """What was reached as weights (B, n); NaN where a logit is not finite."""
-    weights = x.new_zeros(x.shape[0], nodes[3].shape[1])
+    weights = x.new_zeros(len(x), nodes.shape[1])
     if not reached.finite:
         return weights.fill_(float("nan"))
     if reached.most > reached.expert.shape[1]:

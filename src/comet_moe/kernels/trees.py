@@ -110,6 +110,14 @@ def _leaf_at(node: int, n: int, first_deep: int) -> int:
 
 
 @compiled
+def _log_sides(u: Any) -> Any:
+    """Logarithms of the smooth-step h = (1/2 + u)² (3 - 2 (1/2 + u)) and of 1 - h, for |u| < 1/2."""
+    half, two, three = type(u)(0.5), type(u)(2), type(u)(3)
+    left, right = half + u, half - u
+    return math.log(left * left * (three - two * left)), math.log(right * right * (three - two * right))
+
+
+@compiled
 def _forward(
     first: int,
     last: int,
@@ -140,9 +148,8 @@ def _forward(
                 elif u <= -half:
                     log_v[2 * q + 1], log_v[2 * q + 2] = kind(-np.inf), above
                 else:
-                    left, right = half + u, half - u
-                    log_v[2 * q + 1] = above + math.log(left * left * (kind(3) - kind(2) * left))
-                    log_v[2 * q + 2] = above + math.log(right * right * (kind(3) - kind(2) * right))
+                    log_left, log_right = _log_sides(u)
+                    log_v[2 * q + 1], log_v[2 * q + 2] = above + log_left, above + log_right
             for node in range(n - 1, 2 * n - 1):
                 i = _leaf_at(node, n, first_deep)
                 if log_v[node] == -np.inf:
