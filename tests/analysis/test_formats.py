@@ -70,13 +70,15 @@ def test_the_terminal_shows_titles_as_they_are():
 
 
 def test_figures_are_rounded_to_the_first_digit_of_the_smallest_error():
-    assert decimals([0.02, 0.14, None, 0.0], least=2) == 2
-    assert decimals([0.005, 0.002], least=2) == 3
+    assert decimals([0.02, 0.14, None, 0.0]) == 2
+    assert decimals([0.005, 0.002]) == 3
+    assert decimals([0.005, 0.002], digits=2) == 4
     assert decimals([None], least=4) == 4
-    assert decimals([1e-9], least=2) == 6
+    assert decimals([1e-9]) == 6
     assert number(21.9062, 0.00512, 3) == Cell("21.906", "0.005")
     assert number(None, None, 2) == Cell("")
     assert [p_value(p) for p in (None, 0.0004, 0.0316, 0.5)] == ["", "<0.001", "0.032", "0.500"]
+    assert p_value(0.0004, space=" ") == "< 0.001"
 
 
 def test_a_table_has_what_the_paper_has_and_p_values():

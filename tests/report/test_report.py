@@ -15,7 +15,7 @@ from comet_moe.analysis.study import StudyError
 from comet_moe.analysis.table import gate_rows
 from comet_moe.report import write_report
 from comet_moe.report.markup import element
-from comet_moe.report.numbers import brief, decimals, p_said, plus_minus, scaled
+from comet_moe.report.numbers import brief, decimals, p_said, p_value, plus_minus, scaled
 from comet_moe.report.page import as_data
 from comet_moe.writing import CannotWrite
 
@@ -241,3 +241,4 @@ def test_numbers_are_said_briefly():
     assert scaled(799728.7) == "800 k"
     assert p_said(0.0004) == "p\u00a0<\u00a00.001"
     assert p_said(0.0312) == "p\u00a0=\u00a00.031"
+    assert [p_value(p) for p in (None, 0.0004, 0.0312)] == ["-", "<\u00a00.001", "0.031"]

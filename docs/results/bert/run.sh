@@ -8,7 +8,8 @@ data=$2
 out=${3:-runs/bert}
 export OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 common="--set training.threads=1 --set experts.size=384 --set experts.shared=128"
-fit="batch_size=16 learning_rate=5e-5 weight_decay=0.01 by_length=true"
+teaching="epochs=4 batch_size=16 learning_rate=5e-5 weight_decay=0.01 by_length=true"
+learning="epochs=2 batch_size=32 learning_rate=1e-4 weight_decay=0.01 by_length=true"
 settings() {
   case $1 in
     sst2)   echo "data.train_rows=8000" ;;
@@ -17,14 +18,14 @@ settings() {
 }
 folder() { [ "$1" = squad2 ] && echo "$data/squad2" || echo "$data/glue"; }
 teacher() {  # task
-  line="comet-moe bert finetune $1 --model $model --data $(folder "$1") $common --set finetune.epochs=4"
+  line="comet-moe bert finetune $1 --model $model --data $(folder "$1") $common"
   for setting in $(settings "$1"); do line+=" --set $setting"; done
-  for setting in $fit; do line+=" --set finetune.$setting"; done
+  for setting in $teaching; do line+=" --set finetune.$setting"; done
   echo "$line --out $out/$1-teacher --resume"
 }
 student() {  # task gate seed
-  line="comet-moe bert distill $out/$1-teacher --gate $2 --set seed=$3 --set training.epochs=3 --set search.epochs=1"
-  for setting in $fit; do line+=" --set training.$setting"; done
+  line="comet-moe bert distill $out/$1-teacher --gate $2 --set seed=$3 --set search.epochs=1"
+  for setting in $learning; do line+=" --set training.$setting"; done
   case $2 in
     topk*)  line+=" --set loss.load_balance=1" ;;
     comet*) line+=" --set loss.load_balance=1 --set gate.gamma=0.1 --set gate.entropy=0.1" ;;

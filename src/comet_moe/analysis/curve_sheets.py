@@ -22,7 +22,7 @@ def curve_sheet(study: Study, rows: list[Row]) -> Sheet:
     """A column a gate, a line a budget (``curve_rows``)."""
     gates = list(dict.fromkeys(row["gate"] for row in rows))
     found = {(row["gate"], row["budget"]): row for row in rows}
-    places = decimals([row["mean_se"] for row in rows if row["budget"] == 1], least=2)
+    places = decimals(row["mean_se"] for row in rows if row["budget"] == 1)
     lines = [
         [Cell(str(budget)), *(_loss(found.get((gate, budget)), places) for gate in gates)]
         for budget in sorted({row["budget"] for row in rows})

@@ -1,5 +1,6 @@
 """A table for readers: rounded figures with their errors, before they are written in any format."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import floor, log10
 
@@ -35,10 +36,9 @@ class Sheet:
 EMPTY = Cell("")
 
 
-def decimals(errors: list[float | None], least: int) -> int:
-    """Places after the point that show the smallest error's first digit; at least ``least``, at most 6."""
-    present = [error for error in errors if error]
-    return min(max([least, *(-floor(log10(error)) for error in present)]), 6)
+def decimals(errors: Iterable[float | None], least: int = 2, digits: int = 1) -> int:
+    """Places after the point that show the smallest error's first ``digits``; from ``least`` to 6."""
+    return min(max([least, *(digits - 1 - floor(log10(error)) for error in errors if error)]), 6)
 
 
 def number(
@@ -51,6 +51,6 @@ def number(
     return Cell(f"{mean:.{places}f}", rounded, bold, starred)
 
 
-def p_value(p: float | None) -> str:
-    """Three places; smaller ones only as below."""
-    return "" if p is None else "<0.001" if p < 0.001 else f"{p:.3f}"
+def p_value(p: float | None, space: str = "") -> str:
+    """Three places; smaller ones only as below, with ``space`` after the sign; nothing for None."""
+    return "" if p is None else f"<{space}0.001" if p < 0.001 else f"{p:.3f}"

@@ -56,7 +56,7 @@ def table_notes(studies: Sequence[Study], top: float) -> list[str]:
 
 
 def _cells(study: Study, rows: list[Row], metrics: list[str]) -> list[list[Cell]]:
-    places = decimals([row["test_loss_se"] for row in rows], least=2)
+    places = decimals(row["test_loss_se"] for row in rows)
     return [
         [
             Cell("" if study.experts is None else str(study.experts)),
@@ -80,7 +80,7 @@ def _gate(name: str) -> Cell:
 
 def _metric(rows: list[Row], row: Row, name: str) -> Cell:
     over_gates = [by_metric(other["metrics"]).get(name) for other in rows]
-    places = decimals([found["se"] for found in over_gates if found], least=4)
+    places = decimals((found["se"] for found in over_gates if found), least=4)
     own = by_metric(row["metrics"]).get(name)
     return number(own["mean"], own["se"], places) if own else EMPTY
 

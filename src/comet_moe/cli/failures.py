@@ -8,13 +8,18 @@ def explain(error: Exception) -> str | None:
     from comet_moe.recipes import RecipeError
     from comet_moe.writing import CannotWrite
 
-    mistakes: tuple[type[Exception], ...] = (DataError, RecipeError, StudyError, CannotWrite)
-    if isinstance(error, ValueError):  # torch is loaded only if what failed has loaded it already
-        from comet_moe.export import ExportError
-        from comet_moe.training import RunError
-        from comet_moe.tuning import StudyProblem
-
-        mistakes += (RunError, ExportError, StudyProblem)
     if isinstance(error, OSError) and error.strerror:  # a disk that is full, a file that is not ours
         return f"{error.filename or 'a file'}: {error.strerror}"
-    return " ".join(str(error).split()) if isinstance(error, mistakes) else None
+    is_mistake = isinstance(error, DataError | RecipeError | StudyError | CannotWrite) or (
+        isinstance(error, ValueError) and _is_of_rooms_with_torch(error)
+    )
+    return " ".join(str(error).split()) if is_mistake else None
+
+
+def _is_of_rooms_with_torch(error: ValueError) -> bool:
+    """Asked last: loading these takes seconds where torch is not there yet."""
+    from comet_moe.export import ExportError
+    from comet_moe.training import RunError
+    from comet_moe.tuning import StudyProblem
+
+    return isinstance(error, RunError | ExportError | StudyProblem)

@@ -5,48 +5,44 @@ from typing import Annotated
 
 import typer
 
+from comet_moe.cli.study_options import (
+    AsJson,
+    Name,
+    Recipe,
+    Resume,
+    Storage,
+    Workers,
+    heartbeat_option,
+    keep_models_option,
+)
+
 PAPERS_TRIALS = 500
 
 
 def tune(
-    recipe: Annotated[str, typer.Argument(help="The name of a recipe, or the path of a YAML file.")],
+    recipe: Recipe,
     gates: Annotated[
         str | None, typer.Option(help="The gates to tune, as in topk,comet,comet+; + is local search.")
     ] = None,
     trials: Annotated[
         int | None, typer.Option(min=1, help=f"Trials for each gate; {PAPERS_TRIALS} without it.")
     ] = None,
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes on this machine; one a core without it.")
-    ] = None,
+    workers: Workers = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", help="Lay a setting over the recipe; one that is drawn is then fixed."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the study; studies/RECIPE without it.")] = None,
-    storage: Annotated[
-        str | None,
-        typer.Option(help="postgresql://USER@HOST/DATABASE, to share the study; a file in it without it."),
-    ] = None,
-    name: Annotated[
-        str | None, typer.Option(help="Of the study in the storage; the folder's name without it.")
-    ] = None,
+    storage: Storage = None,
+    name: Name = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Of the drawing; 0 without it.")] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the study in the folder, if it holds one.")
-    ] = False,
+    resume: Resume = False,
     add_trials: Annotated[
         int, typer.Option(min=0, help="Go on with that many more trials for each gate.")
     ] = 0,
-    heartbeat: Annotated[
-        int | None,
-        typer.Option(min=1, help="Seconds between signs of life, 10; a trial without four is run again."),
-    ] = None,
-    keep_models: Annotated[
-        bool,
-        typer.Option("--keep-models", help="Keep all weights, not only those of each gate's best trial."),
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    heartbeat: Annotated[int | None, heartbeat_option("trial")] = None,
+    keep_models: Annotated[bool, keep_models_option("trial")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Train many random settings of each gate, drawn from the recipe's search space.
 

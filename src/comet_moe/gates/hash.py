@@ -63,10 +63,9 @@ class HashGate(Gate):
         if mask is not None:
             keys = keys.masked_fill(~mask, 0)  # padding may have any id
         checks.key_range(keys, self.num_keys)
-        experts = self.assignment[keys].unsqueeze(-1)
-        weights = torch.zeros(*x.shape[:-1], self.num_experts, dtype=x.dtype, device=x.device)
-        weights = weights.scatter(-1, experts, 1.0)
-        return Routing(weights=weights)
+        experts = self.assignment[keys].reshape(-1, 1)
+        weights = torch.ones(experts.shape, dtype=x.dtype, device=x.device)
+        return Routing.from_places(experts, weights, x.shape[:-1], self.num_experts)
 
     def extra_repr(self) -> str:
         """Shown in ``repr(gate)``."""

@@ -183,21 +183,25 @@ def _forward(
     seed: int,
 ) -> None:
     tasks, u = out.shape[1], out.shape[2]
-    factor = np.empty(u, z.dtype)
+    value = np.empty(u, z.dtype)
     for b in range(first, last):
         for t in range(tasks):
             for c in range(u):
                 out[b, t, c] = 0
         for m in range(start[b], start[b + 1]):
             row = place[m]
-            _factors(row, z, relu, dropout, seed, factor)
-            for c in range(u):
-                factor[c] = factor[c] * z[row, c] if factor[c] != 0 else factor[c]
+            if relu or dropout != 0:
+                _factors(row, z, relu, dropout, seed, value)
+                for c in range(u):
+                    value[c] = value[c] * z[row, c] if value[c] != 0 else value[c]
+            else:
+                for c in range(u):
+                    value[c] = z[row, c]
             for t in range(tasks):
                 weight = weights[m, t]
                 if weight != 0:
                     for c in range(u):
-                        out[b, t, c] += weight * factor[c]
+                        out[b, t, c] += weight * value[c]
 
 
 @compiled

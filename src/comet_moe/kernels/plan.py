@@ -4,6 +4,7 @@ Pairs are numbered by sample; the rows that experts work on are numbered by expe
 one to the other, so that nothing is ever scattered: sums over the pairs of a sample gather.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,11 +44,29 @@ def plan_of_weights_torch(weights: list[Tensor]) -> Plan:
     """The definition."""
     stacked = torch.stack(weights, 1)
     sample, expert = (stacked != 0).any(1).nonzero(as_tuple=True)
-    return plan_of_pairs(sample, expert, stacked[sample, :, expert], *stacked.shape[::2])
+    return plan_of_pairs_torch(sample, expert, stacked[sample, :, expert], *stacked.shape[::2])
 
 
 def plan_of_pairs(sample: Tensor, expert: Tensor, weights: Tensor, samples: int, experts: int) -> Plan:
     """The plan of unique pairs, ordered by sample: (M,), (M,), (M, T)."""
+    if runs_here(weights):
+        start, counts = torch.empty(samples + 1, dtype=torch.int64), torch.empty(experts, dtype=torch.int64)
+        place, rows = torch.empty_like(expert), torch.empty_like(expert)
+        _sort(
+            sample.numpy(),
+            expert.numpy(),
+            start.numpy(),
+            counts.numpy(),
+            place.numpy(),
+            rows.numpy(),
+            np.empty(experts, np.int64),
+        )
+        return Plan(weights, Places(place, start), rows, counts.tolist())
+    return plan_of_pairs_torch(sample, expert, weights, samples, experts)
+
+
+def plan_of_pairs_torch(sample: Tensor, expert: Tensor, weights: Tensor, samples: int, experts: int) -> Plan:
+    """The definition."""
     by_expert = expert.argsort(stable=True)
     place = torch.empty_like(by_expert)
     place[by_expert] = torch.arange(len(place), device=place.device)
@@ -128,6 +147,26 @@ def _fill(weights: Any, counts: Any, chosen: Any, expert: Any, place: Any, rows:
                 following[e] += 1
                 expert[pair], place[pair], rows[row] = e, row, b
                 pair += 1
+
+
+@partial(compiled, allocates=False)
+def _sort(sample: Any, expert: Any, start: Any, counts: Any, place: Any, rows: Any, following: Any) -> None:
+    """Count the pairs of each sample and expert, then number them by expert."""
+    counts[:] = 0
+    start[:] = 0
+    for pair in range(len(sample)):
+        start[sample[pair] + 1] += 1
+        counts[expert[pair]] += 1
+    for b in range(len(start) - 1):
+        start[b + 1] += start[b]
+    total = 0
+    for e in range(len(counts)):
+        following[e] = total
+        total += counts[e]
+    for pair in range(len(sample)):
+        row = following[expert[pair]]
+        following[expert[pair]] = row + 1
+        place[pair], rows[row] = row, sample[pair]
 
 
 @compiled

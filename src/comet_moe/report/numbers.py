@@ -3,6 +3,11 @@
 import math
 from collections.abc import Iterable
 
+from comet_moe.analysis import sheets
+
+SPACE = "\u00a0"
+"""At which no line breaks."""
+
 DIGITS = 5
 """Significant digits of what plots show: a pixel is less than a part in ten thousand."""
 
@@ -21,28 +26,26 @@ def briefs(values: Iterable[float | None], digits: int = DIGITS) -> list[float |
 
 
 def decimals(errors: Iterable[float | None]) -> int:
-    """How many decimals show two digits of the smallest standard error, from 2 to 4."""
-    smallest = min((error for error in errors if error), default=1.0)
-    return min(max(1 - math.floor(math.log10(smallest)), 2), 4)
+    """Places after the point, by the rule of the tables: the page has room for two digits of an error."""
+    return sheets.decimals(errors, digits=2)
 
 
 def plus_minus(mean: float | None, error: float | None, places: int) -> str:
     """``mean ± error``, without the error where there is none."""
     if mean is None:
         return "-"
-    return f"{mean:.{places}f}" if error is None else f"{mean:.{places}f}\u00a0±\u00a0{error:.{places}f}"
+    return f"{mean:.{places}f}" if error is None else f"{mean:.{places}f}{SPACE}±{SPACE}{error:.{places}f}"
 
 
 def p_value(p: float | None) -> str:
-    """A probability as papers print it."""
-    if p is None:
-        return "-"
-    return "<\u00a00.001" if p < 0.001 else f"{p:.3f}"
+    """A probability, by the rule of the tables."""
+    return sheets.p_value(p, SPACE) or "-"
 
 
 def p_said(p: float) -> str:
     """``p = 0.012`` or ``p < 0.001``."""
-    return f"p\u00a0{p_value(p)}" if p < 0.001 else f"p\u00a0=\u00a0{p_value(p)}"
+    said = p_value(p)
+    return f"p{SPACE}{said}" if said.startswith("<") else f"p{SPACE}={SPACE}{said}"
 
 
 def scaled(value: float | None) -> str:

@@ -20,6 +20,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState
 
+from comet_moe.analysis.study import FIGURES
 from comet_moe.recipes import Choice, Draw, LogUniform
 from comet_moe.tuning.definition import Definition, check_configurations, parse_definition
 from comet_moe.tuning.errors import StudyProblem
@@ -32,17 +33,6 @@ AHEAD = 20
 """Trials of a gate that wait in the storage at a time: they are read at each claim, and slow to write."""
 
 Row = dict[str, Any]
-
-_FIGURES = (
-    "validation_loss",
-    "test_loss",
-    "experts_per_sample",
-    "flops_per_sample",
-    "parameters",
-    "epochs",
-    "best_epoch",
-    "seconds",
-)
 
 
 @dataclass(frozen=True)
@@ -173,7 +163,7 @@ class Queue:
         if result["status"] == "failed":
             self.fail(claim, result["reason"])
             return
-        kept = {name: result[name] for name in (*_FIGURES, "tasks")}
+        kept = {name: result[name] for name in (*FIGURES, "tasks")}
         with suppress(UpdateFinishedTrialError):  # its worker was thought dead, and another one ran it
             self.storage.tables.set_trial_user_attr(claim.trial_id, "result", kept)
             self.storage.tables.set_trial_state_values(
@@ -298,6 +288,6 @@ def _row(definition: Definition, gate: str, index: int, attempts: list[FrozenTri
         "worker": worker,
         "run": run_name(gate, index),
         "params": {**definition.values(gate, index), "seed": definition.base[gate].seed + index},
-        **{name: result.get(name) for name in _FIGURES},
+        **{name: result.get(name) for name in FIGURES},
         "tasks": result.get("tasks", {}),
     }
