@@ -93,9 +93,13 @@ class Routing:
     def weights(self) -> Tensor:
         """(B, ..., n) on the simplex, exact zeros where an expert is not selected."""
         if self._weights is None:
-            sample, expert, weight = self.pairs()
-            flat = weight.new_zeros(prod(self.batch_shape), self.num_experts)
-            flat = flat.index_put((sample, expert), weight)
+            rows = prod(self.batch_shape)
+            if self._places is not None:
+                expert, weight = self._places
+                flat = weight.new_zeros(rows, self.num_experts).scatter_add(1, expert, weight)
+            else:
+                sample, expert, weight = self.pairs()
+                flat = weight.new_zeros(rows, self.num_experts).index_put((sample, expert), weight)
             self._weights = flat.reshape(*self.batch_shape, self.num_experts)
         return self._weights
 

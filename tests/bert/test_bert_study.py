@@ -6,7 +6,12 @@ import shutil
 import pytest
 import yaml
 from command import refusal, succeed
-from tiny_bert import SMALL
+from tiny_bert import SMALL, sets, where
+
+from comet_moe.bert.folder import BertFolder
+from comet_moe.bert.students import Students
+from comet_moe.recipes import with_values
+from comet_moe.training import RunError
 
 STUDENT = [
     part
@@ -87,10 +92,22 @@ def test_a_study_goes_on_where_the_teacher_was_moved_to(place, tuned, tmp_path):
     assert added["teacher"] == str(moved)
 
 
-def test_an_ablation_of_students(place, tmp_path):
+def test_an_ablation_of_students_whose_teacher_is_named_by_another_student(place, tuned, tmp_path):
     out = tmp_path / "ablation"
-    succeed(*study(place, out, "--seeds", "1", verb="ablate", gates="hash"))
+    command = study(place, out, "--seeds", "1", verb="ablate", gates="hash")
+    succeed(*command, "--set", f"teacher={tuned / 'runs' / 'topk-000'}")
     assert [(row["gate"], row["params"]) for row in trials(out)] == [("hash", {"seed": 0})]
+    student = yaml.safe_load((out / "runs" / "hash-000" / "config.yaml").read_text())
+    teacher = BertFolder(place / "teacher")
+    assert student["teacher_checksum"] == teacher.checksum()
+
+
+def test_no_other_teacher_takes_the_place_of_the_first(place, tmp_path):
+    other = tmp_path / "other"
+    succeed("bert", "finetune", "rte", *where(place), *sets(["seed=1", "finetune.epochs=1"]), "--out", other)
+    begun = Students().base("bert-rte", [f"teacher={place / 'teacher'}", "gate=hash", "experts.size=18"])
+    with pytest.raises(RunError, match="is not the one that was begun with: restore it"):
+        Students().check(with_values(begun, {"teacher": str(other)}))
 
 
 def test_mistakes_in_a_study_end_in_one_sentence(place, tmp_path):

@@ -312,6 +312,9 @@ def test_going_on_must_be_asked_for_and_must_agree(undisturbed):
     assert "training.epochs is 4 in the saved study, got 5" in refusal(
         *("tune", "multidigits", "--out", out, "--resume", "--set", "training.epochs=5")
     )
+    assert "there is no setting teacher" in refusal(
+        *("tune", "multidigits", "--out", out, "--resume", "--set", "teacher=x")
+    )
     assert "kind is 'tuning' in the saved study, got 'ablation'" in refusal(
         *("ablate", "multidigits", "--out", out, "--resume")
     )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from comet_moe.gates import CometGate, DSelectKGate, TopKGate
 from comet_moe.kernels.mix import Epilogue, Places, gather_rows, mix, mix_dense, mix_torch
-from comet_moe.kernels.plan import plan_of_weights, plan_of_weights_torch
+from comet_moe.kernels.plan import plan_of_pairs, plan_of_pairs_torch, plan_of_weights, plan_of_weights_torch
 from comet_moe.kernels.sinkhorn import sinkhorn_rounds, sinkhorn_rounds_torch
 from comet_moe.kernels.threads import WORTH_A_THREAD, _pool_team, over_rows
 
@@ -59,6 +59,25 @@ def test_plan(rows, n, tasks, seed):
         lambda *w: plan_of_weights_torch(list(w)).weights,
         *weights,
     )
+
+
+@pytest.mark.parametrize("rows", [0, 1, 37])
+def test_plan_of_pairs(rows):
+    n = 5
+    sample, expert = (torch.rand(rows, n) < 0.4).nonzero(as_tuple=True)
+    weights = torch.rand(len(sample), 2)
+    fast = plan_of_pairs(sample, expert, weights, rows, n)
+    plain = plan_of_pairs_torch(sample, expert, weights, rows, n)
+    assert fast.counts == plain.counts
+    for got, wanted in ((fast.rows, plain.rows), *zip(fast.places, plain.places, strict=True)):
+        assert torch.equal(got, wanted)
+
+
+@pytest.mark.parametrize(("sample", "expert"), [([0, 1], [0, 4]), ([0, 1], [-1, 0]), ([0, 3], [0, 0])])
+def test_pairs_that_do_not_exist_are_refused(sample, expert):
+    pairs = torch.tensor(sample), torch.tensor(expert), torch.ones(2, 1)
+    with pytest.raises(ValueError, match=r"must name rows 0..2 and experts 0..3, got"):
+        plan_of_pairs(*pairs, 3, 4)
 
 
 @given(

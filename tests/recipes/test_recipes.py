@@ -6,10 +6,12 @@ import yaml
 from comet_moe.recipes import (
     GATE_NAMES,
     RecipeError,
+    check_agreement,
     load_bert_recipe,
     load_experiment,
     load_recipe,
     load_space,
+    parse_setting,
     recipe_names,
 )
 
@@ -84,6 +86,35 @@ def test_what_is_drawn_is_a_setting_of_the_recipe(name, gate):
     for key in load_space(name, gate):
         section, _, setting = key.partition(".")
         assert setting in config[section]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "settings", "says"),
+    [
+        ("multidigits", ["gate=comet", "training.epochs=7", "gate.k=2"], None),
+        ("multidigits", ["data.options.x=null", "training.epochs=8"], "training.epochs is 7 .*, got 8"),
+        ("multidigits", ["gate=topk", "gate.normalize=all"], "gate is 'comet' in the saved run, got 'topk'"),
+        ("multidigits", ["gate={name: comet, k: 2, gamma: 1.0, entropy: 0.5}"], None),
+        ("multidigits", ["gate={name: comet, k: 3, gamma: 1.0, entropy: 0.5}"], "gate.k is 2 .*, got 3"),
+        ("multidigits", ["training.epoch=7"], "there is no setting training.epoch"),
+        ("movielens", ["gate=topk"], "recipe is 'multidigits' in the saved run, got 'movielens'"),
+    ],
+)
+def test_what_differs_from_a_saved_run_is_named(recipe, settings, says):
+    given = ["training.epochs=7", "gate={name: comet, k: 2, gamma: 1.0, entropy: 0.5}"]
+    saved = load_recipe("multidigits", given)
+    overrides = [parse_setting(setting) for setting in settings]
+    if says is None:
+        check_agreement(saved, recipe, overrides)
+    else:
+        with pytest.raises(RecipeError, match=says):
+            check_agreement(saved, recipe, overrides)
+
+
+def test_a_gates_settings_in_the_recipe_can_be_laid_over():
+    for recipe in ("multidigits", "bert-rte"):
+        config = load_experiment(recipe, ["gates.topk.k=3", "gate=topk"])
+        assert config.gate.k == 3
 
 
 def test_each_loader_refuses_the_other_kind_of_recipe():

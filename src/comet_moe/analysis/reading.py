@@ -100,7 +100,7 @@ def _of_runs(recipe: str, alpha: float | None, runs: list[tuple[Path, RunRecord]
         of_gate = by_gate.setdefault(config.gate_name, [])
         of_gate.append(_read_run(run, config, len(of_gate)).row(run))
     gates = sorted(by_gate, key=_place)
-    experts = {config.expert_count for _, config in runs}
+    experts = {config.expert_count for _, config in runs if config.gate_name != "dense"}
     return Study(
         path=runs[0][0].parent,
         name=recipe,

@@ -1,6 +1,7 @@
 """The folder of a COMET-BERT run: as every run's, with a model that transformers can load."""
 
 import shutil
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,17 @@ class BertFolder(RunFolder):
         """The configuration that the run was started with."""
         self.check_started()
         return load_bert_recipe(str(self.config_file))
+
+    def teacher(self) -> "BertFolder":
+        """The folder of the teacher: this one, or that of which this run's student learns."""
+        config = self.config()
+        if config.stage == "finetune" or config.teacher is None:
+            return self
+        return BertFolder(Path(config.teacher))
+
+    def checksum(self) -> int:
+        """Of the best weights."""
+        return zlib.crc32((self.finished_model() / "model.safetensors").read_bytes())
 
     def drop_model(self) -> None:
         """Remove the best weights."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -18,18 +19,17 @@ def load_task(task: str, overrides: Sequence[Override] = ()) -> BertRun:
     return load_bert_recipe(f"bert-{task_named(task).name}" if named else task, overrides)
 
 
-def teacher_of(run: Path) -> Path:
-    """The folder of a teacher: ``run``, or where that is a student's run, its teacher's."""
-    saved = BertFolder(run).config()
-    return Path(saved.teacher) if saved.stage == "distill" and saved.teacher is not None else run
-
-
 def student_of(run: Path, overrides: Sequence[Override]) -> BertRun:
     """The configuration of a student of the teacher in ``run``, or of that run's own teacher."""
     tree = BertFolder(run).config().model_dump(mode="json")
-    student = resolve(tree | {"stage": "distill", "teacher": str(teacher_of(run))}, overrides)
+    student = resolve(tree | {"stage": "distill"} | taught_by(BertFolder(run).teacher()), overrides)
     assert isinstance(student, BertRun)
     return student
+
+
+def taught_by(teacher: BertFolder) -> dict[str, Any]:
+    """The settings that say which teacher a student has."""
+    return {"teacher": str(teacher.path), "teacher_checksum": teacher.checksum()}
 
 
 def begin(
@@ -52,6 +52,8 @@ def begin(
     if not resume:
         raise RunError(f"{folder.path} holds a run already: go on with --resume, or name another --out")
     saved = folder.config()
-    asked: list[Override] = [(["task"], config.task), (["stage"], config.stage)]
+    asked: list[Override] = [([name], getattr(config, name)) for name in ("task", "stage")]
+    if config.teacher is not None:
+        asked.append((["teacher"], config.teacher))
     check_agreement(saved, config.recipe, [*overrides, *asked])
     return folder, saved

@@ -64,21 +64,24 @@ class Lesson:
     Attributes:
         teacher: frozen, in eval mode.
         data: of the task.
-        scores: (L, neurons) how much each neuron matters.
+        scores: (L, neurons) how much each neuron matters, if that decides how they are dealt.
     """
 
     teacher: Any
     data: TaskData
-    scores: Tensor
+    scores: Tensor | None
 
 
 def open_lesson(config: BertRun) -> Lesson:
     """The finished teacher in ``config.teacher``, and the rows of ``config``."""
     assert config.teacher is not None
-    dense = BertFolder(Path(config.teacher))
+    dense = BertFolder(Path(config.teacher)).teacher()
     path = str(dense.finished_model())
+    if config.teacher_checksum not in (None, dense.checksum()):
+        raise RunError(f"the teacher in {dense.path} is not the one that was begun with: restore it")
     data = open_data(config, load_tokenizer(path))
-    return Lesson(load_trained(path).requires_grad_(False), data, score_neurons(dense))
+    scores = score_neurons(dense) if config.experts.importance else None
+    return Lesson(load_trained(path).requires_grad_(False), data, scores)
 
 
 def distill(config: BertRun, folder: BertFolder, watch: Watch = Watch()) -> dict[str, Any]:  # noqa: B008 - frozen
@@ -132,7 +135,7 @@ def new_student(config: BertRun, lesson: Lesson) -> Any:
                 experts=experts.count,
                 expert_size=experts.size,
                 shared=experts.shared,
-                importance=lesson.scores if experts.importance else None,
+                importance=lesson.scores,
                 route_by=experts.route_by,
                 search_steps=search.epochs * steps if config.searches else 0,
                 zeta=search.zeta,

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from comet_moe.bert.folder import BertFolder
-from comet_moe.bert.loading import teacher_of
+from comet_moe.bert.loading import taught_by
 from comet_moe.bert.loop import Watch
 from comet_moe.bert.pipeline import Lesson, new_student, open_lesson, teach
 from comet_moe.recipes import BertRun, Override, RecipeError, load_bert_recipe, parse_setting
@@ -29,12 +29,15 @@ class Students:
                 f"recipe {recipe} needs teacher, the folder of a `comet-moe bert finetune {asked.task}`: "
                 f"--set teacher=RUN"
             )
-        teacher = teacher_of(Path(asked.teacher))
-        taught = BertFolder(teacher).config()
+        teacher = BertFolder(Path(asked.teacher)).teacher()
+        taught = teacher.config()
         if taught.task != asked.task:
-            raise RecipeError(f"the teacher in {teacher} was trained on {taught.task}, not on {asked.task}")
+            raise RecipeError(
+                f"the teacher in {teacher.path} was trained on {taught.task}, not on {asked.task}"
+            )
         rows: list[Override] = [(["data", name], value) for name, value in taught.data.model_dump().items()]
-        return load_bert_recipe(recipe, [*rows, *overrides, (["teacher"], str(teacher))])
+        who: list[Override] = [([name], value) for name, value in taught_by(teacher).items()]
+        return load_bert_recipe(recipe, [*rows, *overrides, *who])
 
     def check(self, config: BertRun) -> None:
         """Make the student once, in memory; scores the teacher's neurons if nobody has."""
@@ -55,7 +58,7 @@ class Students:
         return teach(self._lesson_of(config), config, folder, Watch(on_batch, on_epoch))
 
     def _lesson_of(self, config: BertRun) -> Lesson:
-        shared = (config.teacher, config.data)
+        shared = (config.teacher, config.data, config.experts.importance)
         if self._lesson is None or self._lesson[0] != shared:
             self._lesson = (shared, open_lesson(config))
         return self._lesson[1]

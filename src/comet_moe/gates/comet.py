@@ -51,6 +51,7 @@ class CometGate(TrainableGate):
 
     k: int
     checks_values = True
+    _in_memory: Nodes | None = None
 
     def __init__(
         self, in_features: int, num_experts: int, k: int = 1, gamma: float = 1.0, entropy: float = 0.0
@@ -63,7 +64,6 @@ class CometGate(TrainableGate):
         self.split_bias = nn.Parameter(torch.empty(k, num_experts - 1))
         self.leaf_weight = nn.Parameter(torch.empty(k, num_experts, in_features))
         self.leaf_bias = nn.Parameter(torch.empty(k, num_experts))
-        self._in_memory: Nodes | None = None
         self.reset_parameters()
 
     @torch.no_grad()

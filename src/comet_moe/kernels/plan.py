@@ -52,7 +52,7 @@ def plan_of_pairs(sample: Tensor, expert: Tensor, weights: Tensor, samples: int,
     if runs_here(weights):
         start, counts = torch.empty(samples + 1, dtype=torch.int64), torch.empty(experts, dtype=torch.int64)
         place, rows = torch.empty_like(expert), torch.empty_like(expert)
-        _sort(
+        known = _sort(
             sample.numpy(),
             expert.numpy(),
             start.numpy(),
@@ -61,6 +61,11 @@ def plan_of_pairs(sample: Tensor, expert: Tensor, weights: Tensor, samples: int,
             rows.numpy(),
             np.empty(experts, np.int64),
         )
+        if not known:
+            raise ValueError(
+                f"a routing must name rows 0..{samples - 1} and experts 0..{experts - 1}, got "
+                f"{int(sample.min())}..{int(sample.max())} and {int(expert.min())}..{int(expert.max())}"
+            )
         return Plan(weights, Places(place, start), rows, counts.tolist())
     return plan_of_pairs_torch(sample, expert, weights, samples, experts)
 
@@ -150,11 +155,13 @@ def _fill(weights: Any, counts: Any, chosen: Any, expert: Any, place: Any, rows:
 
 
 @partial(compiled, allocates=False)
-def _sort(sample: Any, expert: Any, start: Any, counts: Any, place: Any, rows: Any, following: Any) -> None:
-    """Count the pairs of each sample and expert, then number them by expert."""
+def _sort(sample: Any, expert: Any, start: Any, counts: Any, place: Any, rows: Any, following: Any) -> bool:
+    """Count the pairs of each sample and expert, then number them by expert; False if one is out of range."""
     counts[:] = 0
     start[:] = 0
     for pair in range(len(sample)):
+        if not (0 <= sample[pair] < len(start) - 1 and 0 <= expert[pair] < len(counts)):
+            return False
         start[sample[pair] + 1] += 1
         counts[expert[pair]] += 1
     for b in range(len(start) - 1):
@@ -167,6 +174,7 @@ def _sort(sample: Any, expert: Any, start: Any, counts: Any, place: Any, rows: A
         row = following[expert[pair]]
         following[expert[pair]] = row + 1
         place[pair], rows[row] = row, sample[pair]
+    return True
 
 
 @compiled

@@ -33,10 +33,12 @@ def scratch(k: int, n: int, dtype: Any) -> Any:
     return whole, real
 
 
-@inlined
 def _most_waiting(k: int, levels: int) -> int:
     """Nodes of a sample that may wait: one a level of each tree, and of the tree that is being finished."""
     return k * levels + levels
+
+
+_most_waiting_inlined = inlined(_most_waiting)
 
 
 @partial(compiled, allocates=False)
@@ -93,7 +95,7 @@ def walk(
     levels = 0
     while (1 << levels) < n:
         levels += 1
-    chains, depth = GROUP * k, _most_waiting(k, levels)
+    chains, depth = GROUP * k, _most_waiting_inlined(k, levels)
     node, row = whole[:chains], whole[chains : chains + GROUP]
     pending = whole[chains + GROUP : chains + 2 * GROUP]
     at, size = chains + 2 * GROUP, GROUP * depth
@@ -194,14 +196,14 @@ def walk(
                     total += e
             out_row = 0 if offsets_at else b
             offset = offsets[b] if offsets_at else 0
-            fits = offsets_at != 0 or experts <= out_expert.shape[1]
-            if not fits:
-                out_expert[b, 0] = -experts
+            room = offsets[b + 1] - offset if offsets_at else out_expert.shape[1]
             for m in range(experts):
                 i = entry_expert[m]
-                if fits:
+                if m < room:
                     out_expert[out_row, offset + m], out_weight[out_row, offset + m] = i, mass[i] / total
                 mass[i] = 0
+            if experts > room and not offsets_at:
+                out_expert[b, 0] = -experts
             most = max(most, experts)
     return most, visited, finite
 

@@ -114,7 +114,8 @@ class DistillationLossConfig(Section):
 class BertRun(Section):
     """A complete run: of a teacher (stage "finetune") or of a student (stage "distill").
 
-    ``teacher`` is the folder of the teacher's run; ``gates`` has the settings of gates that are not chosen.
+    ``teacher`` is the folder of the teacher's run, or of another of its students; ``teacher_checksum`` is of
+    its weights, so that no other takes its place. ``gates`` has the settings of gates that are not chosen.
     """
 
     recipe: str
@@ -122,6 +123,7 @@ class BertRun(Section):
     stage: Literal["finetune", "distill"] = "distill"
     seed: int = Field(default=0, ge=0)
     teacher: Annotated[str, AfterValidator(absolute)] | None = None
+    teacher_checksum: int | None = None
     data: TextConfig = TextConfig()
     model: CheckpointConfig = CheckpointConfig()
     finetune: FitConfig

@@ -33,7 +33,7 @@ def recipe_names() -> list[str]:
 
 def load_experiment(recipe: str, settings: Sequence[str] = ()) -> Experiment:
     """The configuration of ``recipe``, a name or a path, with ``settings`` of the form "a.b=c" laid over."""
-    return resolve(_tree(recipe), [parse_setting(setting) for setting in settings])
+    return resolve(_tree(recipe), [parse_setting(setting) for setting in settings], recipe)
 
 
 def load_recipe(recipe: str, settings: Sequence[str] = ()) -> Config:
@@ -46,7 +46,7 @@ def load_recipe(recipe: str, settings: Sequence[str] = ()) -> Config:
 
 def load_bert_recipe(recipe: str, overrides: Sequence[Override] = ()) -> BertRun:
     """As :func:`load_experiment`, of COMET-BERT."""
-    found = resolve(_tree(recipe), overrides)
+    found = resolve(_tree(recipe), overrides, recipe)
     if not isinstance(found, BertRun):
         raise RecipeError(f"recipe {recipe} is not of COMET-BERT (it has no task): use `comet-moe train`")
     return found
@@ -58,30 +58,31 @@ def _tree(recipe: str) -> dict[str, Any]:
     return {"recipe": Path(recipe).stem, **tree}
 
 
-def resolve(tree: dict[str, Any], overrides: Sequence[Override]) -> Experiment:
+def resolve(tree: dict[str, Any], overrides: Sequence[Override], source: str | None = None) -> Experiment:
     """``tree`` with ``overrides`` laid over, checked; a gate's name stands for its settings in ``gates``.
 
-    What has a ``task`` is of COMET-BERT, which keeps ``gates``: students may have another gate.
+    What has a ``task`` is of COMET-BERT, which keeps ``gates``: students may have another gate. ``source`` is
+    where it was read.
     """
     kind: type[Experiment] = BertRun if "task" in tree else Config
+    first = [override for override in overrides if override[0][0] == "gates" or override[0] == ["gate"]]
+    for keys, value in first:
+        put(tree, keys, value)
     gates = tree.get("gates", {}) if kind is BertRun else tree.pop("gates", {})
-    for keys, value in overrides:
-        if keys == ["gate"]:
-            tree["gate"] = value
     if not isinstance(tree.get("gate"), Mapping):
         tree["gate"] = gate_settings(tree.get("gate"), gates)
     for keys, value in overrides:
-        if keys != ["gate"]:
+        if (keys, value) not in first:
             put(tree, keys, value)
-    return checked(kind, tree)
+    return checked(kind, tree, source)
 
 
-def checked(kind: type[AnyExperiment], tree: dict[str, Any]) -> AnyExperiment:
-    """``tree`` as a configuration."""
+def checked(kind: type[AnyExperiment], tree: dict[str, Any], source: str | None = None) -> AnyExperiment:
+    """``tree`` as a configuration; ``source`` is where it was read."""
     try:
         return kind.model_validate(tree)
     except ValidationError as error:
-        raise RecipeError(f"recipe {tree['recipe']}: {first_problem(error)}") from error
+        raise RecipeError(f"recipe {source or tree['recipe']}: {first_problem(error)}") from error
 
 
 def check_agreement(saved: Experiment, recipe: str, overrides: Sequence[Override]) -> None:
@@ -93,14 +94,16 @@ def check_agreement(saved: Experiment, recipe: str, overrides: Sequence[Override
         overrides: what is given.
     """
     last = {".".join(keys): (keys, value) for keys, value in overrides}
-    _, gate = last.pop("gate", (["gate"], saved.gate.name))
-    before = saved.model_dump(mode="json")
-    asked = resolve(saved.model_dump(mode="json"), list(last.values())).model_dump(mode="json")
-    change = (
-        first_change({"recipe": saved.recipe}, {"recipe": recipe})
-        or first_change({"gate": saved.gate.name}, {"gate": gate})
-        or first_change(before, asked)
-    )
+    _, gate = last.get("gate", (["gate"], saved.gate.name))
+    if not isinstance(gate, Mapping):
+        last.pop("gate", None)
+        before, now = {"recipe": saved.recipe, "gate": saved.gate.name}, {"recipe": recipe, "gate": gate}
+    else:
+        before, now = {"recipe": saved.recipe}, {"recipe": recipe}
+    change = first_change(before, now)
+    if change is None:
+        asked = resolve(saved.model_dump(mode="json"), list(last.values()))
+        change = first_change(saved.model_dump(mode="json"), asked.model_dump(mode="json"))
     if change is not None:
         key, old, new = change
         raise RecipeError(
@@ -113,10 +116,11 @@ def first_change(before: dict[str, Any], now: dict[str, Any]) -> tuple[str, Any,
     for key in before | now:
         old, new = before.get(key), now.get(key)
         if old != new:
-            if isinstance(old, dict) and isinstance(new, dict):
-                below = first_change(old, new)
-                return below and (f"{key}.{below[0]}", *below[1:])
-            return key, old, new
+            if not (isinstance(old, dict) and isinstance(new, dict)):
+                return key, old, new
+            below = first_change(old, new)
+            if below is not None:  # else they differ in a key without a value
+                return f"{key}.{below[0]}", *below[1:]
     return None
 
 

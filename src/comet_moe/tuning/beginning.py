@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from comet_moe.recipes import parse_setting
+from comet_moe.recipes import BertRun, parse_setting
 from comet_moe.recipes.schema import absolute
 from comet_moe.tuning.definition import Definition, check_definition, define
 from comet_moe.tuning.errors import StudyProblem
@@ -16,7 +16,8 @@ from comet_moe.tuning.storage import Storage, without_password
 
 DEFAULT_HEARTBEAT = 10
 
-_PLACES = ("data.path", "teacher")  # settings that may differ from machine to machine
+_PLACES = ("data.path", "teacher")
+"""Settings that may differ from machine to machine."""
 
 
 @dataclass(frozen=True)
@@ -150,8 +151,14 @@ def _check(saved: Definition, request: Request) -> None:
         request.trials,
         request.seed,
         request.heartbeat,
-        [setting for setting in request.settings if setting.partition("=")[0] not in _PLACES],
+        [setting for setting in request.settings if setting.partition("=")[0] not in _places_of(saved)],
     )
+
+
+def _places_of(definition: Definition) -> tuple[str, ...]:
+    """Those of ``_PLACES`` that the study has."""
+    students = isinstance(definition.base[definition.gates[0]], BertRun)
+    return _PLACES if students else _PLACES[:1]
 
 
 def _check_models(definition: Definition) -> None:

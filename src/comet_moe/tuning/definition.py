@@ -41,7 +41,7 @@ class Definition(BaseModel):
     recipe: str
     seed: int
     trials: int
-    heartbeat: int
+    heartbeat: int = 10
     space: dict[str, dict[str, Choice | Uniform | LogUniform]]
     base: dict[str, Experiment]
 

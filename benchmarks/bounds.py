@@ -1,0 +1,99 @@
+"""What missed targets are made of: parts measured alone, in one interleaved run with the whole.
+
+    python benchmarks/bounds.py
+
+Each line is a part's time over the time of the reference; what the parts leave is Python and memory traffic.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from comet_moe import MoE
+from comet_moe.bench.gates import hard_gate as hard_comet
+from comet_moe.bench.network import hard_gate, network, products_of, soft_gate, step_of
+from comet_moe.bench.timing import ratios
+from comet_moe.dispatch import plan_of_routings
+from comet_moe.experts import DenseExperts
+from comet_moe.experts.grouped_linear import grouped_linear
+from comet_moe.gates import HashGate
+from comet_moe.kernels.mix import gather_rows, mix
+from comet_moe.kernels.walk import scratch, walk
+
+Part = tuple[str, Callable[[], object]]
+
+
+@torch.no_grad()
+def one_row() -> Iterator[Part]:
+    """The COMET gate on one row, k=2, p=256, n=16; the reference is Top-k's three operators."""
+    gate, x = hard_comet(256, 16), torch.randn(1, 256)
+    weight, bias = torch.randn(16, 256), torch.randn(16)
+    nodes = gate._nodes_in_memory(x.dtype)
+    expert, weights = np.zeros((1, 16), np.int64), np.zeros((1, 16), np.float32)
+    room = scratch(2, 16, weights.dtype)
+    places = (1, x.data_ptr(), *nodes.addresses, *nodes.shape, gate.gamma, expert, weights, 0, 0, *room)
+    yield "the gate", lambda: gate(x)
+    yield "its compiled walk", lambda: walk(0, 1, *places)
+    yield "two arrays, and tensors on them", lambda: _two_tensors(1)
+    yield "finding its parameters", lambda: gate._nodes_in_memory(x.dtype)
+    yield "reference", lambda: F.linear(x, weight, bias).topk(2, dim=-1)[0].softmax(-1)
+
+
+def _two_tensors(rows: int) -> tuple[Tensor, Tensor]:
+    arrays = np.zeros((rows, 16), np.int64), np.zeros((rows, 16), np.float32)
+    return torch.from_numpy(arrays[0]), torch.from_numpy(arrays[1])
+
+
+@torch.no_grad()
+def dispatch(n: int, p: int, u: int) -> Iterator[Part]:
+    """Sparse dispatch, forward, 512 rows an expert; the reference is one matrix product."""
+    rows = 512 * n
+    experts, gate = DenseExperts(n, p, u, activation="identity"), HashGate(rows, n)
+    moe = MoE(experts=experts, gate=gate, execution="sparse")
+    x, keys, weight = torch.randn(rows, p), torch.arange(rows), torch.randn(u, p)
+    plan = plan_of_routings([gate(x, keys=keys)], rows)
+    gathered = gather_rows(x, plan.rows, plan.places)
+    linear = experts.linear
+    outputs = grouped_linear(gathered, linear.weight, linear.bias, plan.counts)
+    slices = gathered.split(plan.counts)
+    yield "dispatch", lambda: moe(x, keys=keys)
+    yield (
+        "the products of the slices",
+        lambda: [s @ w.t() for s, w in zip(slices, linear.weight, strict=True)],
+    )
+    yield "gathering the rows", lambda: gather_rows(x, plan.rows, plan.places)
+    yield "the weighted sum", lambda: mix(outputs, plan.weights, plan.places, experts.epilogue)
+    yield "gate and plan", lambda: plan_of_routings([gate(x, keys=keys)], rows)
+    yield "reference", lambda: x @ weight.t()
+
+
+def conditional_step() -> Iterator[Part]:
+    """The MovieLens network's conditional step; the reference is its dense step."""
+    dense, sparse = network([soft_gate(), soft_gate()]), network([hard_gate(), hard_gate()])
+    dense.moe.execution, sparse.moe.execution = "dense", "sparse"
+    step = step_of(sparse)
+    step()
+    optimizer = torch.optim.Adam(sparse.parameters(), lr=1e-6, fused=True)
+    yield "conditional step", step
+    yield "the products of the dense step", products_of(dense)
+    yield "Adam", optimizer.step
+    yield "reference", step_of(dense)
+
+
+def show(title: str | None, parts: Sequence[Part], seconds: float, calls: int = 1) -> None:
+    """Print the parts over the last of them."""
+    print(f"| {title} | ratio | quartiles |\n|---|---|---|")
+    for (name, _), found in zip(parts, ratios([call for _, call in parts], seconds, calls), strict=False):
+        print(f"| {name} | {found.value:.3f} | {found.low:.3f}-{found.high:.3f} |")
+    print()
+
+
+if __name__ == "__main__":
+    with torch.no_grad():
+        show(one_row.__doc__, list(one_row()), 8, 200)
+        for shape in ((8, 256, 256), (16, 512, 512), (8, 768, 1024)):
+            show(f"{dispatch.__doc__} n={shape[0]} p={shape[1]} u={shape[2]}", list(dispatch(*shape)), 15)
+    show(conditional_step.__doc__, list(conditional_step()), 15)
