@@ -102,6 +102,18 @@ class Page:
         self.driver.execute_async_script(script, kinds)
         return self
 
+    def wait_for(self, condition):
+        """Wait until ``condition``, a JavaScript expression, holds: some events come with the next frame."""
+        self.driver.set_script_timeout(120)
+        self.driver.execute_async_script(f"""
+            const [done] = arguments;
+            (async () => {{
+              while (!({condition})) await new Promise((resolve) => setTimeout(resolve, 20));
+              done();
+            }})();
+        """)
+        return self
+
     def marks(self):
         """For each figure how many points, lines, images or branches it has."""
         return [(found["plot"], found["marks"]) for found in self.run(POINTS)]

@@ -131,7 +131,7 @@ def test_printing_draws_all_plots_in_light_colours(page, study_page):
     dark = page.run("return getComputedStyle(document.body).backgroundColor")
     page.command("Emulation.setEmulatedMedia", media="print",
                  features=[{"name": "prefers-color-scheme", "value": "dark"}])  # fmt: skip
-    marks = page.marks()
+    marks = page.wait_for("printing && figures.every((figure) => figure.drawn)").marks()
     assert [name for name, _ in marks] == OF_A_STUDY
     assert all(count > 0 for _, count in marks), marks
     assert page.run("return getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)" != dark
