@@ -16,7 +16,7 @@ from comet_moe.bert.folder import BertFolder
 
 ROWS = 32
 BATCHES = 8
-SECONDS = 60
+SECONDS = 30
 
 
 def main(folder: Path) -> None:

@@ -2,7 +2,7 @@
 
 Samples go down in small groups, one level at a time: the next nodes of a group do not depend on each other,
 so the processor waits for their weights together and not one after the other. Two trees of a sample share
-each pass over it.
+each pass over it. The other sides of soft nodes wait, and are then gone down in the same way, one a sample.
 """
 
 import math
@@ -16,7 +16,10 @@ from comet_moe.kernels.compiling import array_at, compiled, inlined, wide_vector
 from comet_moe.kernels.trees import _first_deep, _leaf_at, _log_sides
 
 GROUP = 8
-
+LEAVES = 128
+"""Leaves of a sample that there is room for in a group."""
+ALONE = 64
+"""Samples that are walked one by one, with room for all leaves, once there was too little."""
 
 _of_this_thread = threading.local()
 
@@ -27,8 +30,9 @@ def scratch(k: int, n: int, dtype: Any) -> Any:
     if kept is not None and kept[0] == (k, n, dtype):
         return kept[1]
     chains, waiting = GROUP * k, GROUP * _most_waiting(k, (n - 1).bit_length())
-    whole = np.empty(chains + 2 * GROUP + 2 * waiting + k * n, np.int64)
-    real = np.empty(2 * chains + waiting + (k + 1) * n, dtype)
+    leaves = max(k * n, GROUP * LEAVES)
+    whole = np.empty(chains + 5 * GROUP + 2 * waiting + leaves, np.int64)
+    real = np.empty(2 * chains + GROUP + waiting + n + leaves, dtype)
     _of_this_thread.scratch = ((k, n, dtype), (whole, real))
     return whole, real
 
@@ -96,25 +100,36 @@ def walk(
     while (1 << levels) < n:
         levels += 1
     chains, depth = GROUP * k, _most_waiting_inlined(k, levels)
-    node, row = whole[:chains], whole[chains : chains + GROUP]
-    pending = whole[chains + GROUP : chains + 2 * GROUP]
-    at, size = chains + 2 * GROUP, GROUP * depth
-    pending_node, pending_tree = whole[at : at + size], whole[at + size : at + 2 * size]
-    entry_expert = whole[at + 2 * size :]
-    log_v, logit, pending_log_v = (
-        real[:chains],
-        real[chains : 2 * chains],
-        real[2 * chains : 2 * chains + size],
+    node = whole[:chains]
+    row, pending, leaves, here, here_tree = (
+        whole[chains : chains + GROUP],
+        whole[chains + GROUP : chains + 2 * GROUP],
+        whole[chains + 2 * GROUP : chains + 3 * GROUP],
+        whole[chains + 3 * GROUP : chains + 4 * GROUP],
+        whole[chains + 4 * GROUP : chains + 5 * GROUP],
     )
-    at = 2 * chains + size
-    mass, entry = real[at : at + n], real[at + n :]
+    at, size = chains + 5 * GROUP, GROUP * depth
+    pending_node, pending_tree = whole[at : at + size], whole[at + size : at + 2 * size]
+    leaf_expert = whole[at + 2 * size :]
+    log_v, logit = real[:chains], real[chains : 2 * chains]
+    here_log_v = real[2 * chains : 2 * chains + GROUP]
+    at = 2 * chains + GROUP
+    pending_log_v, mass, leaf_logit = (
+        real[at : at + size],
+        real[at + size : at + size + n],
+        real[at + size + n :],
+    )
     for i in range(n):
         mass[i] = 0
     most = 0
     visited = 0
     finite = True
-    for group in range(first, last, GROUP):
-        size = min(GROUP, last - group)
+    group = alone_up_to = first
+    while group < last:
+        size = 1 if group < alone_up_to else min(GROUP, last - group)
+        room_for_leaves = k * n if size == 1 else LEAVES
+        seen = 0
+        overflows = k > room_for_leaves
         for g in range(size):
             row[g] = chosen[group + g] if chosen_at else group + g
             pending[g] = 0
@@ -128,7 +143,7 @@ def walk(
                     q = node[c]
                     if q < n - 1:
                         u = logit[c] * scale
-                        visited += 1
+                        seen += 1
                         node[c] = 2 * q + 1 + (u < 0)
                         if not (u >= half or u <= -half):
                             finite &= u == u
@@ -144,53 +159,67 @@ def walk(
             node[c] = _leaf_at(node[c], n, first_deep)
         for g in range(size):
             _logits(logit, node, g * k, k, leaf_weight, leaf_bias, n, x, row[g], p)
-        visited += size * k
+        seen += size * k
         for g in range(size):
-            b = row[g]
-            entries = k
-            peak = kind(-np.inf)
-            for j in range(k):
-                entry_expert[j], entry[j] = node[g * k + j], logit[g * k + j] + log_v[g * k + j]
-                peak = max(peak, entry[j])
-                finite &= abs(entry[j]) < np.inf
-            while pending[g] > 0:
-                pending[g] -= 1
-                place = pending[g]
-                q, j, log_p = (
-                    pending_node[g * depth + place],
-                    pending_tree[g * depth + place],
-                    pending_log_v[g * depth + place],
-                )
-                while q < n - 1:
+            here[g], leaves[g] = -1, k
+            for j in range(k if not overflows else 0):
+                leaf_expert[g * room_for_leaves + j] = node[g * k + j]
+                leaf_logit[g * room_for_leaves + j] = logit[g * k + j] + log_v[g * k + j]
+        busy = not overflows
+        while busy:
+            busy = False
+            for g in range(size):
+                if here[g] < 0:
+                    if pending[g] == 0:
+                        continue
+                    pending[g] -= 1
+                    place = g * depth + pending[g]
+                    here[g], here_tree[g] = pending_node[place], pending_tree[place]
+                    here_log_v[g] = pending_log_v[place]
+                busy = True
+                q, j, b = here[g], here_tree[g], row[g]
+                seen += 1
+                if q < n - 1:
                     u = _logit(split_weight, split_bias, j * (n - 1) + q, x, b, p) * scale
-                    visited += 1
+                    here[g] = 2 * q + 1 + (u < 0)
                     if not (u >= half or u <= -half):
                         finite &= u == u
                         log_left, log_right = _log_sides(u)
-                        place = pending[g]
-                        pending_node[g * depth + place] = 2 * q + 2
-                        pending_tree[g * depth + place] = j
-                        pending_log_v[g * depth + place] = log_p + log_right
-                        pending[g] = place + 1
-                        log_p += log_left
-                        q = 2 * q + 1
-                    else:
-                        q = 2 * q + 1 + (u < 0)
-                i = _leaf_at(q, n, first_deep)
-                a = _logit(leaf_weight, leaf_bias, j * n + i, x, b, p) + log_p
-                visited += 1
-                entry_expert[entries], entry[entries] = i, a
-                peak = max(peak, a)
-                finite &= abs(a) < np.inf
-                entries += 1
+                        place = g * depth + pending[g]
+                        pending_node[place], pending_tree[place] = 2 * q + 2, j
+                        pending_log_v[place] = here_log_v[g] + log_right
+                        pending[g] += 1
+                        here[g] = 2 * q + 1
+                        here_log_v[g] += log_left
+                elif leaves[g] < room_for_leaves:
+                    i = _leaf_at(q, n, first_deep)
+                    place = g * room_for_leaves + leaves[g]
+                    leaf_expert[place] = i
+                    leaf_logit[place] = _logit(leaf_weight, leaf_bias, j * n + i, x, b, p) + here_log_v[g]
+                    leaves[g] += 1
+                    here[g] = -1
+                else:
+                    overflows = True
+            busy &= not overflows
+        if overflows:
+            alone_up_to = group + ALONE
+            continue
+        visited += seen
+        for g in range(size):
+            b = row[g]
+            at = g * room_for_leaves
+            peak = kind(-np.inf)
+            for m in range(at, at + leaves[g]):
+                peak = max(peak, leaf_logit[m])
+                finite &= abs(leaf_logit[m]) < np.inf
             total = kind(0)
             experts = 0
-            for m in range(entries):
-                e = math.exp(entry[m] - peak)
-                i = entry_expert[m]
+            for m in range(at, at + leaves[g]):
+                e = math.exp(leaf_logit[m] - peak)
+                i = leaf_expert[m]
                 if e > 0:
                     if mass[i] == 0:
-                        entry_expert[experts] = i
+                        leaf_expert[at + experts] = i
                         experts += 1
                     mass[i] += e
                     total += e
@@ -198,13 +227,14 @@ def walk(
             offset = offsets[b] if offsets_at else 0
             room = offsets[b + 1] - offset if offsets_at else out_expert.shape[1]
             for m in range(experts):
-                i = entry_expert[m]
+                i = leaf_expert[at + m]
                 if m < room:
                     out_expert[out_row, offset + m], out_weight[out_row, offset + m] = i, mass[i] / total
                 mass[i] = 0
             if experts > room and not offsets_at:
                 out_expert[b, 0] = -experts
             most = max(most, experts)
+        group += size
     return most, visited, finite
 
 
@@ -230,7 +260,12 @@ def _logits(
 
 @inlined
 def _logit(weights: Any, bias: Any, node: int, x: Any, b: int, p: int) -> Any:
-    return _two_dots(weights, node, node, x, b, p)[0] + bias[node]
+    """Of row b of x (·, p) at one node, all flat."""
+    dot = x.dtype.type(0)
+    weights_at, x_at = node * p, b * p
+    for c in range(p):
+        dot += weights[np.uint64(weights_at + c)] * x[np.uint64(x_at + c)]
+    return dot + bias[node]
 
 
 @inlined
