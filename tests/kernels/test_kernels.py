@@ -323,6 +323,19 @@ def big_batch():
         return gate, x, gate(x).weights
 
 
+@pytest.mark.parametrize("k", [1, 3])
+def test_rows_with_hundreds_of_leaves_among_rows_with_few(k):
+    """More than a group of rows has room for: those are walked one by one."""
+    gate, x = comet(300, k, 1.0, torch.float64, p=16), torch.randn(100, 16, dtype=torch.float64)
+    torch.nn.init.normal_(gate.split_weight)
+    x[::3] *= 0.01
+    with torch.no_grad():
+        weights = gate(x).weights
+    assert (weights[::3] != 0).sum(1).min() == 300
+    assert (weights[1::3] != 0).sum(1).median() < 100
+    torch.testing.assert_close(weights, gate._dense(x, None).weights.detach(), rtol=0, atol=1e-12)
+
+
 def test_threads_may_call_at_the_same_time():
     gate, x, wanted = big_batch()
     wrong = []
