@@ -3,11 +3,12 @@
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from comet_moe.bert.configuration import CometBertConfig
 from comet_moe.gates import CometGate, DSelectKGate, Gate, HashGate, SoftmaxGate, TopKGate
+from comet_moe.gates.base import GateAround
 from comet_moe.local_search import Permutation, PermutedGate
 from comet_moe.routing import SELECTED, Routing
 
@@ -60,23 +61,12 @@ class TokenHashGate(HashGate):
         self.assignment.copy_(HashGate(self.num_keys, self.num_experts, self.seed).assignment)
 
 
-class SentenceGate(Gate):
+class SentenceGate(GateAround):
     """Sends all tokens of a sentence the way that ``gate`` sends the mean of its unmasked tokens.
 
     Args:
         gate: over features, any but a hash gate.
     """
-
-    def __init__(self, gate: Gate):
-        super().__init__()
-        self.gate = gate
-        self.num_experts = gate.num_experts
-        self.in_features = gate.in_features
-        self.k = gate.k
-        self.sums_to_one = gate.sums_to_one
-        self.stochastic = gate.stochastic
-
-    __call__ = nn.Module.__call__  # the gate inside checks its own input
 
     def forward(self, x: Tensor, keys: Tensor | None = None, mask: Tensor | None = None) -> Routing:
         """Route ``x`` (B, T, p) by sentence; ``mask`` (B, T) is False where a token is padding."""
@@ -96,12 +86,8 @@ class SentenceGate(Gate):
         by_token.gate_flops = self.gate.flops() * sentences if known is None else known
         return by_token
 
-    def flops(self) -> int:
-        """Those of the gate, which runs once a sentence."""
-        return self.gate.flops()
 
-
-class BalancedGate(Gate):
+class BalancedGate(GateAround):
     """``gate`` with the penalty ``weight``·E·Σ_e P_e f_e on uneven load, in training.
 
     P_e is the mean probability of expert e over the rows, f_e its share of the (row, expert) pairs. P is the
@@ -113,16 +99,8 @@ class BalancedGate(Gate):
     """
 
     def __init__(self, gate: Gate, weight: float):
-        super().__init__()
-        self.gate = gate
+        super().__init__(gate)
         self.weight = weight
-        self.num_experts = gate.num_experts
-        self.in_features = gate.in_features
-        self.k = gate.k
-        self.sums_to_one = gate.sums_to_one
-        self.stochastic = gate.stochastic
-
-    __call__ = nn.Module.__call__  # the gate inside checks its own input
 
     def forward(self, x: Tensor, keys: Tensor | None = None, mask: Tensor | None = None) -> Routing:
         """Route ``x`` by the gate."""
@@ -153,7 +131,3 @@ class BalancedGate(Gate):
             return weights
         weight, bias = self.gate.weight.to(weights.dtype), self.gate.bias.to(weights.dtype)
         return F.linear(x.to(weights.dtype), weight, bias).softmax(-1)
-
-    def flops(self) -> int:
-        """Those of the gate."""
-        return self.gate.flops()

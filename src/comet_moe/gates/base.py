@@ -116,6 +116,47 @@ class TrainableGate(Gate):
         return f"in_features={self.in_features}, num_experts={self.num_experts}{k}"
 
 
+class GateAround(Gate):
+    """A gate that changes what another one decides, and is like it in all else.
+
+    Args:
+        gate: the one inside, which checks its own input.
+    """
+
+    __call__ = nn.Module.__call__
+
+    def __init__(self, gate: Gate):
+        super().__init__()
+        self.gate = gate
+        self.num_experts = gate.num_experts
+        self.in_features = gate.in_features
+        self.k = gate.k
+        self.sums_to_one = gate.sums_to_one
+        self.stochastic = gate.stochastic
+
+    @property
+    def soft_in_training(self) -> bool:  # type: ignore[override]
+        """As the gate inside."""
+        return self.gate.soft_in_training
+
+    @property
+    def keeps_parts(self) -> bool:
+        """As the gate inside, where it is set too."""
+        return self.gate.keeps_parts
+
+    @keeps_parts.setter
+    def keeps_parts(self, keeps: bool) -> None:
+        self.gate.keeps_parts = keeps
+
+    def flops(self) -> int:
+        """Those of the gate inside."""
+        return self.gate.flops()
+
+    def idle_parameters(self) -> set[str]:
+        """Those of the gate inside."""
+        return {f"gate.{name}" for name in self.gate.idle_parameters()}
+
+
 def mean_over_rows(values: Tensor, mask: Tensor | None) -> Tensor:
     """Mean of ``values`` (B, ...) over the rows that are not padding; 0 where there are none."""
     if mask is not None:

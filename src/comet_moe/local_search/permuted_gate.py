@@ -1,14 +1,14 @@
 """A gate with a permutation of the experts behind it; itself a gate."""
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from comet_moe.gates.base import Gate
+from comet_moe.gates.base import Gate, GateAround
 from comet_moe.local_search.permutation import Permutation
 from comet_moe.routing import Routing
 
 
-class PermutedGate(Gate):
+class PermutedGate(GateAround):
     """Sends output i of ``gate`` to expert order[i] of ``search``.
 
     In stage-1 training the weights are g(x) S with the soft matrix S, rescaled so that each row keeps its
@@ -24,7 +24,7 @@ class PermutedGate(Gate):
     """
 
     def __init__(self, gate: Gate, search: Permutation):
-        super().__init__()
+        super().__init__(gate)
         if search.num_experts != gate.num_experts:
             raise ValueError(
                 f"the permutation is over {search.num_experts} experts, the gate over {gate.num_experts}: "
@@ -32,29 +32,18 @@ class PermutedGate(Gate):
             )
         if search.trees is not None and search.trees != gate.k:
             raise ValueError(f"the permutation has {search.trees} trees, the gate has k={gate.k}")
-        self.gate = gate
         self.search = search
-        self.num_experts = gate.num_experts
-        self.in_features = gate.in_features
-        self.k = gate.k
-        self.sums_to_one = gate.sums_to_one
         self.stochastic = gate.stochastic or search.gumbel > 0
-        gate.keeps_parts = search.trees is not None
-
-    __call__ = nn.Module.__call__  # the gate inside checks its own input
+        self.keeps_parts = search.trees is not None
 
     @property
     def soft_in_training(self) -> bool:  # type: ignore[override]
         """In stage 1 training permutes softly, evaluation does not."""
         return self.gate.soft_in_training or self.search.searching
 
-    def flops(self) -> int:
-        """Those of the gate: a permutation renumbers."""
-        return self.gate.flops()
-
     def idle_parameters(self) -> set[str]:
         """Those of the gate, and U where no permutation changes anything or the search is over."""
-        idle = {f"gate.{name}" for name in self.gate.idle_parameters()}
+        idle = super().idle_parameters()
         over = self.num_experts == 1 or not self.search.searching
         return idle | {"search.logits"} if over else idle
 

@@ -94,13 +94,11 @@ def check_agreement(saved: Experiment, recipe: str, overrides: Sequence[Override
         overrides: what is given.
     """
     last = {".".join(keys): (keys, value) for keys, value in overrides}
-    _, gate = last.get("gate", (["gate"], saved.gate.name))
-    if not isinstance(gate, Mapping):
-        last.pop("gate", None)
-        before, now = {"recipe": saved.recipe, "gate": saved.gate.name}, {"recipe": recipe, "gate": gate}
-    else:
-        before, now = {"recipe": saved.recipe}, {"recipe": recipe}
-    change = first_change(before, now)
+    names = {"recipe": saved.recipe, "gate": saved.gate.name}
+    asked_names = names | {"recipe": recipe}
+    if "gate" in last and not isinstance(last["gate"][1], Mapping):
+        asked_names["gate"] = last.pop("gate")[1]
+    change = first_change(names, asked_names)
     if change is None:
         asked = resolve(saved.model_dump(mode="json"), list(last.values()))
         change = first_change(saved.model_dump(mode="json"), asked.model_dump(mode="json"))
