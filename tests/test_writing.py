@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from comet_moe.writing import CannotWrite, as_json, atomically, is_leftover, write_text
+from comet_moe.exceptions import WriteError
+from comet_moe.io import as_json, atomically, is_leftover, write_text
 
 
 def test_a_text_is_written_with_the_folders_above_it(tmp_path):
@@ -54,7 +55,7 @@ def test_a_place_that_cannot_be_written_is_one_sentence(tmp_path, name, reason):
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").touch()
     before = sorted(tmp_path.iterdir())
-    with pytest.raises(CannotWrite) as error:
+    with pytest.raises(WriteError) as error:
         write_text(tmp_path / name, "text")
     assert str(error.value) == (
         f"{tmp_path / name} cannot be written ({reason}): free space, or choose another place"
@@ -67,7 +68,7 @@ def test_what_safetensors_cannot_write_is_one_sentence(tmp_path):
         aside.unlink()
         save_file({"a": np.zeros(1)}, aside / "weights")
 
-    with pytest.raises(CannotWrite, match=r"weights cannot be written .*: free space"):
+    with pytest.raises(WriteError, match=r"weights cannot be written .*: free space"):
         atomically(tmp_path / "weights", lost)
 
 
@@ -83,5 +84,5 @@ def test_json_has_null_for_what_is_no_number():
 
 
 def test_writing_needs_no_torch():
-    code = "import comet_moe.writing, sys; assert 'torch' not in sys.modules"
+    code = "import comet_moe.io, sys; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from comet_moe.local_search import Permutation as Permutation
     from comet_moe.local_search import PermutedGate as PermutedGate
     from comet_moe.local_search import parameter_groups as parameter_groups
-    from comet_moe.local_search import sinkhorn as sinkhorn
+    from comet_moe.local_search.sinkhorn import sinkhorn as sinkhorn
     from comet_moe.moe import MoE as MoE
     from comet_moe.moe import MultiGateMoE as MultiGateMoE
     from comet_moe.routing import Routing as Routing
@@ -26,7 +26,7 @@ _HOMES = {
     "Routing": "comet_moe.routing",
     "parameter_groups": "comet_moe.local_search",
     "set_value_checks": "comet_moe.checks",
-    "sinkhorn": "comet_moe.local_search",
+    "sinkhorn": "comet_moe.local_search.sinkhorn",
 }
 
 __all__ = [

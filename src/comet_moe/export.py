@@ -14,17 +14,14 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from comet_moe.kernels.compiling import portable
+from comet_moe.exceptions import ExportError
+from comet_moe.kernels.jit import portable
 from comet_moe.local_search import Permutation
 from comet_moe.models import ImageModel, RatingModel
 
 Format = Literal["onnx", "torch"]
 TOLERANCE = 1e-5
 SIZES = (7, 3)  # rows that the graph is traced with, and another number that it is checked with
-
-
-class ExportError(ValueError):
-    """A model that cannot be written as asked; the message says why."""
 
 
 class Check(NamedTuple):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from comet_moe.analysis.records import TrialRecord
+from comet_moe.analysis.reading import TrialRecord
 from comet_moe.analysis.study import Study, as_table
 
 GATES = ["softmax", "topk", "topk+", "dselect", "comet", "comet+"]

@@ -11,9 +11,15 @@ from hypothesis import strategies as st
 from made_studies import GATES, made_study, random_trials, trial, waiting
 from scipy.stats import chisquare
 
-from comet_moe.analysis.curves import curve_rows, losses_by_rank, without_curve
-from comet_moe.analysis.draws import best_ranks, budgets, rank_probabilities
-from comet_moe.analysis.reading import StudyError
+from comet_moe.analysis.budget import (
+    best_ranks,
+    budgets,
+    curve_rows,
+    losses_by_rank,
+    rank_probabilities,
+    without_curve,
+)
+from comet_moe.exceptions import StudyError
 
 
 def test_budgets_are_the_papers_as_far_as_there_are_trials():

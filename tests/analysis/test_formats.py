@@ -8,13 +8,26 @@ import pytest
 from made_studies import GATES, made_study, random_trials, trial
 from rich.console import Console
 
-from comet_moe.analysis.curve_sheets import curve_sheet, reduction_sheet
-from comet_moe.analysis.curves import curve_rows
-from comet_moe.analysis.formats import comma_separated, flat, markdown, terminal, tex, tex_text
-from comet_moe.analysis.reduction import default_pairs, reduction_rows
-from comet_moe.analysis.sheets import Cell, Column, Sheet, decimals, number, p_value
+from comet_moe.analysis.budget import curve_rows, default_pairs, reduction_rows
+from comet_moe.analysis.render import (
+    Cell,
+    Column,
+    Sheet,
+    comma_separated,
+    curve_sheet,
+    decimals,
+    flat,
+    markdown,
+    number,
+    p_value,
+    reduction_sheet,
+    table_notes,
+    table_sheets,
+    terminal,
+    tex,
+    tex_text,
+)
 from comet_moe.analysis.table import gate_rows
-from comet_moe.analysis.table_sheet import table_notes, table_sheets
 
 SHEET = Sheet(
     "50%_a|b [x]",

@@ -12,8 +12,9 @@ import yaml
 from made_studies import made_study, random_trials, trial, waiting, write_study
 
 import comet_moe.analysis
-from comet_moe.analysis.reading import StudyError, read_studies
+from comet_moe.analysis.reading import read_studies
 from comet_moe.analysis.study import COLUMNS, FIGURES
+from comet_moe.exceptions import StudyError
 
 
 def write_run(folder, gate="comet", seed=0, alpha=None, experts=8, test=20.0, recipe="multidigits"):

@@ -8,16 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_studies import made_study, random_trials, trial
 
-from comet_moe.analysis.draws import rank_probabilities
-from comet_moe.analysis.reading import StudyError
-from comet_moe.analysis.reduction import (
+from comet_moe.analysis.budget import (
     chosen_pairs,
     default_pairs,
     expected_curve,
     needed,
     parse_pair,
+    rank_probabilities,
     reduction_rows,
 )
+from comet_moe.exceptions import StudyError
 
 
 def lines(gate, losses):

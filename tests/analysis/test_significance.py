@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.integrate import quad
 from scipy.stats import sem, ttest_ind
 
-from comet_moe.analysis.significance import Summary, is_significant, student, summarise, welch
+from comet_moe.analysis.stats import Summary, is_significant, student, summarise, welch
 
 losses = st.lists(st.floats(10, 100), min_size=2, max_size=30)
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from made_studies import GATES, made_study, random_trials, trial, waiting
 from scipy.stats import sem, ttest_ind
 
-from comet_moe.analysis.reading import StudyError
 from comet_moe.analysis.table import gate_rows
+from comet_moe.exceptions import StudyError
 
 
 def rows_of(lines, top=5.0, **changes):

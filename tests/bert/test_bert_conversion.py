@@ -6,7 +6,7 @@ from tiny_bert import LAYERS, NEURONS, batch, inputs, tiny_bert
 from transformers import DistilBertConfig, DistilBertModel
 
 from comet_moe.bert import CometBertForQuestionAnswering, convert_bert, importance
-from comet_moe.bert.conversion import deal
+from comet_moe.bert.convert import deal
 
 
 def by_definition(model, arguments):

@@ -9,8 +9,8 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from comet_moe.bert import convert_bert
-from comet_moe.bert.cost import batch_flops, effective_parameters, stored_parameters
-from comet_moe.bert.distillation import discrepancy, divergence, hidden_gap, prediction_gap
+from comet_moe.bert.distill import discrepancy, divergence, hidden_gap, prediction_gap
+from comet_moe.bert.evaluate import batch_flops, effective_parameters, stored_parameters
 
 
 def test_divergence_is_half_the_sum_of_both_kl():

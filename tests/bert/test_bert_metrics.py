@@ -6,16 +6,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
-from comet_moe.bert.answers import (
+from comet_moe.bert.metrics import (
     Answer,
     Window,
+    accuracy,
     answer_metrics,
     answer_scores,
     best_answer,
+    class_metrics,
+    f1,
+    matthews,
     normalized,
     word_f1,
 )
-from comet_moe.bert.metrics import accuracy, class_metrics, f1, matthews
 
 pairs = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 1)), min_size=1, max_size=60)
 

@@ -8,10 +8,10 @@ import yaml
 from command import refusal, succeed
 from tiny_bert import SMALL, sets, where
 
-from comet_moe.bert.folder import BertFolder
-from comet_moe.bert.students import Students
-from comet_moe.recipes import with_values
-from comet_moe.training import RunError
+from comet_moe.bert.run import BertFolder
+from comet_moe.bert.trials import Students
+from comet_moe.config import with_values
+from comet_moe.exceptions import RunError
 
 STUDENT = [
     part

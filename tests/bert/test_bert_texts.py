@@ -7,12 +7,11 @@ import pandas as pd
 import pytest
 from tiny_bert import save_checkpoint, write_rte, write_squad
 
-from comet_moe.bert.checkpoints import load_tokenizer
-from comet_moe.bert.features import encode, evaluation_batches, training_batches
+from comet_moe.bert.data import encode, evaluation_batches, training_batches
+from comet_moe.bert.run import load_tokenizer
 from comet_moe.bert.tasks import TASKS, task_named
 from comet_moe.bert.texts import read_texts
-from comet_moe.data import DataError
-from comet_moe.recipes import RecipeError
+from comet_moe.exceptions import DataError, RecipeError
 
 # A line of each official tsv file, and what it means.
 PUBLISHED = {

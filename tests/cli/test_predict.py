@@ -10,7 +10,7 @@ from raw_sets import prepare, sets
 
 from comet_moe.data import load
 from comet_moe.training import RunFolder, open_run
-from comet_moe.training.feed import slices
+from comet_moe.training.batches import slices
 
 
 def trained(name, tmp_path, *settings):

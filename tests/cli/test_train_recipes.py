@@ -7,7 +7,7 @@ import yaml
 from command import refusal, succeed
 from raw_sets import NAMES, prepare, sets
 
-from comet_moe.recipes import recipe_names
+from comet_moe.config import recipe_names
 from comet_moe.training import RunFolder
 
 VISION = ["digits", "multimnist", "multifashionmnist", "celeba"]

@@ -3,7 +3,8 @@ import pandas as pd
 import pytest
 from raw_files import BOOKS_HEADER, write_books
 
-from comet_moe.data import DataError, prepare
+from comet_moe.data import prepare
+from comet_moe.exceptions import DataError
 
 
 def core(users=8, books=9):

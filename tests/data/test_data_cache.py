@@ -8,7 +8,8 @@ import pytest
 from raw_files import some_ratings, write_ml100k
 
 from comet_moe import data
-from comet_moe.data import DataError, cache, load, prepare
+from comet_moe.data import cache, load, prepare
+from comet_moe.exceptions import DataError
 
 NAME = "movielens-100k"
 
@@ -98,7 +99,7 @@ def test_a_full_disk_is_an_error_that_names_the_folder_and_leaves_nothing(raw, s
 def test_a_really_full_disk_is_an_error():
     if not Path("/dev/full").exists():
         pytest.skip("this system has no /dev/full")
-    blocks = data.draft.Blocks(
+    blocks = data.types.Blocks(
         (4, 100_000), np.dtype(np.uint8), lambda: iter([np.zeros((4, 100_000), np.uint8)])
     )
     with pytest.raises(OSError, match="No space left"):

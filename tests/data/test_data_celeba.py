@@ -6,7 +6,8 @@ import pytest
 from PIL import Image
 from raw_files import jpeg_bytes, write_celeba
 
-from comet_moe.data import DATASETS, DataError, prepare
+from comet_moe.data import DATASETS, prepare
+from comet_moe.exceptions import DataError
 
 TEN = DATASETS["celeba"].options["attributes"]
 ALL = ["Bald", *TEN, "Young"]

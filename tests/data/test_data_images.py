@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from raw_files import idx_bytes, write_mnist, write_svhn
 
-from comet_moe.data import DataError, prepare
-from comet_moe.data.idx import read_idx
-from comet_moe.data.overlay import overlay
+from comet_moe.data import prepare
+from comet_moe.data.images import overlay, read_idx
+from comet_moe.exceptions import DataError
 
 SMALL = {"train_size": 50, "validation_size": 20, "test_size": 10}
 TRAIN_IMAGES = "train-images-idx3-ubyte.gz"

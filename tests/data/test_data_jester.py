@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from raw_files import some_jokes, write_jester
 
-from comet_moe.data import DataError, prepare
+from comet_moe.data import prepare
+from comet_moe.exceptions import DataError
 
 
 def matrix(dataset):

@@ -3,9 +3,10 @@ import pandas as pd
 import pytest
 from raw_files import some_ratings, write_ml1m, write_ml100k
 
-from comet_moe.data import DataError, prepare
+from comet_moe.data import prepare
 from comet_moe.data.recommender import rated, with_unrated
 from comet_moe.data.splits import movielens_sizes, stratified_split
+from comet_moe.exceptions import DataError
 
 SPLITS = ("train", "validation", "test")
 

@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from comet_moe.data import DataError
-from comet_moe.data.pairs import balanced_counts, draw_unseen
+from comet_moe.data.recommender import balanced_counts, draw_unseen
+from comet_moe.exceptions import DataError
 
 
 @st.composite

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from raw_files import some_ratings, write_ml100k
 
-from comet_moe.data import DATASETS, DataError, load, prepare
+from comet_moe.data import DATASETS, load, prepare
 from comet_moe.data.download import Remote, fetch
-from comet_moe.data.errors import reading
-from comet_moe.data.files import Need, locate
+from comet_moe.data.io import Need, locate, reading
+from comet_moe.exceptions import DataError
 
 NAME = "movielens-100k"
 

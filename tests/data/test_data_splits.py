@@ -3,9 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from comet_moe.data import DataError
-from comet_moe.data.seeding import stream
-from comet_moe.data.splits import movielens_sizes, percent_sizes, random_split, stratified_split
+from comet_moe.data.splits import movielens_sizes, percent_sizes, random_split, stratified_split, stream
+from comet_moe.exceptions import DataError
 
 
 @given(st.lists(st.booleans(), min_size=10, max_size=300), st.integers(0, 99))

@@ -2,7 +2,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from comet_moe.data import DataError, prepare, read_pairs
+from comet_moe.data import prepare, read_pairs
+from comet_moe.exceptions import DataError
 
 
 def own_table(users=12, items=10):

@@ -2,7 +2,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from comet_moe.data import DataError, Vocabulary
+from comet_moe.data import Vocabulary
+from comet_moe.exceptions import DataError
 
 
 def test_integers_are_ordered_by_number_and_texts_by_text():

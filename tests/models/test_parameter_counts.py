@@ -2,9 +2,9 @@
 
 import pytest
 
+from comet_moe.config import load_recipe
 from comet_moe.models import ImageModel, RatingModel
-from comet_moe.recipes import load_recipe
-from comet_moe.training.assembly import build_model
+from comet_moe.training.build import build_model
 
 TEN = load_recipe("celeba").data.options["attributes"]
 

@@ -3,9 +3,8 @@
 import pytest
 import yaml
 
-from comet_moe.recipes import (
+from comet_moe.config import (
     GATE_NAMES,
-    RecipeError,
     check_agreement,
     load_bert_recipe,
     load_experiment,
@@ -14,6 +13,7 @@ from comet_moe.recipes import (
     parse_setting,
     recipe_names,
 )
+from comet_moe.exceptions import RecipeError
 
 
 @pytest.mark.parametrize("gate", GATE_NAMES)

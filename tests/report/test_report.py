@@ -11,13 +11,12 @@ import pytest
 from studies import GATES, add_runs, link_runs, write_run, write_study
 
 from comet_moe.analysis.reading import read_studies
-from comet_moe.analysis.study import StudyError
 from comet_moe.analysis.table import gate_rows
+from comet_moe.exceptions import StudyError, WriteError
 from comet_moe.report import write_report
+from comet_moe.report.format import brief, decimals, p_said, p_value, plus_minus, scaled
 from comet_moe.report.markup import element
-from comet_moe.report.numbers import brief, decimals, p_said, p_value, plus_minus, scaled
 from comet_moe.report.page import as_data
-from comet_moe.writing import CannotWrite
 
 
 def data_of(file):
@@ -188,14 +187,14 @@ def test_a_full_disk_is_one_sentence_and_leaves_the_old_page(study, tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", code, study, page], preexec_fn=full, capture_output=True, text=True, check=True
     )
-    assert done.stdout.startswith(f"CannotWrite {page} cannot be written (")
+    assert done.stdout.startswith(f"WriteError {page} cannot be written (")
     assert done.stdout.count("\n") == 1
     assert page.read_text() == "old"
     assert list(tmp_path.iterdir()) == [page]
 
 
 def test_a_place_that_is_a_folder_is_one_sentence(study, tmp_path):
-    with pytest.raises(CannotWrite, match="cannot be written"):
+    with pytest.raises(WriteError, match="cannot be written"):
         write_report([study], tmp_path)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from comet_moe.training.tensorboard import TensorBoard
+from comet_moe.training.tracking import TensorBoard
 
 
 def test_numbers_are_written_by_their_path_and_lists_are_left_out(tmp_path):

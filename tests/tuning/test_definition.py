@@ -2,9 +2,9 @@
 
 import pytest
 
-from comet_moe.recipes import RecipeError
-from comet_moe.tuning import StudyProblem, define
-from comet_moe.tuning.definition import check_definition, parse_definition
+from comet_moe.exceptions import RecipeError, StudyError
+from comet_moe.tuning import define
+from comet_moe.tuning.study import check_definition, parse_definition
 
 GATES = ["topk", "comet+"]
 
@@ -78,7 +78,7 @@ def test_a_difference_is_named(saved, asked, says):
         "settings": [],
     }
     check_definition(saved, **as_saved)
-    with pytest.raises(StudyProblem, match=says):
+    with pytest.raises(StudyError, match=says):
         check_definition(saved, **{**as_saved, **asked})
 
 
@@ -91,7 +91,7 @@ def test_a_difference_is_named(saved, asked, says):
     ],
 )
 def test_a_mistake_is_named(gates, settings, says):
-    with pytest.raises((StudyProblem, RecipeError), match=says):
+    with pytest.raises((StudyError, RecipeError), match=says):
         define("tuning", "multidigits", gates, 2, settings=settings)
 
 

@@ -3,8 +3,8 @@
 import numpy as np
 from scipy import stats
 
-from comet_moe.recipes import Choice, LogUniform, Uniform
-from comet_moe.tuning.drawing import draw
+from comet_moe.config import Choice, LogUniform, Uniform
+from comet_moe.tuning.sampling import draw
 
 SPACE = {
     "training.learning_rate": LogUniform(log=(1e-5, 1e-3)),

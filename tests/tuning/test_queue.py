@@ -6,7 +6,8 @@ import time
 import optuna
 import pytest
 
-from comet_moe.tuning import Queue, Storage, StudyProblem, define
+from comet_moe.exceptions import StudyError
+from comet_moe.tuning import Queue, Storage, define
 from comet_moe.tuning.queue import AHEAD, ATTEMPTS, Lost
 from comet_moe.tuning.storage import without_password
 
@@ -168,14 +169,14 @@ def test_processes_that_start_at_once_share_the_trials(storage_url):
     ],
 )
 def test_a_storage_that_cannot_be_used_is_named_without_its_password(url, says):
-    with pytest.raises(StudyProblem, match=says) as caught:
+    with pytest.raises(StudyError, match=says) as caught:
         Storage(url)
     assert "secret" not in str(caught.value)
 
 
 def test_a_file_that_is_no_database_is_named(tmp_path):
     (tmp_path / "trials.sqlite").write_text("no database, but long enough to be looked at" * 30)
-    with pytest.raises(StudyProblem, match="cannot be used: file is not a database"):
+    with pytest.raises(StudyError, match="cannot be used: file is not a database"):
         Storage(f"sqlite:///{tmp_path / 'trials.sqlite'}")
 
 
@@ -222,5 +223,5 @@ def test_trials_of_others_in_the_same_storage_are_left_alone(storage_url):
     queue.finish(queue.claim(definition), RESULT)
     assert queue.claim(definition) is None
     assert queue.fill(definition) == 0
-    with pytest.raises(StudyProblem, match="must not hold a slash"):
+    with pytest.raises(StudyError, match="must not hold a slash"):
         Queue(queue.storage, "study/topk")

@@ -9,10 +9,8 @@ from pathlib import Path
 import torch
 
 from comet_moe.bench.timing import ratios
-from comet_moe.bert.checkpoints import load_tokenizer, load_trained
-from comet_moe.bert.data import open_data
-from comet_moe.bert.features import evaluation_batches
-from comet_moe.bert.folder import BertFolder
+from comet_moe.bert.data import evaluation_batches, open_data
+from comet_moe.bert.run import BertFolder, load_tokenizer, load_trained
 
 ROWS = 32
 BATCHES = 8

@@ -1,11 +1,17 @@
-"""``Study``: the trials of some gates on one problem, as a plain table."""
+"""``Study``: the trials of some gates on one problem, as a plain table.
+
+Which trials of a gate count: ranked by validation loss, the best share of them or all.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 from typing import Any, Literal
 
 import pandas as pd
+
+from comet_moe.exceptions import StudyError
 
 COLUMNS = (
     "gate",
@@ -38,10 +44,6 @@ PAPER_ORDER = (
     "comet",
     "comet+",
 )
-
-
-class StudyError(ValueError):
-    """A folder, file, value or option that cannot be used; the message is one sentence for the user."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,3 +114,29 @@ def as_table(trials: Iterable[dict[str, Any]]) -> pd.DataFrame:
     table = pd.DataFrame([{name: trial[name] for name in COLUMNS} for trial in trials], columns=list(COLUMNS))
     objects = dict.fromkeys(("gate", "status", "reason", "run", "params", "tasks"), object)
     return table.astype(objects | dict.fromkeys(FIGURES, float) | dict.fromkeys(("index", "attempts"), int))
+
+
+def ranked(trials: pd.DataFrame) -> pd.DataFrame:
+    """The complete trials by validation loss, the best first; equal ones by index."""
+    return trials[trials["status"] == "complete"].sort_values(["validation_loss", "index"])
+
+
+def failures(trials: pd.DataFrame) -> int:
+    """How many trials failed; they would rank after every complete one."""
+    return int((trials["status"] == "failed").sum())
+
+
+def used(study: Study, gate: str, top: float) -> pd.DataFrame:
+    """The trials of ``gate`` that its row in the table is made of.
+
+    In a tuning study the best ceil(``top`` % of the trials that were asked for), as far as they are complete;
+    in an ablation and among plain runs, where nothing was selected, all complete ones.
+    """
+    if not 0 < top <= 100:
+        raise StudyError(f"the share of best trials is {top:g} %: give more than 0 and at most 100")
+    best_first = ranked(study.of(gate))
+    return best_first.head(_share(study.asked_of(gate), top)) if study.kind == "tuning" else best_first
+
+
+def _share(asked: int, top: float) -> int:
+    return ceil(round(asked * top / 100, 9))  # rounded: 30 % of 10 is 3 and a rounding error, not 4

@@ -6,10 +6,8 @@ from typing import Any
 
 import pandas as pd
 
-from comet_moe.analysis.metrics import metric_summaries
-from comet_moe.analysis.selection import failures, used
-from comet_moe.analysis.significance import Summary, is_significant, student, summarise, welch
-from comet_moe.analysis.study import Study
+from comet_moe.analysis.stats import Summary, is_significant, metric_summaries, student, summarise, welch
+from comet_moe.analysis.study import Study, failures, used
 
 EXISTING = ("softmax", "hash", "topk", "dselect")
 OURS = ("comet", "comet+")

@@ -9,16 +9,15 @@ try:
 except ImportError as error:
     raise ImportError("comet_moe.bert needs transformers: pip install 'comet-moe[bert]'") from error
 
-from comet_moe.bert import experts_function as _experts_function
-from comet_moe.bert.callback import SearchCallback
 from comet_moe.bert.configuration import CometBertConfig
-from comet_moe.bert.conversion import convert_bert
-from comet_moe.bert.importance import importance
+from comet_moe.bert.convert import convert_bert, importance
 from comet_moe.bert.modeling import (
     CometBertForQuestionAnswering,
     CometBertForSequenceClassification,
     CometBertModel,
 )
+from comet_moe.hf import experts as _experts_function
+from comet_moe.hf.callbacks import SearchCallback
 
 __all__ = [
     "CometBertConfig",

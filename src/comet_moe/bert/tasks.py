@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from comet_moe.recipes import RecipeError
+from comet_moe.exceptions import RecipeError
 
 
 @dataclass(frozen=True)

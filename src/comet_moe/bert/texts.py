@@ -14,9 +14,17 @@ import numpy as np
 import pandas as pd
 
 from comet_moe.bert.tasks import Layout, Task
-from comet_moe.data.errors import DataError, reading
-from comet_moe.data.files import Need, locate, read_parquet, require_columns, require_range, require_rows
-from comet_moe.data.seeding import stream
+from comet_moe.data.io import (
+    Need,
+    locate,
+    read_parquet,
+    reading,
+    require_columns,
+    require_range,
+    require_rows,
+)
+from comet_moe.data.splits import stream
+from comet_moe.exceptions import DataError
 
 MRPC_DEV = 408
 """Rows of GLUE's MRPC development set, which are among MSR's train rows; its list of them is not public."""

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from comet_moe.cli.study_options import (
+from comet_moe.cli._study_options import (
     AsJson,
     Name,
     Recipe,
@@ -50,7 +50,7 @@ def ablate(
     A study like those of `comet-moe tune`, in which only the seed differs between the trials of a gate.
     `comet-moe table` tests each gate with local search against itself without.
     """
-    from comet_moe.cli.studying import run_study
+    from comet_moe.cli._study import run_study
     from comet_moe.tuning import Request, StudyFolder
 
     folder = out or Path("studies") / f"{Path(recipe).stem}-ablation"

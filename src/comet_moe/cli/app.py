@@ -61,7 +61,7 @@ def version(
 
 def main() -> None:
     """Run the command line; a user's mistake ends in one sentence and exit code 2."""
-    from comet_moe.cli.failures import explain
+    from comet_moe.cli._errors import explain
 
     try:
         app()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from comet_moe.bert.loop import Watch
+    from comet_moe.bert.trainer_loop import Watch
 
 app = typer.Typer(
     help="COMET-BERT: fine-tune a BERT, turn it into a sparse mixture of experts, distil it.",
@@ -48,7 +48,8 @@ def finetune(
 ) -> None:
     """Train a dense BERT on a task: the teacher."""
     _need_transformers()
-    from comet_moe.bert import loading, pipeline
+    from comet_moe.bert import distill as pipeline
+    from comet_moe.bert import run as loading
 
     overrides = _overrides(settings, model=model, data=data)
     config = loading.load_task(task, [*overrides, (["stage"], "finetune")])
@@ -62,8 +63,8 @@ def finetune(
 def importance(run: Teacher, as_json: AsJson = False) -> None:
     """Score the neurons of a teacher's feed-forward layers on its development rows."""
     _need_transformers()
-    from comet_moe.bert import pipeline
-    from comet_moe.bert.folder import BertFolder
+    from comet_moe.bert import distill as pipeline
+    from comet_moe.bert.run import BertFolder
 
     folder = BertFolder(run)
     scores = pipeline.score_neurons(folder)
@@ -89,7 +90,8 @@ def distill(
 ) -> None:
     """Turn a teacher into a sparse student and distil the one into the other."""
     _need_transformers()
-    from comet_moe.bert import loading, pipeline
+    from comet_moe.bert import distill as pipeline
+    from comet_moe.bert import run as loading
 
     overrides = _overrides(settings, gate=gate)
     folder, config = loading.begin(loading.student_of(run, overrides), overrides, out, resume)
@@ -105,7 +107,7 @@ def evaluate(
 ) -> None:
     """Repeat the figures of a run from its saved model; but for the speed, they equal result.json."""
     _need_transformers()
-    from comet_moe.bert import pipeline
+    from comet_moe.bert import distill as pipeline
 
     figures = pipeline.evaluate_run(run)
     _print(run, {"status": "complete", **figures}, as_json, figures)
@@ -124,7 +126,8 @@ def run(
 ) -> None:
     """All of it in one folder: fine-tune, score, convert, distil, evaluate."""
     _need_transformers()
-    from comet_moe.bert import loading, pipeline
+    from comet_moe.bert import distill as pipeline
+    from comet_moe.bert import run as loading
 
     overrides = _overrides(settings, gate=gate, model=model, data=data)
     folder, config = loading.begin(loading.load_task(task, overrides), overrides, out, resume)
@@ -139,14 +142,14 @@ def _need_transformers() -> None:
     try:
         import comet_moe.bert  # noqa: F401
     except ImportError as error:
-        from comet_moe.training import RunError
+        from comet_moe.exceptions import RunError
 
         raise RunError(str(error)) from error
 
 
 def _overrides(settings: list[str] | None, **given: str | None) -> list[tuple[list[str], Any]]:
     """What was given on the command line, as keys and values."""
-    from comet_moe.recipes import parse_setting
+    from comet_moe.config import parse_setting
 
     keys = {"gate": ["gate"], "model": ["model", "path"], "data": ["data", "path"]}
     named = [(keys[name], value) for name, value in given.items() if value is not None]
@@ -157,7 +160,7 @@ class _Show:
     """Progress on standard error while the block runs; says how to go on when it is stopped."""
 
     def __init__(self, epochs: dict[str, int], folder: Path):
-        from comet_moe.cli.display import LiveRuns, RunRow
+        from comet_moe.cli._display import LiveRuns, RunRow
 
         self.rows: list[RunRow] = [RunRow(name, count) for name, count in epochs.items()]
         self.runs: LiveRuns = LiveRuns(self.rows, log_epochs=True)
@@ -166,7 +169,7 @@ class _Show:
 
     def watch(self, row: int) -> "Watch":
         """Who follows the run in row number ``row``."""
-        from comet_moe.bert.loop import Watch
+        from comet_moe.bert.trainer_loop import Watch
 
         on_epoch: Callable[[dict[str, Any]], None] = self.runs.epoch_of(self.rows[row])
         return Watch(self.rows[row].on_batch, on_epoch)
@@ -190,7 +193,7 @@ class _Show:
 def _print(
     folder: Path, result: dict[str, Any], as_json: bool, figures: dict[str, Any] | None = None
 ) -> None:
-    from comet_moe.cli.figures import show_figures
+    from comet_moe.cli._display import show_figures
 
     if as_json:
         typer.echo(json.dumps(figures or result, allow_nan=False))

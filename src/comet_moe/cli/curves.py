@@ -27,11 +27,15 @@ def curves(
 
     --json has the factors at every budget, the tables at half and all of the rival's trials.
     """
-    from comet_moe.analysis.curve_sheets import CURVE_NOTE, REDUCTION_NOTE, curve_sheet, reduction_sheet
-    from comet_moe.analysis.curves import curve_rows, without_curve
-    from comet_moe.analysis.formats import comma_separated
+    from comet_moe.analysis.budget import chosen_pairs, curve_rows, parse_pair, reduction_rows, without_curve
     from comet_moe.analysis.reading import read_studies
-    from comet_moe.analysis.reduction import chosen_pairs, parse_pair, reduction_rows
+    from comet_moe.analysis.render import (
+        CURVE_NOTE,
+        REDUCTION_NOTE,
+        comma_separated,
+        curve_sheet,
+        reduction_sheet,
+    )
     from comet_moe.cli.table import show_sheets
 
     studies = read_studies(paths)

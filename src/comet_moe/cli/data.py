@@ -93,7 +93,8 @@ def prepare(
 
 def _options(name: str, settings: list[str]) -> dict[str, Any]:
     """The options that the recipe of this name trains with, with ``settings`` laid over."""
-    from comet_moe.recipes import RecipeError, load_recipe, parse_setting, recipe_names
+    from comet_moe.config import load_recipe, parse_setting, recipe_names
+    from comet_moe.exceptions import RecipeError
 
     options = dict(load_recipe(name).data.options) if name in recipe_names() else {}
     for setting in settings:

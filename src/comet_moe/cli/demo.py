@@ -34,9 +34,9 @@ def demo(
 
 
 def _train(scratch: str, epochs: int | None) -> list[dict[str, Any]]:
-    from comet_moe.cli.display import LiveRuns, RunRow
+    from comet_moe.cli._display import LiveRuns, RunRow
+    from comet_moe.config import load_recipe
     from comet_moe.data import load
-    from comet_moe.recipes import load_recipe
     from comet_moe.training import RunFolder, Trainer
 
     dataset = load("multidigits", cache=Path(scratch) / "data")

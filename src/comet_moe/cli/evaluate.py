@@ -12,7 +12,7 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Repeat the validation and test figures of a run from its saved weights; they equal result.json."""
-    from comet_moe.cli.figures import show_figures
+    from comet_moe.cli._display import show_figures
     from comet_moe.training import evaluate_run
 
     figures = evaluate_run(run)

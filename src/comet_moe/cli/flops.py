@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from comet_moe.training.cost import Cost
+    from comet_moe.training.flops import Cost
 
 PARTS = ("gate", "experts", "shared", "total")
 
@@ -27,7 +27,7 @@ def flops(
     They are counted by torch while 2048 test rows go through the network. A run is counted as it was trained;
     the gates of a recipe are not trained, and trees and selectors are made hard, as training leaves them.
     """
-    from comet_moe.recipes import RecipeError
+    from comet_moe.exceptions import RecipeError
 
     if (Path(what) / "config.yaml").exists():
         if gates is not None or settings:
@@ -43,7 +43,7 @@ def flops(
 
 def _of_run(path: Path) -> list[dict[str, Any]]:
     from comet_moe.training import open_dataset, open_run
-    from comet_moe.training.cost import costs
+    from comet_moe.training.flops import costs
 
     run = open_run(path)
     dataset = open_dataset(run.config)
@@ -52,9 +52,9 @@ def _of_run(path: Path) -> list[dict[str, Any]]:
 
 
 def _of_recipe(recipe: str, gates: list[str] | None, settings: list[str]) -> list[dict[str, Any]]:
-    from comet_moe.recipes import GATE_NAMES, load_recipe
+    from comet_moe.config import GATE_NAMES, load_recipe
     from comet_moe.training import open_dataset
-    from comet_moe.training.cost import costs, hardened_model
+    from comet_moe.training.flops import costs, hardened_model
 
     dataset = open_dataset(load_recipe(recipe, settings))
     keyed = "num_users" in dataset.meta

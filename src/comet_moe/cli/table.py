@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 if TYPE_CHECKING:
-    from comet_moe.analysis.sheets import Sheet
+    from comet_moe.analysis.render import Sheet
 
 
 def table(
@@ -24,10 +24,9 @@ def table(
 
     Of a tuning study the best 5 % of the trials count, as in the paper; of an ablation or of plain runs all.
     """
-    from comet_moe.analysis.formats import comma_separated, flat, tex
     from comet_moe.analysis.reading import read_studies
+    from comet_moe.analysis.render import comma_separated, flat, table_notes, table_sheets, tex
     from comet_moe.analysis.table import gate_rows
-    from comet_moe.analysis.table_sheet import table_notes, table_sheets
 
     studies = read_studies(paths)
     found = [(study, gate_rows(study, top)) for study in studies]
@@ -49,7 +48,7 @@ def show_sheets(sheets: "Sequence[Sheet]", notes: Sequence[str], plain: bool) ->
     """Print tables on a terminal; elsewhere, or if ``plain``, Markdown."""
     from rich.console import Console
 
-    from comet_moe.analysis.formats import markdown, markdown_text, terminal
+    from comet_moe.analysis.render import markdown, markdown_text, terminal
 
     console = Console()
     if plain or not console.is_terminal:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from comet_moe.recipes import Config
+    from comet_moe.config import Config
     from comet_moe.training import RunFolder
-    from comet_moe.training.processes import Processes
+    from comet_moe.training.distributed import Processes
 
 
 def train(
@@ -35,7 +35,7 @@ def train(
     last checkpoint. `torchrun --nproc-per-node 2 -m comet_moe train ...` trains with two processes.
     """
     from comet_moe.training import begin
-    from comet_moe.training.processes import FailedElsewhere, joined
+    from comet_moe.training.distributed import FailedElsewhere, joined
 
     with joined() as processes:
         try:
@@ -63,9 +63,9 @@ def _run_or_read(
 
 
 def _run(folder: "RunFolder", config: "Config", processes: "Processes", tensorboard: bool) -> dict[str, Any]:
-    from comet_moe.cli.display import LiveRuns, RunRow
+    from comet_moe.cli._display import LiveRuns, RunRow
     from comet_moe.training import Trainer, open_dataset
-    from comet_moe.training.tensorboard import TensorBoard
+    from comet_moe.training.tracking import TensorBoard
 
     board = processes.in_turn(lambda: TensorBoard(folder.path / "tensorboard")) if tensorboard else None
     dataset = processes.in_turn(lambda: open_dataset(config))
@@ -94,7 +94,7 @@ def _run(folder: "RunFolder", config: "Config", processes: "Processes", tensorbo
 def _show(folder: Path, result: dict[str, Any], as_json: bool) -> None:
     import json
 
-    from comet_moe.cli.figures import show_figures
+    from comet_moe.cli._display import show_figures
 
     if as_json:
         typer.echo(json.dumps(result, allow_nan=False))

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from comet_moe.cli.study_options import (
+from comet_moe.cli._study_options import (
     AsJson,
     Name,
     Recipe,
@@ -50,7 +50,7 @@ def tune(
     Ctrl-C, or lose a worker: --resume goes on. With a PostgreSQL storage, the same command on another machine
     joins in. `comet-moe table`, `curves` and `report` show what came out.
     """
-    from comet_moe.cli.studying import run_study
+    from comet_moe.cli._study import run_study
     from comet_moe.tuning import Request
 
     request = Request(

@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from comet_moe.data import cache as _cache
-from comet_moe.data.cache import DamagedCache
-from comet_moe.data.dataset import DataError, Dataset, Split
 from comet_moe.data.download import fetch
-from comet_moe.data.draft import Request
-from comet_moe.data.files import locate, record
+from comet_moe.data.io import locate, record
 from comet_moe.data.registry import DATASETS, Source, find
 from comet_moe.data.table import read_pairs
+from comet_moe.data.types import Dataset, Request, Split
 from comet_moe.data.vocabulary import Vocabulary
+from comet_moe.exceptions import DamagedCacheError, DataError
 
 __all__ = [
     "DATASETS",
@@ -124,7 +123,7 @@ def prepared(cache: Path) -> dict[str, list[Path]]:
     for folder in sorted(path for path in cache.glob("[!.]*") if path.is_dir()):
         try:
             found.setdefault(_cache.open_folder(folder).name, []).append(folder)
-        except DamagedCache:
+        except DamagedCacheError:
             continue
     return found
 
@@ -154,7 +153,7 @@ def _open_or_none(folder: Path) -> Dataset | None:
     """Open what is there; a damaged folder counts as absent, since it is about to be replaced."""
     try:
         return _cache.open_folder(folder) if _cache.exists(folder) else None
-    except DamagedCache:
+    except DamagedCacheError:
         return None
 
 
@@ -163,7 +162,7 @@ def _known_source(wanted: Source, cache: Path) -> tuple[Path, bool] | None:
     for folder in sorted(cache.glob(f"{wanted.name}-*")):
         try:
             meta = _cache.read_meta(folder)
-        except DamagedCache:
+        except DamagedCacheError:
             continue
         if meta["name"] == wanted.name and Path(meta["source"]).exists():
             return Path(meta["source"]), bool(meta["strict"])

@@ -14,17 +14,13 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from comet_moe.data.dataset import Array, Dataset, Split
-from comet_moe.data.draft import Blocks, Draft
-from comet_moe.data.errors import DataError, reading
+from comet_moe.data.io import reading
 from comet_moe.data.splits import SPLITS
+from comet_moe.data.types import Array, Blocks, Dataset, Draft, Split
+from comet_moe.exceptions import DamagedCacheError, DataError
 
 FORMAT = 1
 _META = "meta.json"
-
-
-class DamagedCache(DataError):
-    """A prepared folder that is incomplete or altered; preparing again replaces it."""
 
 
 def write(folder: Path, draft: Draft, meta: dict[str, Any]) -> None:
@@ -106,7 +102,7 @@ def _equal(aside: Path, folder: Path) -> bool:
     """Whether ``folder`` is whole and described as ``aside`` is: same sources, seed and options."""
     try:
         return open_folder(folder).meta == read_meta(aside)
-    except DamagedCache:
+    except DamagedCacheError:
         return False
 
 
@@ -116,21 +112,21 @@ def exists(folder: Path) -> bool:
 
 
 def open_folder(folder: Path) -> Dataset:
-    """Open a prepared data set by memory maps; DamagedCache if a file is not there in its recorded size."""
+    """Open a prepared data set by memory maps; DamagedCacheError if a file has not its recorded size."""
     meta = read_meta(folder)
     again = f"delete {folder} and run `comet-moe data prepare {meta['name']} --from DIR` again"
     try:
         for file, size in meta["files"].items():
             found = (folder / file).stat().st_size
             if found != size:
-                raise DamagedCache(
+                raise DamagedCacheError(
                     f"{folder / file} has {found:,} bytes where {size:,} were written; {again}."
                 )
         train, validation, test = (_open_split(folder, meta["arrays"][split]) for split in SPLITS)
-    except DamagedCache:
+    except DamagedCacheError:
         raise
     except (OSError, ValueError, KeyError) as error:
-        raise DamagedCache(f"{folder} cannot be opened ({error}); {again}.") from error
+        raise DamagedCacheError(f"{folder} cannot be opened ({error}); {again}.") from error
     return Dataset(meta["name"], train, validation, test, meta, folder)
 
 
@@ -150,11 +146,11 @@ def read_meta(folder: Path) -> dict[str, Any]:
             meta: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
             version = meta["format"]
     except DataError as error:
-        raise DamagedCache(
+        raise DamagedCacheError(
             f"{str(error).rstrip('.')}, or delete {folder} and prepare the data set again."
         ) from error
     if version != FORMAT:
-        raise DamagedCache(
+        raise DamagedCacheError(
             f"{path} has format {version} where {FORMAT} is read; delete {folder} and prepare again."
         )
     return meta

@@ -1,4 +1,7 @@
-"""CelebA: ten of the forty face attributes as ten binary tasks on the aligned images."""
+"""CelebA: ten of the forty face attributes as ten binary tasks on the aligned images.
+
+CelebA's two text lists: the attributes of each image, and the part of the official partition it is in.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 from PIL import Image
 
-from comet_moe.data.celeba_lists import read_attributes, read_partition, require_signs
-from comet_moe.data.dataset import Array
-from comet_moe.data.draft import Blocks, Draft, DraftSplit, Request
-from comet_moe.data.errors import DataError, check_count, reading
-from comet_moe.data.files import Need, read_parquet
+from comet_moe.data.io import Need, check_count, read_parquet, reading, require_columns, require_rows
 from comet_moe.data.splits import Index, percent_sizes, random_split
+from comet_moe.data.types import Array, Blocks, Draft, DraftSplit, Request
+from comet_moe.exceptions import DataError
 
 NEEDS = (
     Need("images", ("img_align_celeba", "celeba_first10k_89x109.parquet")),
@@ -139,3 +141,43 @@ def _decode(content: Path | io.BytesIO, path: Path, size: tuple[int, int] | None
         if size is not None:
             colour = colour.resize((size[1], size[0]), Image.Resampling.BILINEAR)
     return np.asarray(colour).transpose(2, 0, 1)
+
+
+def read_attributes(path: Path, wanted: list[str]) -> pd.DataFrame:
+    """Read list_attr_celeba.txt (number of images, attribute names, a row an image): -1 or 1 by file name."""
+    with reading(path, "CelebA attribute list"):
+        with path.open(encoding="ascii") as stream:
+            first, header = stream.readline().strip(), stream.readline().split()
+        table = pd.read_csv(
+            path, sep=r"\s+", skiprows=2, header=None, names=["file", *header], index_col="file"
+        )
+    if not header:
+        raise DataError(f"{path} has no second line with the attributes' names; fetch it again.")
+    require_columns(path, wanted, table.columns)
+    require_rows(path, len(table))
+    if first != str(len(table)):
+        raise DataError(
+            f"{path} announces {first!r} images in its first line but lists {len(table)}: fetch it again."
+        )
+    require_signs(path, table[wanted])
+    return table[wanted]
+
+
+def require_signs(path: Path, attributes: pd.DataFrame) -> None:
+    """Refuse attributes, indexed by file name, with a value other than -1 and 1."""
+    wrong = ~attributes.isin((-1, 1)).all(axis=1).to_numpy()
+    if wrong.any():
+        name = attributes.index[int(wrong.argmax())]
+        raise DataError(f"{path} has a value other than -1 and 1 for {name}; fetch it again.")
+
+
+def read_partition(path: Path, names: list[str]) -> npt.NDArray[np.int64]:
+    """Read list_eval_partition.txt and return 0 (train), 1 (validation) or 2 (test) for each of ``names``."""
+    with reading(path, "CelebA partition list"):
+        table = pd.read_csv(path, sep=r"\s+", header=None, names=["file", "part"], index_col="file")
+        parts = table["part"].reindex(names)
+    wrong = ~parts.isin((0, 1, 2)).to_numpy()
+    if wrong.any():
+        name = names[int(wrong.argmax())]
+        raise DataError(f"{path} does not put {name} in part 0, 1 or 2; fetch the list of the same release.")
+    return parts.to_numpy(np.int64)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from comet_moe.data.errors import DataError
+from comet_moe.exceptions import DataError
 
 
 @dataclass(frozen=True)

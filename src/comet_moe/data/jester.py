@@ -11,13 +11,13 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from comet_moe.data import recommender
-from comet_moe.data.draft import Draft, Request
-from comet_moe.data.errors import DataError, check_count, reading
-from comet_moe.data.files import Need, require_rows
+import comet_moe.data.recommender as recommender
+from comet_moe.data.io import Need, check_count, reading, require_rows
 from comet_moe.data.recommender import Table
 from comet_moe.data.splits import percent_sizes, stratified_split
+from comet_moe.data.types import Draft, Request
 from comet_moe.data.vocabulary import Vocabulary
+from comet_moe.exceptions import DataError
 
 NEEDS = tuple(
     Need(

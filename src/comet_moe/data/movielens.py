@@ -1,4 +1,9 @@
-"""MovieLens-1M and -100K as two tasks: watched or not, and the rating (1..5) where watched."""
+"""MovieLens-1M and -100K as two tasks: watched or not, and the rating (1..5) where watched.
+
+The authors' own split of MovieLens-1M: every row but the movies of the unrated train rows is theirs.
+
+The 200k subset of MovieLens that the paper's Table 1 is about.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +11,16 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
-from comet_moe.data import recommender
-from comet_moe.data.draft import Draft, Request
-from comet_moe.data.errors import DataError, check_count, reading
-from comet_moe.data.files import Need, read_parquet, require_range, require_rows
-from comet_moe.data.movielens_authors import read_authors_parts
-from comet_moe.data.movielens_subset import heavy_users_subset
-from comet_moe.data.recommender import Table
-from comet_moe.data.splits import movielens_sizes, stratified_split
+import comet_moe.data.recommender as recommender
+from comet_moe.data.io import Need, check_count, read_parquet, reading, require_range, require_rows
+from comet_moe.data.recommender import Table, draw_unseen
+from comet_moe.data.splits import Index, movielens_sizes, stratified_split
+from comet_moe.data.types import Draft, Request
 from comet_moe.data.vocabulary import Vocabulary
+from comet_moe.exceptions import DataError
 
 ML1M_NEEDS = (
     Need("ratings", ("ratings.dat", "ratings.parquet")),
@@ -113,3 +117,115 @@ def _random_parts(
     table = recommender.with_unrated(positives, len(users), len(items), request.stream("negatives"))
     parts = stratified_split(table.watched == 1, movielens_sizes(len(table)), request.stream("split"))
     return recommender.take_parts(table, parts)
+
+
+Pairs = npt.NDArray[np.int64]  # user * items + item
+_ROWS = {"train": 1_574_602, "validation": 224_944, "test": 199_950}
+
+
+def read_authors_parts(
+    files: Mapping[str, Path], positives: Table, users: Vocabulary, items: Vocabulary, request: Request
+) -> tuple[Table, Table, Table]:
+    """Read the three split files and draw the movies that the train file leaves open (-1).
+
+    They are drawn without replacement from the rated movies that the user neither rated nor has as an unrated
+    pair in validation or test.
+    """
+    rated_pairs = np.sort(_pairs(positives, len(items)))
+    train, validation, test = (
+        _read_part(files[part], part, rated_pairs, users, items, request.strict) for part in _ROWS
+    )
+    open_rows = np.flatnonzero(train.item < 0)
+    held_out = [part.take(np.flatnonzero(part.watched == 0)) for part in (validation, test)]
+    drawn = draw_unseen(
+        np.concatenate([positives.user, *(part.user for part in held_out)]),
+        np.concatenate([positives.item, *(part.item for part in held_out)]),
+        np.bincount(train.user[open_rows], minlength=len(users)),
+        len(items),
+        request.stream("authors train negatives"),
+    )
+    # The draw is grouped by user and sorted: hand it to the user's rows in random order.
+    shuffled = request.stream("authors train order").permutation(open_rows)
+    train.item[shuffled[np.argsort(train.user[shuffled], kind="stable")]] = drawn
+    return train, validation, test
+
+
+def _read_part(
+    path: Path,
+    part: str,
+    rated_pairs: Pairs,
+    users: Vocabulary,
+    items: Vocabulary,
+    strict: bool,
+) -> Table:
+    raw = read_parquet(path, ["user_id", "movie_id", "watched", "rating"])
+    check_count(path, "rows", len(raw), _ROWS[part], strict)
+    require_range(path, "watched", raw["watched"], 0, 1)
+    require_range(path, "rating", raw["rating"], 0, 5)
+    # The authors count users and movies from zero.
+    user, item = (
+        users.encode(raw["user_id"].astype(np.int64) + 1),
+        items.encode(raw["movie_id"].astype(np.int64) + 1),
+    )
+    watched = raw["watched"].to_numpy(np.uint8)
+    may_be_open = (
+        (watched == 0) & (raw["movie_id"].to_numpy() == -1) if part == "train" else np.zeros(len(raw), bool)
+    )
+    unknown = (user < 0) | ((item < 0) & ~may_be_open)
+    table = Table(user, item, watched, raw["rating"].to_numpy(np.float32))
+    wrong = unknown | (~may_be_open & (_contained(_pairs(table, len(items)), rated_pairs) != (watched == 1)))
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise DataError(
+            f"{path} disagrees with the ratings on user {raw['user_id'].iloc[row]} and movie "
+            f"{raw['movie_id'].iloc[row]} (from zero) in data row {row + 1}; give files of one release."
+        )
+    return table
+
+
+def _contained(pairs: Pairs, ordered: Pairs) -> npt.NDArray[np.bool_]:
+    place = np.searchsorted(ordered, pairs)
+    return ordered[np.minimum(place, len(ordered) - 1)] == pairs
+
+
+def _pairs(table: Table, num_items: int) -> Pairs:
+    return table.user.astype(np.int64) * num_items + table.item
+
+
+_SHARE = 15  # each part keeps one row in fifteen (twice that in train: as many rated as unrated rows)
+
+
+def heavy_users_subset(
+    parts: tuple[Table, Table, Table], num_users: int, request: Request
+) -> tuple[tuple[Table, Table, Table], Index]:
+    """Cut the parts down to users whose number of rated train rows is above the 75th percentile.
+
+    Of these users' rated train rows as many as a fifteenth of all train rows are drawn, then as many unrated
+    ones of the users so drawn; of validation and test one row in fifteen, of those users. Users are numbered
+    anew; the second value holds their old numbers in ascending order.
+    """
+    train = parts[0]
+    per_user = np.bincount(train.user[train.watched == 1], minlength=num_users)
+    heavy = per_user > np.quantile(per_user, 0.75)
+    rng = request.stream("subset")
+    quota = len(train) // _SHARE
+    rated_rows = _draw(heavy[train.user] & (train.watched == 1), quota, rng)
+    kept: Index = np.unique(train.user[rated_rows]).astype(np.int64)
+    if not len(kept) or min(map(len, parts)) < _SHARE:
+        raise DataError(
+            f"no user of {num_users} stands out by the number of rated rows or {len(train)} train rows are "
+            f"too few; use the whole set, movielens."
+        )
+    new_number = np.full(num_users, -1, dtype=np.int32)
+    new_number[kept] = np.arange(len(kept), dtype=np.int32)
+    unrated_rows = _draw((new_number[train.user] >= 0) & (train.watched == 0), quota, rng)
+    train_rows = rng.permutation(np.concatenate([rated_rows, unrated_rows]))
+    rows = [train_rows] + [_draw(new_number[p.user] >= 0, len(p) // _SHARE, rng) for p in parts[1:]]
+    small = [part.take(index) for part, index in zip(parts, rows, strict=True)]
+    first, second, third = (Table(new_number[p.user], p.item, p.watched, p.rating) for p in small)
+    return (first, second, third), kept
+
+
+def _draw(candidates: npt.NDArray[np.bool_], count: int, rng: np.random.Generator) -> Index:
+    """Draw ``count`` of the flagged rows in random order, all of them if they are fewer."""
+    return rng.permutation(np.flatnonzero(candidates))[:count]

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from comet_moe.data import books, celeba, digits, idx, jester, movielens, overlay, table
+from comet_moe.data import books, celeba, images, jester, movielens, table
 from comet_moe.data.download import Remote
-from comet_moe.data.draft import Draft, Request
-from comet_moe.data.errors import DataError
-from comet_moe.data.files import Need
+from comet_moe.data.io import Need
+from comet_moe.data.types import Draft, Request
+from comet_moe.exceptions import DataError
 
 
 @dataclass(frozen=True)
@@ -117,21 +117,21 @@ _MOVIELENS = Source(
 )
 _MULTIMNIST = Source(
     "multimnist",
-    overlay.build_from_idx,
-    idx.NEEDS,
+    images.build_from_idx,
+    images.IDX_NEEDS,
     publisher="https://storage.googleapis.com/cvdf-datasets/mnist/",
     licence=_MNIST_TERMS,
     downloads=_MNIST_GZ,
-    options=overlay.PAPER_SIZES,
+    options=images.PAPER_SIZES,
 )
 _ALL = (
     Source(
         "multidigits",
-        overlay.build_multidigits,
+        images.build_multidigits,
         (),
         publisher="scikit-learn, which carries it",
         licence="UCI optical recognition of handwritten digits: CC BY 4.0.",
-        options=overlay.DEMO_SIZES,
+        options=images.DEMO_SIZES,
     ),
     _MOVIELENS,
     replace(_MOVIELENS, name="movielens-200k", build=movielens.build_200k),
@@ -159,8 +159,8 @@ _ALL = (
     ),
     Source(
         "digits",
-        digits.build,
-        digits.NEEDS,
+        images.build_digits,
+        images.DIGITS_NEEDS,
         publisher="https://storage.googleapis.com/cvdf-datasets/mnist/ and http://ufldl.stanford.edu/housenumbers/",
         licence=f"{_MNIST_TERMS} SVHN: non-commercial use; cite Netzer et al. 2011.",
         downloads=(*_MNIST_GZ, *_SVHN_MAT),

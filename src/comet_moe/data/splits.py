@@ -1,11 +1,16 @@
-"""Seeded splits of N rows into train, validation and test."""
+"""Seeded splits of N rows into train, validation and test.
+
+Named random streams: each random choice has its own, so that adding one does not change another.
+"""
 
 from __future__ import annotations
+
+import zlib
 
 import numpy as np
 import numpy.typing as npt
 
-from comet_moe.data.errors import DataError
+from comet_moe.exceptions import DataError
 
 Index = npt.NDArray[np.int64]
 Sizes = tuple[int, int, int]
@@ -66,3 +71,8 @@ def _refuse_empty(sizes: Sizes) -> None:
         raise DataError(
             f"{sum(sizes)} rows split into {parts} rows; give more rows, so that no part is empty."
         )
+
+
+def stream(seed: int, name: str) -> np.random.Generator:
+    """Return the generator of the choice called ``name`` under ``seed`` (a non-negative integer)."""
+    return np.random.default_rng([seed, zlib.crc32(name.encode())])

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from comet_moe.data import recommender
-from comet_moe.data.draft import Draft, Request
-from comet_moe.data.errors import DataError, reading
-from comet_moe.data.files import Need, read_parquet, require_columns, require_rows
+import comet_moe.data.recommender as recommender
+from comet_moe.data.io import Need, read_parquet, reading, require_columns, require_rows
 from comet_moe.data.splits import percent_sizes, stratified_split
+from comet_moe.data.types import Draft, Request
 from comet_moe.data.vocabulary import Vocabulary
+from comet_moe.exceptions import DataError
 
 NEEDS = (Need("table", ("*.csv", "*.tsv", "*.parquet")),)
 OPTIONS = {"user": None, "item": None, "rating": None, "negatives": True}

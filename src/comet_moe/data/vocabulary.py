@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from comet_moe.data.errors import DataError, reading
+from comet_moe.data.io import reading
+from comet_moe.exceptions import DataError
 
 _INTEGER = re.compile(r"0|-?[1-9][0-9]*")
 

@@ -10,10 +10,9 @@ from comet_moe import checks
 from comet_moe.gates.base import TrainableGate, entropy_of, mean_over_rows
 from comet_moe.gates.smooth_step import log_smooth_step_sides
 from comet_moe.gates.tree import path_sums
-from comet_moe.kernels.compiling import COMPILED_TYPES, in_a_graph, nobody_looks, runs_here
-from comet_moe.kernels.descent import Nodes, descend, descend_again, nodes_of
-from comet_moe.kernels.descent_op import descend_op
-from comet_moe.kernels.trees import soft_trees
+from comet_moe.kernels.descent import Nodes, descend, descend_again, descend_op, nodes_of
+from comet_moe.kernels.jit import COMPILED_TYPES, in_a_graph, nobody_looks, runs_here
+from comet_moe.kernels.soft_trees import soft_trees
 from comet_moe.routing import Pairs, Routing
 
 _NODES = ("split_weight", "split_bias", "leaf_weight", "leaf_bias")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from comet_moe.kernels.compiling import compiled, runs_here
+from comet_moe.kernels.jit import compiled, runs_here
 from comet_moe.kernels.mix import Places
 
 

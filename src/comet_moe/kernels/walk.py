@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from comet_moe.kernels.compiling import array_at, compiled, inlined, wide_vectors
-from comet_moe.kernels.trees import _first_deep, _leaf_at, _log_sides
+from comet_moe.kernels.jit import array_at, compiled, inlined, wide_vectors
+from comet_moe.kernels.soft_trees import _first_deep, _leaf_at, _log_sides
 
 GROUP = 8
 LEAVES = 128

@@ -2,7 +2,7 @@
 
 from comet_moe.local_search.permutation import Permutation, parameter_groups
 from comet_moe.local_search.permuted_gate import PermutedGate
-from comet_moe.local_search.soft_permutation import assignment, permutation_entropy, sinkhorn
+from comet_moe.local_search.sinkhorn import assignment, permutation_entropy, sinkhorn
 
 __all__ = [
     "Permutation",

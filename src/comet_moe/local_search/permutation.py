@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from comet_moe import checks
-from comet_moe.local_search.soft_permutation import assignment, permutation_entropy, sinkhorn
+from comet_moe.local_search.sinkhorn import assignment, permutation_entropy, sinkhorn
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 

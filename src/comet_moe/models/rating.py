@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from comet_moe.experts import DenseExperts
 from comet_moe.gates import Gate
-from comet_moe.models.heads import embedding, head, linear_flops
+from comet_moe.models.layers import embedding, head, linear_flops
 from comet_moe.models.tasks import Task
 from comet_moe.moe import MultiGateMoE
 from comet_moe.routing import Routing

@@ -10,10 +10,10 @@ from typing import Any
 
 from comet_moe import __version__
 from comet_moe.analysis.reading import read_studies
-from comet_moe.report.chapter import KINDS, Chapter, build_chapter
+from comet_moe.io import write_text
+from comet_moe.report.format import decimals, plus_minus
 from comet_moe.report.markup import Html, element, join, table
-from comet_moe.report.numbers import decimals, plus_minus
-from comet_moe.writing import write_text
+from comet_moe.report.section import KINDS, Chapter, build_chapter
 
 SCRIPTS = ("theme.js", "plots.js", "tree.js", "page.js")
 
@@ -21,7 +21,7 @@ SCRIPTS = ("theme.js", "plots.js", "tree.js", "page.js")
 def write_report(paths: Sequence[Path], out: Path) -> Path:
     """Write the report of the runs, studies and ablations in ``paths`` to ``out``, whole or not at all.
 
-    Raises StudyError for a folder that holds none, CannotWrite for a place that cannot be written.
+    Raises StudyError for a folder that holds none, WriteError for a place that cannot be written.
     """
     chapters = [build_chapter(study, place) for place, study in enumerate(read_studies(paths))]
     write_text(out, page(chapters))
@@ -50,7 +50,7 @@ def as_data(value: Any) -> str:
 
 
 def _asset(name: str) -> str:
-    return resources.files("comet_moe.report").joinpath(name).read_text(encoding="utf-8")
+    return resources.files("comet_moe.report").joinpath("assets", name).read_text(encoding="utf-8")
 
 
 def _header(title: str, chapters: list[Chapter]) -> Html:

@@ -5,10 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from comet_moe.analysis.curves import BAND, REPEATS
-from comet_moe.report.curves import FEW
+from comet_moe.analysis.budget import BAND, REPEATS
+from comet_moe.report.data import COLUMNS, FEW
 from comet_moe.report.markup import Html, element, join
-from comet_moe.report.trials import COLUMNS
 
 Data = dict[str, Any]
 

@@ -4,9 +4,9 @@ import json
 from typing import Any
 
 from comet_moe.analysis.study import Study
+from comet_moe.report.data import Run
+from comet_moe.report.format import grouped
 from comet_moe.report.markup import Html, element, join, table
-from comet_moe.report.numbers import grouped
-from comet_moe.report.runs import Run
 from comet_moe.report.summary import gate_name
 
 Facts = dict[str, Any]

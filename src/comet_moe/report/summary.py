@@ -6,8 +6,8 @@ from typing import Any
 
 from comet_moe.analysis.study import Study
 from comet_moe.analysis.table import TOP
+from comet_moe.report.format import brief, counted, decimals, p_said, p_value, plus_minus, scaled
 from comet_moe.report.markup import Html, element, join, table
-from comet_moe.report.numbers import brief, counted, decimals, p_said, p_value, plus_minus, scaled
 
 Row = dict[str, Any]
 

@@ -21,10 +21,10 @@ from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState
 
 from comet_moe.analysis.study import FIGURES
-from comet_moe.recipes import Choice, Draw, LogUniform
-from comet_moe.tuning.definition import Definition, check_configurations, parse_definition
-from comet_moe.tuning.errors import StudyProblem
+from comet_moe.config import Choice, Draw, LogUniform
+from comet_moe.exceptions import StudyError
 from comet_moe.tuning.storage import Storage
+from comet_moe.tuning.study import Definition, check_configurations, parse_definition
 
 ATTEMPTS = 5
 """Workers that a trial may lose, without getting an epoch further, before it counts as failed."""
@@ -58,7 +58,7 @@ class Queue:
 
     def __init__(self, storage: Storage, name: str):
         if "/" in name:
-            raise StudyProblem(f"the name of a study must not hold a slash, got {name!r}")
+            raise StudyError(f"the name of a study must not hold a slash, got {name!r}")
         optuna.logging.set_verbosity(logging.WARNING)
         self.storage = storage
         self.name = name
@@ -73,14 +73,14 @@ class Queue:
                 if text is not None:
                     return parse_definition(text, f"study {self.name}")
                 if study.get_trials(deepcopy=False):
-                    raise StudyProblem(f"the storage has a study {name} that is not ours: name another")
+                    raise StudyError(f"the storage has a study {name} that is not ours: name another")
         return None
 
     def known_definition(self) -> Definition:
         """What the study is; that it is gone is an error."""
         found = self.definition()
         if found is None:
-            raise StudyProblem(f"the storage has no study {self.name} any more: restore it")
+            raise StudyError(f"the storage has no study {self.name} any more: restore it")
         return found
 
     def start(self, definition: Definition) -> Definition:

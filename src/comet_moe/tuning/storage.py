@@ -13,7 +13,7 @@ from sqlalchemy import event, text
 from sqlalchemy.engine import Engine, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
-from comet_moe.tuning.errors import StudyProblem
+from comet_moe.exceptions import StudyError
 
 PATIENCE = 4
 """Heartbeats that may be missed before a trial is run again."""
@@ -45,9 +45,9 @@ def without_password(url: str) -> str:
     return bare.difference_update_query(["password"]).render_as_string()
 
 
-def storage_problem(error: Exception) -> StudyProblem:
+def storage_problem(error: Exception) -> StudyError:
     """The sentence for a storage that fails while it is used."""
-    return StudyProblem(f"the storage does not answer ({_reason(error)}): go on with --resume when it does")
+    return StudyError(f"the storage does not answer ({_reason(error)}): go on with --resume when it does")
 
 
 class Storage:
@@ -75,11 +75,11 @@ class Storage:
                 if kind == "sqlite":
                     _write_ahead(self.tables.engine)
         except ImportError as error:
-            raise StudyProblem(
+            raise StudyError(
                 "a PostgreSQL storage needs psycopg: pip install 'comet-moe[postgres]'"
             ) from error
         except (*STORAGE_ERRORS, RuntimeError) as error:
-            raise StudyProblem(f"storage {without_password(url)} cannot be used: {_reason(error)}") from error
+            raise StudyError(f"storage {without_password(url)} cannot be used: {_reason(error)}") from error
 
     def set_heartbeat(self, seconds: int) -> None:
         """Go by the heartbeat that the study was started with."""
@@ -149,7 +149,7 @@ def _known(url: str) -> tuple[str, str]:
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError) as error:  # not shown: there may be a password in it
-        raise StudyProblem(
+        raise StudyError(
             "storage must be sqlite:///FILE or postgresql://USER@HOST/DATABASE, and what was given is no URL"
         ) from error
     kind = parsed.get_backend_name()
@@ -158,7 +158,7 @@ def _known(url: str) -> tuple[str, str]:
     if kind == "postgresql":
         driver = parsed.drivername if "+" in parsed.drivername else "postgresql+psycopg"
         return kind, parsed.set(drivername=driver).render_as_string(hide_password=False)
-    raise StudyProblem(
+    raise StudyError(
         f"storage must be sqlite:///FILE or postgresql://USER@HOST/DATABASE, got {without_password(url)!r}"
     )
 

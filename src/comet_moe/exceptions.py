@@ -1,0 +1,41 @@
+"""The exceptions of this library.
+
+Each message is one sentence that names the value at fault and what would be right; the command line prints it
+and exits with code 2. Wrong arguments of modules and functions are plain ``ValueError``, as in PyTorch.
+"""
+
+
+class CometError(ValueError):
+    """Base class of all errors below: catch this one to catch them all."""
+
+
+class DataError(CometError):
+    """A data file that is missing, damaged or not what it should be."""
+
+
+class DamagedCacheError(DataError):
+    """A prepared data set whose files are damaged or incomplete."""
+
+
+class RecipeError(CometError):
+    """A recipe or a setting that cannot be used."""
+
+
+class RunError(CometError):
+    """A run folder that cannot be made or used as asked."""
+
+
+class StudyError(CometError):
+    """A study that cannot be made, run or read as asked."""
+
+
+class ExportError(CometError):
+    """A model that cannot be exported, or an exported copy that does not agree with it."""
+
+
+class WriteError(CometError):
+    """A file that cannot be written: a full disk, or missing permissions."""
+
+
+class MissingExtraError(CometError, ImportError):
+    """An optional dependency that is not installed."""

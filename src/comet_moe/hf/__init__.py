@@ -1,0 +1,1 @@
+"""What fits this library into models and trainers of transformers."""
