@@ -45,7 +45,7 @@ def outputs_and_gradients(moe, execution, x, keys, mask=None):
     moe.zero_grad(set_to_none=True)
     x = x.clone().requires_grad_()
     ys, routings = moe(x, keys=keys, mask=mask)
-    loss = sum((t + 1) * y.sin().sum() for t, y in enumerate(ys)) + sum(r.penalty for r in routings)
+    loss = sum((t + 1) * y.sin().sum() for t, y in enumerate(ys)) + sum(r.aux_loss for r in routings)
     loss.backward()
     assert {r.execution for r in routings} == {execution}
     gradients = {name: p.grad for name, p in moe.named_parameters()} | {"x": x.grad}
@@ -111,7 +111,7 @@ def test_tokens_with_padding(execution):
     assert (y[~mask] == 0).all()
     alone, routing_alone = moe(x[mask])
     torch.testing.assert_close(y[mask], alone)
-    torch.testing.assert_close(routing.penalty, routing_alone.penalty)
+    torch.testing.assert_close(routing.aux_loss, routing_alone.aux_loss)
     assert routing.statistics()["samples"] == 7
 
 

@@ -27,7 +27,7 @@ def test_a_routing_from_pairs_makes_the_same_weights():
     pairs = Routing(weights=WEIGHTS).pairs()
     routing = Routing.from_pairs(pairs, torch.Size([4]), 3)
     assert torch.equal(routing.weights, WEIGHTS)
-    assert float(routing.penalty) == 0
+    assert float(routing.aux_loss) == 0
     assert routing.statistics() == Routing(weights=WEIGHTS).statistics()
 
 
@@ -36,7 +36,7 @@ def other_forms():
     weight, expert = WEIGHTS.topk(2)
     return [
         Routing.from_pairs(Routing(weights=WEIGHTS).pairs(), shape, 3),
-        Routing.from_places(expert, weight, shape, 3),
+        Routing.from_slots(expert, weight, shape, 3),
     ]
 
 

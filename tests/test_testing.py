@@ -55,7 +55,7 @@ def test_a_users_gate_keeps_every_law():
 
 class NoScalarPenalty(Plain):
     def forward(self, x, keys=None, mask=None):
-        return Routing(weights=self.linear(x).softmax(-1), penalty=x.new_zeros(2))
+        return Routing(weights=self.linear(x).softmax(-1), aux_loss=x.new_zeros(2))
 
 
 class LooksAtOtherRows(Plain):
@@ -112,14 +112,14 @@ class Undeclared(Plain):
 class PenaltyInEvaluation(Plain):
     def forward(self, x, keys=None, mask=None):
         weights = self.linear(x).softmax(-1)
-        return Routing(weights=weights, penalty=weights.square().mean())
+        return Routing(weights=weights, aux_loss=weights.square().mean())
 
 
 class CountsPadding(Plain):
     def forward(self, x, keys=None, mask=None):
         weights = self.linear(x).softmax(-1)
-        penalty = weights.square().sum(-1).mean() if self.training else None
-        return Routing(weights=weights, penalty=penalty)
+        aux_loss = weights.square().sum(-1).mean() if self.training else None
+        return Routing(weights=weights, aux_loss=aux_loss)
 
 
 class GradientWhereWeightIsZero(Plain):

@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from comet_moe.exceptions import WriteError
-from comet_moe.io import as_json, atomically, is_leftover, write_text
+from comet_moe.io import as_json, is_temporary, write_atomically, write_text
 
 
 def test_a_text_is_written_with_the_folders_above_it(tmp_path):
@@ -26,19 +26,19 @@ def test_what_fails_on_the_way_leaves_the_old_file_and_nothing_else(tmp_path):
     path.write_text("old")
 
     def half(aside):
-        assert is_leftover(aside)
+        assert is_temporary(aside)
         aside.write_text("ne")
         raise RuntimeError
 
     with pytest.raises(RuntimeError):
-        atomically(path, half)
+        write_atomically(path, half)
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_weights_are_as_readable_as_any_file(tmp_path):
     weights, text = tmp_path / "weights", tmp_path / "text"
-    atomically(weights, lambda aside: save_file({"a": np.zeros(1)}, aside))
+    write_atomically(weights, lambda aside: save_file({"a": np.zeros(1)}, aside))
     text.touch()
     assert weights.stat().st_mode == text.stat().st_mode
 
@@ -69,12 +69,12 @@ def test_what_safetensors_cannot_write_is_one_sentence(tmp_path):
         save_file({"a": np.zeros(1)}, aside / "weights")
 
     with pytest.raises(WriteError, match=r"weights cannot be written .*: free space"):
-        atomically(tmp_path / "weights", lost)
+        write_atomically(tmp_path / "weights", lost)
 
 
 def test_a_file_aside_is_told_from_others(tmp_path):
-    assert is_leftover(tmp_path / f".result.json.{os.getpid()}")
-    assert not any(is_leftover(tmp_path / name) for name in ("result.json", ".gitignore", "run.1"))
+    assert is_temporary(tmp_path / f".result.json.{os.getpid()}")
+    assert not any(is_temporary(tmp_path / name) for name in ("result.json", ".gitignore", "run.1"))
 
 
 def test_json_has_null_for_what_is_no_number():

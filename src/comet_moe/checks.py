@@ -34,10 +34,10 @@ def without_value_checks() -> Iterator[None]:
 
 def value_checks_run() -> bool:
     """Whether values may be read now: switched on, and not inside a graph or a transform."""
-    return _value_checks and not torch.compiler.is_compiling() and not in_a_transform()
+    return _value_checks and not torch.compiler.is_compiling() and not in_functorch_transform()
 
 
-def in_a_transform() -> bool:
+def in_functorch_transform() -> bool:
     """Whether ``torch.vmap`` or ``torch.func`` is at work, whose tensors have no values of their own."""
     return torch._C._functorch.peek_interpreter_stack() is not None
 

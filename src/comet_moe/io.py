@@ -16,7 +16,7 @@ from comet_moe.exceptions import WriteError
 _ASIDE = re.compile(r"\..+\.\d+")
 
 
-def atomically(path: Path, write: Callable[[Path], object]) -> None:
+def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Let ``write`` make the file aside, then rename it to ``path``: a kill leaves the old or the new."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -29,23 +29,23 @@ def atomically(path: Path, write: Callable[[Path], object]) -> None:
             os.fsync(file.fileno())  # else a crash of the machine may leave the new name without content
         os.replace(aside, path)
     except (OSError, SafetensorError) as error:
-        raise cannot_write(path, error) from error
+        raise write_error(path, error) from error
     finally:
         with suppress(OSError):  # it was renamed, or could not be made
             aside.unlink()
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write ``text`` atomically, in UTF-8."""
-    atomically(path, lambda aside: aside.write_text(text, encoding="utf-8"))
+    """Write ``text`` write_atomically, in UTF-8."""
+    write_atomically(path, lambda aside: aside.write_text(text, encoding="utf-8"))
 
 
-def is_leftover(path: Path) -> bool:
+def is_temporary(path: Path) -> bool:
     """Whether ``path`` is a file that a killed process was writing aside."""
     return bool(_ASIDE.fullmatch(path.name))
 
 
-def cannot_write(path: Path, error: Exception) -> WriteError:
+def write_error(path: Path, error: Exception) -> WriteError:
     """The sentence for ``error``, which came up while ``path`` was written."""
     reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return WriteError(f"{path} cannot be written ({reason}): free space, or choose another place")

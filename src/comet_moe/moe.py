@@ -105,10 +105,10 @@ class MultiGateMoE(nn.Module):
 
     def _run(self, x: Tensor, routings: list[Routing]) -> Tensor:
         """(rows, *input) -> (rows, T, *output)."""
-        in_a_graph = torch.compiler.is_compiling()
-        if self.execution == "dense" or (self.execution == "auto" and in_a_graph):
+        is_tracing = torch.compiler.is_compiling()
+        if self.execution == "dense" or (self.execution == "auto" and is_tracing):
             return self._dense(x, routings)
-        if in_a_graph:  # the number of pairs is not known to a graph
+        if is_tracing:  # the number of pairs is not known to a graph
             return run_indexed(self.experts, x, routings)
         plan = plan_of_routings(routings, len(x))
         pairs = len(plan.rows)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-SELECTED = 1e-5
+SELECTED_WEIGHT = 1e-5
 """An expert counts as selected, and a tree as one-hot, up to this weight (the paper's n/s)."""
 
 
@@ -25,13 +25,13 @@ class Pairs(NamedTuple):
 class Routing:
     """Weights over experts for a batch, with what belongs to them.
 
-    A routing is made from ``weights`` (B, ..., n), from pairs with :meth:`from_pairs`, or from a few places a
-    row with :meth:`from_places`; whichever form is missing is made when first asked for.
+    A routing is made from ``weights`` (B, ..., n), from pairs with :meth:`from_pairs`, or from a few slots a
+    row with :meth:`from_slots`; whichever form is missing is made when first asked for.
 
     Attributes:
         selectors: (B, ..., k, n) tree or selector distributions before any permutation, or None.
-        parts: (B, ..., k, n) what each tree or selector adds to the weights, or None. Sums to the weights
-            over k, before any permutation.
+        contributions: (B, ..., k, n) what each tree or selector adds to the weights before any permutation,
+            or None. Sums to the weights over k.
         mask: (B, ...) bool, False where a row is padding, or None.
         execution: "dense" or "sparse", as the mixture ran it; None before it did.
         expert_rows: evaluations of an expert on a row that the mixture ran for this batch, all its gates
@@ -44,12 +44,13 @@ class Routing:
         self,
         *,
         weights: Tensor | None = None,
-        penalty: Tensor | None = None,
+        aux_loss: Tensor | None = None,
+        logits: Tensor | None = None,
         selectors: Tensor | None = None,
-        parts: Tensor | None = None,
+        contributions: Tensor | None = None,
         mask: Tensor | None = None,
         pairs: Pairs | None = None,
-        places: tuple[Tensor, Tensor] | None = None,
+        slots: tuple[Tensor, Tensor] | None = None,
         batch_shape: torch.Size | None = None,
         num_experts: int = 0,
     ):
@@ -57,13 +58,14 @@ class Routing:
             batch_shape, num_experts = weights.shape[:-1], weights.shape[-1]
         assert batch_shape is not None
         self._weights = weights
-        self._penalty = penalty
+        self._aux_loss = aux_loss
         self._pairs = pairs
-        self._places = places
+        self._slots = slots
         self.batch_shape = batch_shape
         self.num_experts = num_experts
+        self.logits = logits
         self.selectors = selectors
-        self.parts = parts
+        self.contributions = contributions
         self.mask = mask
         self.execution: str | None = None
         self.expert_rows: int | None = None
@@ -75,27 +77,27 @@ class Routing:
         return cls(pairs=pairs, batch_shape=batch_shape, num_experts=num_experts)
 
     @classmethod
-    def from_places(
+    def from_slots(
         cls, expert: Tensor, weight: Tensor, batch_shape: torch.Size, num_experts: int
     ) -> "Routing":
-        """From c places a row, (rows, c) each: no expert twice in a row, weight 0 where unused."""
-        return cls(places=(expert, weight), batch_shape=batch_shape, num_experts=num_experts)
+        """From c slots a row, (rows, c) each: no expert twice in a row, weight 0 where unused."""
+        return cls(slots=(expert, weight), batch_shape=batch_shape, num_experts=num_experts)
 
     @property
-    def penalty(self) -> Tensor:
+    def aux_loss(self) -> Tensor:
         """Scalar, already scaled, to add to the training loss; 0 in eval mode."""
-        if self._penalty is None:
-            held = (self._weights, self._pairs and self._pairs.weight, self._places and self._places[1])
-            self._penalty = next(tensor for tensor in held if tensor is not None).new_zeros(())
-        return self._penalty
+        if self._aux_loss is None:
+            held = (self._weights, self._pairs and self._pairs.weight, self._slots and self._slots[1])
+            self._aux_loss = next(tensor for tensor in held if tensor is not None).new_zeros(())
+        return self._aux_loss
 
     @property
     def weights(self) -> Tensor:
         """(B, ..., n) on the simplex, exact zeros where an expert is not selected."""
         if self._weights is None:
             rows = prod(self.batch_shape)
-            if self._places is not None:
-                expert, weight = self._places
+            if self._slots is not None:
+                expert, weight = self._slots
                 flat = weight.new_zeros(rows, self.num_experts).scatter_add(1, expert, weight)
             else:
                 sample, expert, weight = self.pairs()
@@ -111,10 +113,10 @@ class Routing:
     def pairs(self) -> Pairs:
         """The nonzero entries, ordered by sample; ``sample`` indexes flattened rows."""
         if self._pairs is None:
-            if self._places is not None:
-                expert, weight = self._places
-                sample, place = weight.nonzero(as_tuple=True)
-                self._pairs = Pairs(sample, expert[sample, place], weight[sample, place])
+            if self._slots is not None:
+                expert, weight = self._slots
+                sample, slot = weight.nonzero(as_tuple=True)
+                self._pairs = Pairs(sample, expert[sample, slot], weight[sample, slot])
             else:
                 flat = self.weights.reshape(-1, self.num_experts)
                 sample, expert = flat.nonzero(as_tuple=True)
@@ -128,28 +130,29 @@ class Routing:
         if self._weights is not None:
             return self._with(weights=self._weights.masked_fill(~mask.unsqueeze(-1), 0.0), mask=mask)
         keep = mask.flatten()
-        if self._places is not None:
-            expert, weight = self._places
-            return self._with(places=(expert, weight.masked_fill(~keep.unsqueeze(-1), 0.0)), mask=mask)
+        if self._slots is not None:
+            expert, weight = self._slots
+            return self._with(slots=(expert, weight.masked_fill(~keep.unsqueeze(-1), 0.0)), mask=mask)
         sample, expert, weight = self.pairs()
         kept = keep[sample]
         return self._with(pairs=Pairs(sample[kept], expert[kept], weight[kept]), mask=mask)
 
     def renumbered(self, order: Tensor) -> "Routing":
-        """This routing with expert ``order[i]`` (n,) in the place of expert i."""
+        """This routing with expert ``order[i]`` (n,) in the slot of expert i."""
         if self._weights is not None:
-            return self._with(weights=self._weights.index_select(-1, order.argsort()), parts=None)
-        if self._places is not None:
-            return self._with(places=(order[self._places[0]], self._places[1]))
+            return self._with(weights=self._weights.index_select(-1, order.argsort()), contributions=None)
+        if self._slots is not None:
+            return self._with(slots=(order[self._slots[0]], self._slots[1]))
         sample, expert, weight = self.pairs()
         return self._with(pairs=Pairs(sample, order[expert], weight))
 
     def _with(self, **changed: Any) -> "Routing":
         """A copy in which one form of the weights is ``changed``, and with it the others dropped."""
         kept = {
-            "penalty": self._penalty,
+            "aux_loss": self._aux_loss,
+            "logits": self.logits,
             "selectors": self.selectors,
-            "parts": self.parts,
+            "contributions": self.contributions,
             "mask": self.mask,
             "batch_shape": self.batch_shape,
             "num_experts": self.num_experts,
@@ -168,7 +171,7 @@ class Routing:
         tree), all three None for a gate without trees or selectors, ``samples`` and ``execution``.
         """
         _, expert, weight = self.pairs()
-        expert, weight = expert[weight > SELECTED], weight[weight > SELECTED]
+        expert, weight = expert[weight > SELECTED_WEIGHT], weight[weight > SELECTED_WEIGHT]
         samples = prod(self.batch_shape) if self.mask is None else int(self.mask.sum())
         counts = torch.bincount(expert, minlength=self.num_experts)
         mass = torch.bincount(expert, weights=weight.double(), minlength=self.num_experts)
@@ -191,6 +194,6 @@ class Routing:
             return {"tree_entropy": 0.0, "one_hot_trees": 1.0, "leaf_share": [[0.0] * n] * k}
         return {
             "tree_entropy": float(torch.special.entr(trees).sum(-1).mean()),
-            "one_hot_trees": float((trees.amax(-1) > 1 - SELECTED).float().mean()),
+            "one_hot_trees": float((trees.amax(-1) > 1 - SELECTED_WEIGHT).float().mean()),
             "leaf_share": trees.double().mean(0).tolist(),
         }

@@ -21,7 +21,7 @@ from comet_moe.experts import DenseExperts
 from comet_moe.gates import Gate, HashGate
 from comet_moe.local_search import Permutation, PermutedGate
 from comet_moe.moe import MoE
-from comet_moe.routing import SELECTED, Routing
+from comet_moe.routing import SELECTED_WEIGHT, Routing
 
 Factory = Callable[[int, int], Gate]
 P, N, ROWS = 12, 6, 40
@@ -85,7 +85,9 @@ def contract(case: Case) -> None:
             _must(
                 routing.weights.shape == wanted, f"weights are {tuple(routing.weights.shape)}, not {wanted}"
             )
-            _must(routing.penalty.dim() == 0, f"the penalty is {tuple(routing.penalty.shape)}, not a scalar")
+            _must(
+                routing.aux_loss.dim() == 0, f"the penalty is {tuple(routing.aux_loss.shape)}, not a scalar"
+            )
 
 
 def rows_are_independent(case: Case) -> None:
@@ -114,7 +116,7 @@ def cardinality(case: Case) -> None:
     routing = case.run(gate, 1e6 * case.x)
     weights = routing.weights
     if routing.selectors is not None:
-        hard = (routing.selectors.amax(-1) > 1 - SELECTED).all(-1)
+        hard = (routing.selectors.amax(-1) > 1 - SELECTED_WEIGHT).all(-1)
         _must(bool(hard.any()), "no sample is hard at inputs of 1e6")
         weights = weights[hard]
     most = int((weights != 0).sum(-1).max())
@@ -150,7 +152,7 @@ def finite(case: Case) -> None:
         loss = _loss(routing)
         if loss.requires_grad:
             loss.backward()
-        values = {"the weights": routing.weights, "the penalty": routing.penalty}
+        values = {"the weights": routing.weights, "the penalty": routing.aux_loss}
         values |= {
             f"the gradient of {name}": p.grad for name, p in gate.named_parameters() if p.grad is not None
         }
@@ -208,8 +210,8 @@ def evaluation(case: Case) -> None:
     routing = case.run(gate.eval(), case.x)
     if not (gate.stochastic or gate.soft_in_training):
         _close(routing.weights, trained, "weights in training and in evaluation")
-    penalty = float(routing.penalty.detach())
-    _must(penalty == 0, f"the penalty in evaluation is {penalty:g}, not 0")
+    aux_loss = float(routing.aux_loss.detach())
+    _must(aux_loss == 0, f"the penalty in evaluation is {aux_loss:g}, not 0")
 
 
 def padding(case: Case) -> None:
@@ -222,7 +224,7 @@ def padding(case: Case) -> None:
         # Keys go with rows: those of the full batch are taken, not new ones for the shorter batch.
         alone = case.gate()(case.x[mask], keys=case.keys(case.x)[mask])
         _close(routing.weights[mask], alone.weights, "weights with and without padding")
-        _close(routing.penalty, alone.penalty, "the penalty with and without padding")
+        _close(routing.aux_loss, alone.aux_loss, "the penalty with and without padding")
 
 
 def dense_equals_sparse(case: Case) -> None:
@@ -235,7 +237,7 @@ def dense_equals_sparse(case: Case) -> None:
             moe = MoE(experts=experts, gate=case.gate())
             moe.execution = execution
             y, routing = case.run(moe, x)
-            (y.sum() / y.detach().abs().max() + routing.penalty).backward()
+            (y.sum() / y.detach().abs().max() + routing.aux_loss).backward()
             results[execution] = {name: p.grad for name, p in moe.named_parameters()} | {"output": y.detach()}
         for name, dense in results["dense"].items():
             sparse = results["sparse"][name]
@@ -299,7 +301,7 @@ def _loss(routing: Routing) -> Tensor:
     """A scalar that depends on every weight differently."""
     n = routing.num_experts
     values = torch.linspace(-1, 1, n + 1, dtype=routing.weights.dtype)[1:] ** 3
-    return (routing.weights * values).sum() + routing.penalty
+    return (routing.weights * values).sum() + routing.aux_loss
 
 
 def _must(holds: bool, otherwise: str) -> None:

@@ -12,24 +12,24 @@ from comet_moe.analysis.budget import curve_rows, default_pairs, reduction_rows
 from comet_moe.analysis.render import (
     Cell,
     Column,
-    Sheet,
+    TextTable,
     comma_separated,
-    curve_sheet,
+    curve_table,
     decimals,
     flat,
     markdown,
     number,
     p_value,
-    reduction_sheet,
+    reduction_table,
+    result_tables,
     table_notes,
-    table_sheets,
     terminal,
     tex,
     tex_text,
 )
 from comet_moe.analysis.table import gate_rows
 
-SHEET = Sheet(
+SHEET = TextTable(
     "50%_a|b [x]",
     [Column("gate", "Gate"), Column("loss", "Loss"), Column("p")],
     [
@@ -103,7 +103,7 @@ def test_a_table_has_what_the_paper_has_and_p_values():
     study = made_study(lines, alpha=0.9)
     rows = gate_rows(study)
     found = [(study, rows)]
-    text = markdown(table_sheets(found)[0])
+    text = markdown(result_tables(found)[0])
     assert (
         r"| n | gate | used/complete | failed | test loss x100 | experts | accuracy | mse\_5 | p ex" in text
     )
@@ -111,7 +111,7 @@ def test_a_table_has_what_the_paper_has_and_p_values():
     (line,) = (line for line in text.splitlines() if "| comet+ |" in line)
     assert line.startswith(f"| 8 | comet+ | 3/57 | 3 | \\* **{comet['test_loss_mean']:.2f}** ± ")
     assert f"| {comet['p_existing']:.3f} ({comet['best_existing']}) | {comet['p_search']:.3f} |" in line
-    printed = tex(table_sheets(found), table_notes([study], 5))
+    printed = tex(result_tables(found), table_notes([study], 5))
     assert "made (alpha=0.9) & 8 & Softmax & $" in printed
     assert r"mse\_5 \\ \hline" in printed
     body = printed[printed.index(r"\begin") :]
@@ -150,14 +150,14 @@ def test_curves_are_shown_a_column_a_gate_and_factors_at_half_and_all_of_the_bud
     lines = [*random_trials(["topk", "comet"], 20), *random_trials(["topk+"], 10)]
     study = made_study(lines, trials=20)
     rows = curve_rows(study, repeats=50)
-    text = markdown(curve_sheet(study, rows)).splitlines()
+    text = markdown(curve_table(study, rows)).splitlines()
     assert text[2] == "| trials | topk | comet | topk+ |"
     assert [line.split(" | ")[0] for line in text[4:]] == ["| 1", "| 2", "| 5", "| 10", "| 15", "| 20"]
     assert text[-1].endswith("|  |")  # topk+ has 10 trials
     first = rows[0]
     assert f"| 1 | {first['expected']:.2f} ({first['low']:.2f}-{first['high']:.2f}) |" in text[4]
     factors = reduction_rows(study, default_pairs(study), repeats=50)
-    lines = markdown(reduction_sheet(study, factors)).splitlines()[4:]
+    lines = markdown(reduction_table(study, factors)).splitlines()[4:]
     assert [line.split(" | ")[:3] for line in lines] == [
         ["| topk+", "topk", "10"],
         ["| topk+", "topk", "20"],
@@ -173,15 +173,15 @@ def test_a_factor_that_does_not_exist_is_called_never():
     ]
     study = made_study(lines)
     rows = reduction_rows(study, [("comet", "topk")], repeats=10)
-    last = markdown(reduction_sheet(study, rows)).splitlines()[-1]
+    last = markdown(reduction_table(study, rows)).splitlines()[-1]
     assert last == "| comet | topk | 5 | 1.00 | 1 | never | never | never to never | 100 % |"
 
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_few_trials_are_shown_too(count):
     study = made_study(random_trials(["topk", "comet"], count))
-    assert markdown(curve_sheet(study, curve_rows(study))).count("\n") == 4 + len(
+    assert markdown(curve_table(study, curve_rows(study))).count("\n") == 4 + len(
         {1, 2} & set(range(1, count + 1))
     )
-    assert "comet" in markdown(table_sheets([(study, gate_rows(study))])[0])
-    assert markdown(reduction_sheet(study, reduction_rows(study, [("comet", "topk")]))).count("\n") >= 5
+    assert "comet" in markdown(result_tables([(study, gate_rows(study))])[0])
+    assert markdown(reduction_table(study, reduction_rows(study, [("comet", "topk")]))).count("\n") >= 5

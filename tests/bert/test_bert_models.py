@@ -113,7 +113,7 @@ def test_the_penalty_is_the_same_whatever_stands_in_the_padding(gate, route_by):
     other = arguments | {"input_ids": arguments["input_ids"].masked_fill(padding, 7)}
     with torch.no_grad():
         first, second = student(**arguments), student(**other)
-    torch.testing.assert_close(first.penalty, second.penalty, atol=1e-6, rtol=0)
+    torch.testing.assert_close(first.aux_loss, second.aux_loss, atol=1e-6, rtol=0)
     torch.testing.assert_close(first.logits, second.logits, atol=1e-5, rtol=0)
 
 
@@ -151,11 +151,11 @@ def test_the_loss_has_the_penalty_in_training_only():
     student = sparse(tiny_bert(), "comet+", entropy=0.3, load_balance=0.2)
     arguments = batch()
     found = student.train()(**arguments)
-    assert found.penalty.item() > 0
+    assert found.aux_loss.item() > 0
     plain = torch.nn.functional.cross_entropy(found.logits, arguments["labels"])
-    torch.testing.assert_close(found.loss, plain + found.penalty)
+    torch.testing.assert_close(found.loss, plain + found.aux_loss)
     found = student.eval()(**arguments)
-    assert found.penalty is None
+    assert found.aux_loss is None
     torch.testing.assert_close(
         found.loss, torch.nn.functional.cross_entropy(found.logits, arguments["labels"])
     )
@@ -191,12 +191,12 @@ def test_the_load_balance_penalty_is_one_where_the_load_is_even_and_e_where_it_i
         for parameter in balanced.parameters():
             parameter.zero_()
         # Even probabilities: Σ P_e f_e = 1/E whatever the choices.
-        torch.testing.assert_close(balanced(x).penalty, torch.tensor(1.0))
+        torch.testing.assert_close(balanced(x).aux_loss, torch.tensor(1.0))
         if gate != "comet":
             balanced.gate.bias[2] = 100.0  # all to one expert
         else:
             balanced.gate.split_bias.fill_(1.0)
-        torch.testing.assert_close(balanced(x).penalty, torch.tensor(4.0))
+        torch.testing.assert_close(balanced(x).aux_loss, torch.tensor(4.0))
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def test_classes_step_by_step(place, tmp_path):
     assert not records[-1]["searching"]
     assert len(records[-1]["permutations"]) == LAYERS
     assert records[0]["train_distillation"] > 0
-    assert records[0]["train_usage"]["layer 1"]["experts_per_sample"] >= 1
+    assert records[0]["train_routing"]["layer 1"]["experts_per_sample"] >= 1
 
     figures = succeed("bert", "evaluate", student, "--json").json
     for name, value in figures.items():

@@ -9,7 +9,7 @@ from command import refusal, succeed
 from raw_sets import prepare, sets
 
 from comet_moe.data import load
-from comet_moe.training import RunFolder, open_run
+from comet_moe.training import RunFolder, load_run
 from comet_moe.training.batches import slices
 
 
@@ -37,7 +37,7 @@ def test_known_rows_get_the_models_own_answers_in_the_units_of_the_data(tmp_path
         joke=[items[i] for i in rows["item"]],
         rating="",  # what is asked for may stand empty
     )
-    expected = [y for batch in slices(dataset.test, 4096) for y in open_run(run).model(batch.features)[0]]
+    expected = [y for batch in slices(dataset.test, 4096) for y in load_run(run).model(batch.features)[0]]
     mean, deviation = dataset.meta["rating_mean"], dataset.meta["rating_std"]
     shutil.rmtree(cache)
     succeed("predict", run, table, "-o", tmp_path / "scores.parquet")

@@ -13,7 +13,7 @@ from raw_files import some_ratings, write_ml100k
 
 from comet_moe.data import DATASETS, load, prepare
 from comet_moe.data.download import Remote, fetch
-from comet_moe.data.io import Need, locate, reading
+from comet_moe.data.io import RequiredFile, locate, reading
 from comet_moe.exceptions import DataError
 
 NAME = "movielens-100k"
@@ -105,7 +105,7 @@ def test_unknown_names_splits_options_and_seeds_are_errors_that_list_the_known(t
 
 
 def test_files_are_found_in_the_folder_first_then_below(tmp_path):
-    needs = (Need("a", ("a.txt", "a.dat")),)
+    needs = (RequiredFile("a", ("a.txt", "a.dat")),)
     (tmp_path / "x" / "y").mkdir(parents=True)
     with pytest.raises(DataError, match=r"has no a\.txt or a\.dat"):
         locate(tmp_path, needs, "random")
@@ -124,7 +124,7 @@ def test_a_name_that_is_there_twice_is_an_error(tmp_path):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "a.txt").touch()
     with pytest.raises(DataError, match="could both be meant"):
-        locate(tmp_path, (Need("a", ("a.txt",)),), "random")
+        locate(tmp_path, (RequiredFile("a", ("a.txt",)),), "random")
 
 
 def test_a_source_that_does_not_exist_is_an_error(tmp_path):

@@ -122,8 +122,8 @@ def test_values_and_gradients_are_finite(gamma, size, dtype):
     gate = CometGate(4, 9, k=12, gamma=gamma, entropy=1.0).to(dtype)
     x = (size * torch.randn(50, 4, dtype=dtype)).requires_grad_()
     routing = gate(x)
-    (routing.weights.square().sum() + routing.penalty).backward()
-    for value in (routing.weights, routing.penalty, x.grad, *(p.grad for p in gate.parameters())):
+    (routing.weights.square().sum() + routing.aux_loss).backward()
+    for value in (routing.weights, routing.aux_loss, x.grad, *(p.grad for p in gate.parameters())):
         assert torch.isfinite(value).all()
     assert (routing.weights.sum(-1) - 1).abs().max() < 1e-6
 
@@ -149,12 +149,12 @@ def test_entropy_penalty_is_the_batch_mean_in_training_only():
     gate, x = CometGate(4, 6, k=3, entropy=0.7), torch.randn(10, 4)
     v = gate(x).selectors
     wanted = 0.7 * (-(v * (v + 1e-6).log())).sum((1, 2)).mean()
-    torch.testing.assert_close(gate(x).penalty, wanted)
-    assert float(gate.eval()(x).penalty) == 0
+    torch.testing.assert_close(gate(x).aux_loss, wanted)
+    assert float(gate.eval()(x).aux_loss) == 0
 
 
 @pytest.mark.parametrize("rows", [0, 1, 5000])
 def test_any_batch_size(rows):
     routing = CometGate(4, 5, k=2, entropy=1.0)(torch.randn(rows, 4))
     assert routing.weights.shape == (rows, 5)
-    assert torch.isfinite(routing.penalty)
+    assert torch.isfinite(routing.aux_loss)

@@ -74,8 +74,8 @@ def test_dselect_penalty_is_entropy_and_reachability_by_their_weights():
     p = gate(x).selectors
     entropy = (-(p * (p + 1e-6).log())).sum((1, 2)).mean()
     reach = (1 / (1e-6 + p.sum(-1))).sum(-1).mean()
-    torch.testing.assert_close(gate(x).penalty, 0.3 * entropy + 0.2 * reach)
-    assert float(gate.eval()(x).penalty) == 0
+    torch.testing.assert_close(gate(x).aux_loss, 0.3 * entropy + 0.2 * reach)
+    assert float(gate.eval()(x).aux_loss) == 0
 
 
 def test_reachability_brings_selectors_back_to_the_experts():
@@ -86,7 +86,7 @@ def test_reachability_brings_selectors_back_to_the_experts():
     optimizer = torch.optim.Adam(gate.parameters(), 0.05)
     for _ in range(200):
         optimizer.zero_grad()
-        gate(x).penalty.backward()
+        gate(x).aux_loss.backward()
         optimizer.step()
     after = gate(x).weights.sum(-1).mean()
     assert after > 0.99 > before

@@ -28,7 +28,7 @@ def keys(x):
 def train_step(gate, search, optimizer, x, target):
     optimizer.zero_grad()
     routing = gate(x, keys=keys(x))
-    ((routing.weights - target).square().sum() + routing.penalty).backward()
+    ((routing.weights - target).square().sum() + routing.aux_loss).backward()
     optimizer.step()
     search.step()
 
@@ -137,10 +137,10 @@ def test_weights_are_permuted_and_rows_keep_their_mass(name):
 def test_penalty_is_zeta_times_the_entropy_in_stage_1_training_only():
     search = Permutation(N, steps=1, zeta=0.3, tau=(0.05, 0.01))
     gate, x = PermutedGate(SoftmaxGate(P, N), search), torch.randn(4, P)
-    torch.testing.assert_close(gate(x).penalty, 0.3 * permutation_entropy(search.matrix()))
-    assert gate.eval()(x).penalty == 0
+    torch.testing.assert_close(gate(x).aux_loss, 0.3 * permutation_entropy(search.matrix()))
+    assert gate.eval()(x).aux_loss == 0
     search.step()
-    assert gate.train()(x).penalty == 0
+    assert gate.train()(x).aux_loss == 0
 
 
 def test_the_logits_get_a_gradient_in_stage_1_and_none_in_stage_2():
@@ -163,7 +163,7 @@ def test_a_shared_search_is_computed_and_penalised_once_a_pass(monkeypatch):
     x = torch.randn(4, P)
     for passes in range(1, 4):  # three passes without a step, as in gradient accumulation
         routings = [first(x), second(x)]
-        sum(r.weights[:, 0].sum() + r.penalty for r in routings).backward()
+        sum(r.weights[:, 0].sum() + r.aux_loss for r in routings).backward()
         assert len(calls) == passes
         once = 0.1 * permutation_entropy(soft(False))
         torch.testing.assert_close(routings[0].penalty + routings[1].penalty, once)
@@ -175,7 +175,7 @@ def test_a_pass_that_skips_a_gate_does_not_spoil_the_next():
     x = torch.randn(4, P)
     first(x).weights[:, 0].sum().backward()
     second(x).weights[:, 0].sum().backward()
-    assert second(x).penalty > 0
+    assert second(x).aux_loss > 0
 
 
 def test_a_shared_search_is_stored_once_and_loads_under_any_name():
@@ -229,7 +229,7 @@ def test_one_permutation_a_tree_moves_each_trees_part_by_its_own(n, k, seed):
     search = Permutation(n, steps=1, trees=k)
     permuted, x = PermutedGate(gate, search), torch.randn(5, P)
     search.step()
-    parts, order = gate(x).parts, search.order()
+    parts, order = gate(x).contributions, search.order()
     wanted = torch.zeros(5, n)
     for tree in range(k):
         for output in range(n):

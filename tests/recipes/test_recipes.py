@@ -5,11 +5,11 @@ import yaml
 
 from comet_moe.config import (
     GATE_NAMES,
-    check_agreement,
+    check_same_settings,
     load_bert_recipe,
-    load_experiment,
+    load_config,
     load_recipe,
-    load_space,
+    load_search_space,
     parse_setting,
     recipe_names,
 )
@@ -19,7 +19,7 @@ from comet_moe.exceptions import RecipeError
 @pytest.mark.parametrize("gate", GATE_NAMES)
 @pytest.mark.parametrize("name", recipe_names())
 def test_every_recipe_is_complete_for_every_gate(name, gate):
-    config = load_experiment(name, [f"gate={gate}"])
+    config = load_config(name, [f"gate={gate}"])
     assert config.gate.name == gate
     assert config.recipe == name
     assert config.searches == gate.endswith("+")
@@ -82,8 +82,8 @@ def test_a_broken_file_is_named(tmp_path, text, says):
 @pytest.mark.parametrize("gate", GATE_NAMES)
 @pytest.mark.parametrize("name", recipe_names())
 def test_what_is_drawn_is_a_setting_of_the_recipe(name, gate):
-    config = load_experiment(name, [f"gate={gate}"]).model_dump()
-    for key in load_space(name, gate):
+    config = load_config(name, [f"gate={gate}"]).model_dump()
+    for key in load_search_space(name, gate):
         section, _, setting = key.partition(".")
         assert setting in config[section]
 
@@ -105,15 +105,15 @@ def test_what_differs_from_a_saved_run_is_named(recipe, settings, says):
     saved = load_recipe("multidigits", given)
     overrides = [parse_setting(setting) for setting in settings]
     if says is None:
-        check_agreement(saved, recipe, overrides)
+        check_same_settings(saved, recipe, overrides)
     else:
         with pytest.raises(RecipeError, match=says):
-            check_agreement(saved, recipe, overrides)
+            check_same_settings(saved, recipe, overrides)
 
 
 def test_a_gates_settings_in_the_recipe_can_be_laid_over():
     for recipe in ("multidigits", "bert-rte"):
-        config = load_experiment(recipe, ["gates.topk.k=3", "gate=topk"])
+        config = load_config(recipe, ["gates.topk.k=3", "gate=topk"])
         assert config.gate.k == 3
 
 

@@ -199,7 +199,7 @@ def _epoch(gate, epoch, hardness, usage, leaves, orders, random):
     return {
         "epoch": epoch,
         "train_loss": loss - 2,
-        "train_usage": trained,
+        "train_routing": trained,
         "searching": hardness < 1 and bool(orders),
         "permutations": orders,
         "soft_permutations": [_soft(order, hardness) for order in orders] if hardness < 1 else [],

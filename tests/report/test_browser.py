@@ -105,7 +105,7 @@ def test_the_tree_has_the_shares_of_its_epoch_and_the_experts_behind_the_permuta
     epochs = [json.loads(line) for line in (real_runs / "comet+" / "metrics.jsonl").read_text().splitlines()]
     for place in (0, result["best_epoch"] - 1):
         page.choose("trees", "frame", place)
-        shares = epochs[place]["train_usage"]["top_left"]["leaf_share"][0]
+        shares = epochs[place]["train_routing"]["top_left"]["leaf_share"][0]
         order = epochs[place]["permutations"][0]
         labels = page.texts("figure[data-plot=trees] .trees > div:first-child svg text:not(.halo)")
         names = [f"leaf {leaf} \u2192 expert {expert}" for leaf, expert in enumerate(order)]
@@ -244,7 +244,7 @@ def test_wide_trees_with_a_search_each_are_drawn_in_part(page, tmp_path, shared)
     shown = page.texts("figure[data-plot=trees] .trees > div:first-child svg text:not(.halo)")[::2]
     assert [text for text in shown if text.startswith("leaf")] == [
         f"leaf {leaf} \u2192 expert {order[leaf]}"
-        for leaf, share in enumerate(best["train_usage"]["rating"]["leaf_share"][0])
+        for leaf, share in enumerate(best["train_routing"]["rating"]["leaf_share"][0])
         if round(share, 4) >= 0.01  # the page keeps four decimals
     ]
     assert page.complaints() == []

@@ -43,7 +43,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Sheet:
+class TextTable:
     """Rows of cells under a title."""
 
     title: str
@@ -85,7 +85,7 @@ _TEX = {
 }
 
 
-def markdown(sheet: Sheet) -> str:
+def markdown(sheet: TextTable) -> str:
     """The title in bold, and a pipe table."""
     lines = [f"**{markdown_text(sheet.title)}**", ""]
     lines += [
@@ -95,7 +95,7 @@ def markdown(sheet: Sheet) -> str:
     return "\n".join([*lines, *(_piped(map(_markdown_cell, row)) for row in sheet.rows)]) + "\n"
 
 
-def tex(sheets: Sequence[Sheet], notes: Sequence[str]) -> str:
+def tex(sheets: Sequence[TextTable], notes: Sequence[str]) -> str:
     r"""One ``tabular`` that needs no package, a block a sheet as in the paper; ``notes`` as comments above.
 
     The sheets have the same columns, and their titles stand in the first.
@@ -129,7 +129,7 @@ def flat(row: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in row.items() if name != "metrics"} | spread
 
 
-def terminal(sheet: Sheet) -> Table:
+def terminal(sheet: TextTable) -> Table:
     """A table for rich to print."""
     table = Table(title=Text(sheet.title), title_justify="left", box=SIMPLE_HEAD)
     for column in sheet.columns:
@@ -195,7 +195,7 @@ _OTHER = (
 )
 
 
-def table_sheets(found: Sequence[tuple[Study, list[Row]]]) -> list[Sheet]:
+def result_tables(found: Sequence[tuple[Study, list[Row]]]) -> list[TextTable]:
     """A sheet a study, all of the same columns, from studies and their ``gate_rows``."""
     metrics = list(
         dict.fromkeys(name for _, rows in found for row in rows for name in by_metric(row["metrics"]))
@@ -211,7 +211,7 @@ def table_sheets(found: Sequence[tuple[Study, list[Row]]]) -> list[Sheet]:
         Column("p existing"),
         Column("p search"),
     ]
-    return [Sheet(study.title, columns, _cells(study, rows, metrics)) for study, rows in found]
+    return [TextTable(study.title, columns, _cells(study, rows, metrics)) for study, rows in found]
 
 
 def table_notes(studies: Sequence[Study], top: float) -> list[str]:
@@ -267,7 +267,7 @@ REDUCTION_NOTE = (
 )
 
 
-def curve_sheet(study: Study, rows: list[Row]) -> Sheet:
+def curve_table(study: Study, rows: list[Row]) -> TextTable:
     """A column a gate, a line a budget (``curve_rows``)."""
     gates = list(dict.fromkeys(row["gate"] for row in rows))
     found = {(row["gate"], row["budget"]): row for row in rows}
@@ -276,17 +276,17 @@ def curve_sheet(study: Study, rows: list[Row]) -> Sheet:
         [Cell(str(budget)), *(_loss(found.get((gate, budget)), places) for gate in gates)]
         for budget in sorted({row["budget"] for row in rows})
     ]
-    return Sheet(study.title, [Column("trials"), *map(Column, gates)], lines)
+    return TextTable(study.title, [Column("trials"), *map(Column, gates)], lines)
 
 
-def reduction_sheet(study: Study, rows: list[Row]) -> Sheet:
+def reduction_table(study: Study, rows: list[Row]) -> TextTable:
     """Two lines a pair of gates, at half and at all of the rival's budget (``reduction_rows``)."""
     budgets: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         budgets.setdefault((row["gate"], row["rival"]), []).append(row)
     names = ("gate", "rival", "budget", "loss", "rival's trials", "gate's trials", "factor", "95 %", "never")
     lines = [_reduction(row) for of_pair in budgets.values() for row in _half_and_all(of_pair)]
-    return Sheet(f"{study.title}: tuning reduction", [Column(name) for name in names], lines)
+    return TextTable(f"{study.title}: tuning reduction", [Column(name) for name in names], lines)
 
 
 def _half_and_all(rows: list[Row]) -> list[Row]:

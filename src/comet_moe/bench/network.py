@@ -51,7 +51,7 @@ def step_of(model: RatingModel) -> Callable[[], None]:
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
         outputs, routings = model(features)
-        loss = sum(routing.penalty for routing in routings)
+        loss = sum(routing.aux_loss for routing in routings)
         for task, output in zip(model.tasks, outputs, strict=True):
             total, count = task.loss(output, targets)
             loss = loss + task.weight * total / count

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from comet_moe.bert.tasks import Task, task_named
 from comet_moe.bert.texts import read_texts
-from comet_moe.config import BertRun
+from comet_moe.config import BertConfig
 from comet_moe.exceptions import RecipeError
 
 Index = npt.NDArray[np.int64]
@@ -203,7 +203,7 @@ class TaskData:
         return [name for name in self.parts if name != "train"]
 
 
-def open_data(config: BertRun, tokenizer: Any) -> TaskData:
+def open_data(config: BertConfig, tokenizer: Any) -> TaskData:
     """Read and tokenize the rows of ``config``'s task."""
     if config.data.path is None:
         raise RecipeError(

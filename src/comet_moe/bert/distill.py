@@ -19,11 +19,11 @@ from comet_moe.bert.data import TaskData, evaluation_batches, open_data
 from comet_moe.bert.evaluate import EVALUATION_BATCH
 from comet_moe.bert.run import BertFolder, load_dense, load_tokenizer, load_trained
 from comet_moe.bert.trainer_loop import Fitting, Loss, Watch, summary
-from comet_moe.config import BertRun
+from comet_moe.config import BertConfig
 from comet_moe.exceptions import RecipeError, RunError
 from comet_moe.io import plain
 from comet_moe.routing import Routing
-from comet_moe.training.distributed import pinned_threads
+from comet_moe.training.distributed import num_threads
 
 
 def discrepancy(student: Any, teacher: Any, mask: Tensor) -> Tensor:
@@ -74,7 +74,7 @@ def _unpadded(logits: Tensor, mask: Tensor) -> Tensor:
     return logits.masked_fill(~mask, -1e4)
 
 
-def finetune(config: BertRun, folder: BertFolder, watch: Watch = Watch()) -> dict[str, Any]:  # noqa: B008 - frozen
+def finetune(config: BertConfig, folder: BertFolder, watch: Watch = Watch()) -> dict[str, Any]:  # noqa: B008 - frozen
     """Train a dense BERT on its task, from ``config.model`` or where the run stopped; the result."""
     if folder.state() == "finished":
         return folder.result()
@@ -102,7 +102,7 @@ def score_neurons(teacher: BertFolder) -> Tensor:
     path = str(teacher.finished_model())
     model, data = load_trained(path), open_data(config, load_tokenizer(path))
     dev = data.parts["dev"]
-    with pinned_threads(config.training.threads):
+    with num_threads(config.training.threads):
         scores = importance(model, (dev.batch(rows) for rows in evaluation_batches(dev, EVALUATION_BATCH)))
     teacher.write_importance(scores)
     return scores
@@ -123,7 +123,7 @@ class Lesson:
     scores: Tensor | None
 
 
-def open_lesson(config: BertRun) -> Lesson:
+def open_lesson(config: BertConfig) -> Lesson:
     """The finished teacher in ``config.teacher``, and the rows of ``config``."""
     assert config.teacher is not None
     dense = BertFolder(Path(config.teacher)).teacher()
@@ -135,14 +135,14 @@ def open_lesson(config: BertRun) -> Lesson:
     return Lesson(load_trained(path).requires_grad_(False), data, scores)
 
 
-def distill(config: BertRun, folder: BertFolder, watch: Watch = Watch()) -> dict[str, Any]:  # noqa: B008 - frozen
+def distill(config: BertConfig, folder: BertFolder, watch: Watch = Watch()) -> dict[str, Any]:  # noqa: B008 - frozen
     """Train a sparse student of the finished teacher in ``config.teacher``; the result."""
     return (
         folder.result() if folder.state() == "finished" else teach(open_lesson(config), config, folder, watch)
     )
 
 
-def teach(lesson: Lesson, config: BertRun, folder: BertFolder, watch: Watch) -> dict[str, Any]:
+def teach(lesson: Lesson, config: BertConfig, folder: BertFolder, watch: Watch) -> dict[str, Any]:
     """Train a student from its conversion, or from where the run stopped; the result.
 
     The teacher is no part of the student or of its checkpoints.
@@ -157,12 +157,12 @@ def teach(lesson: Lesson, config: BertRun, folder: BertFolder, watch: Watch) -> 
         found = student(**batch, output_hidden_states=True, routings=routings)
         gap = discrepancy(found, taught, batch["attention_mask"].bool())
         total = found.loss + config.loss.distillation * gap
-        return Loss(total, (found.loss - found.penalty, found.penalty, gap), routings)
+        return Loss(total, (found.loss - found.aux_loss, found.aux_loss, gap), routings)
 
     return Fitting(config, lesson.data, student, objective, folder, watch).run()
 
 
-def new_student(config: BertRun, lesson: Lesson) -> Any:
+def new_student(config: BertConfig, lesson: Lesson) -> Any:
     """The student of ``config`` before its first step, its gates drawn from the seed."""
     teacher, data = lesson.teacher, lesson.data
     steps = -(-len(data.train) // config.training.batch_size)
@@ -198,7 +198,7 @@ def new_student(config: BertRun, lesson: Lesson) -> Any:
             raise RecipeError(f"recipe {config.recipe}: {error}") from error
 
 
-def run(config: BertRun, folder: BertFolder, teacher: Watch, student: Watch) -> dict[str, Any]:
+def run(config: BertConfig, folder: BertFolder, teacher: Watch, student: Watch) -> dict[str, Any]:
     """All steps in one folder: the teacher in its ``teacher/``, its neurons' importance, the student."""
     if folder.state() == "finished":
         return folder.result()
@@ -218,12 +218,12 @@ def evaluate_run(path: Path) -> dict[str, Any]:
     place = str(folder.finished_model())
     data = open_data(config, load_tokenizer(place))
     folder.bind_facts(data.facts)
-    with pinned_threads(config.training.threads):
+    with num_threads(config.training.threads):
         figures: dict[str, Any] = plain(summary(load_trained(place), data, config.data.null_threshold))
     return figures
 
 
-def _of_a_teacher(folder: BertFolder) -> BertRun:
+def _of_a_teacher(folder: BertFolder) -> BertConfig:
     config = folder.config()
     if config.stage != "finetune":
         raise RunError(f"{folder.path} is a student's run: give its teacher's, {config.teacher}")

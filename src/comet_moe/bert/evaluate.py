@@ -17,7 +17,7 @@ from comet_moe.bert.modeling import CometBertLayer
 from comet_moe.bert.tasks import Task
 from comet_moe.checks import without_value_checks
 from comet_moe.routing import Routing
-from comet_moe.training.evaluate import Usage
+from comet_moe.training.evaluate import RoutingStatistics
 
 EVALUATION_BATCH = 32
 """Rows at a time; a number of its own, so that a result does not depend on the training batch."""
@@ -54,7 +54,7 @@ class _Measure:
     def __init__(self, model: Any):
         self.model = model
         self.sparse = model.config.model_type == "comet_bert"
-        self.usages: list[Usage] = []
+        self.usages: list[RoutingStatistics] = []
         self.flops = self.tokens = 0
         self.seconds = 0.0
 
@@ -67,7 +67,7 @@ class _Measure:
         self.tokens += int(batch["attention_mask"].sum())
         rows, length = batch["input_ids"].shape
         self.flops += batch_flops(self.model, rows, length, routings)
-        self.usages = self.usages or [Usage() for _ in routings]
+        self.usages = self.usages or [RoutingStatistics() for _ in routings]
         for usage, routing in zip(self.usages, routings, strict=True):
             usage.add(routing)
         return outputs
@@ -87,7 +87,7 @@ class _Measure:
         }
 
 
-def by_layer(usages: list[Usage]) -> dict[str, Any]:
+def by_layer(usages: list[RoutingStatistics]) -> dict[str, Any]:
     """The usage of each layer's experts, under "layer 1", "layer 2", ..."""
     return {f"layer {number}": usage.result() for number, usage in enumerate(usages, 1)}
 

@@ -8,9 +8,9 @@ from torch.nn import functional as F
 
 from comet_moe.bert.configuration import CometBertConfig
 from comet_moe.gates import CometGate, DSelectKGate, Gate, HashGate, SoftmaxGate, TopKGate
-from comet_moe.gates.base import GateAround
+from comet_moe.gates.base import GateWrapper
 from comet_moe.local_search import Permutation, PermutedGate
-from comet_moe.routing import SELECTED, Routing
+from comet_moe.routing import SELECTED_WEIGHT, Routing
 
 
 def gate_of_layer(config: CometBertConfig, layer: int) -> Gate:
@@ -61,7 +61,7 @@ class TokenHashGate(HashGate):
         self.assignment.copy_(HashGate(self.num_keys, self.num_experts, self.seed).assignment)
 
 
-class SentenceGate(GateAround):
+class SentenceGate(GateWrapper):
     """Sends all tokens of a sentence the way that ``gate`` sends the mean of its unmasked tokens.
 
     Args:
@@ -79,7 +79,7 @@ class SentenceGate(GateAround):
         selectors = routing.selectors
         by_token = Routing(
             weights=routing.weights.unsqueeze(1).expand(-1, tokens, -1),
-            penalty=routing.penalty,
+            aux_loss=routing.aux_loss,
             selectors=None if selectors is None else selectors.unsqueeze(1).expand(-1, tokens, -1, -1),
         ).masked(mask)
         known = routing.gate_flops
@@ -87,7 +87,7 @@ class SentenceGate(GateAround):
         return by_token
 
 
-class BalancedGate(GateAround):
+class BalancedGate(GateWrapper):
     """``gate`` with the penalty ``weight``·E·Σ_e P_e f_e on uneven load, in training.
 
     P_e is the mean probability of expert e over the rows, f_e its share of the (row, expert) pairs. P is the
@@ -109,16 +109,16 @@ class BalancedGate(GateAround):
             return routing
         return Routing(
             weights=routing.weights,
-            penalty=routing.penalty + self.weight * self._imbalance(x, routing),
+            aux_loss=routing.aux_loss + self.weight * self._imbalance(x, routing),
             selectors=routing.selectors,
-            parts=routing.parts,
+            contributions=routing.contributions,
             mask=routing.mask,
         )
 
     def _imbalance(self, x: Tensor, routing: Routing) -> Tensor:
         """E·Σ_e P_e f_e: 1 where the load is even, E where one expert has it all."""
         weights = routing.weights.flatten(0, -2)
-        pairs = (weights > SELECTED).sum(0)
+        pairs = (weights > SELECTED_WEIGHT).sum(0)
         share = pairs / pairs.sum().clamp_min(1)
         probabilities = self._probabilities(x, routing.weights).flatten(0, -2)
         if routing.mask is not None:

@@ -130,7 +130,7 @@ def _reset_search(search: Permutation) -> None:
 class CometBertModelOutput(BaseModelOutputWithPoolingAndCrossAttentions):
     """As BERT's, with the gates' ``penalty``, to add to the loss; None in eval mode."""
 
-    penalty: Tensor | None = None
+    aux_loss: Tensor | None = None
 
 
 class CometBertModel(SparseWeights, BertModel):
@@ -178,19 +178,21 @@ class CometBertModel(SparseWeights, BertModel):
             return_dict=True,
             **kwargs,
         )
-        return CometBertModelOutput(**outputs, penalty=penalty_of(tokens.routings) if self.training else None)
+        return CometBertModelOutput(
+            **outputs, aux_loss=total_aux_loss(tokens.routings) if self.training else None
+        )
 
 
-def penalty_of(routings: list[Routing]) -> Tensor:
+def total_aux_loss(routings: list[Routing]) -> Tensor:
     """The sum over layers of what the gates ask for: entropy, load balance, reachability, local search."""
-    return torch.stack([routing.penalty for routing in routings]).sum()
+    return torch.stack([routing.aux_loss for routing in routings]).sum()
 
 
 @dataclass
 class CometBertClassifierOutput(SequenceClassifierOutput):
     """As BERT's; in training ``loss`` contains the gates' ``penalty``, which is None in eval mode."""
 
-    penalty: Tensor | None = None
+    aux_loss: Tensor | None = None
 
 
 class CometBertForSequenceClassification(SparseWeights, BertForSequenceClassification):
@@ -230,14 +232,14 @@ class CometBertForSequenceClassification(SparseWeights, BertForSequenceClassific
             return_dict=True,
             **kwargs,
         )
-        return CometBertClassifierOutput(**_with_penalty(self.training, outputs, routings))
+        return CometBertClassifierOutput(**_with_aux_loss(self.training, outputs, routings))
 
 
 @dataclass
 class CometBertAnswerOutput(QuestionAnsweringModelOutput):
     """As BERT's; in training ``loss`` contains the gates' ``penalty``, which is None in eval mode."""
 
-    penalty: Tensor | None = None
+    aux_loss: Tensor | None = None
 
 
 class CometBertForQuestionAnswering(SparseWeights, BertForQuestionAnswering):
@@ -277,13 +279,13 @@ class CometBertForQuestionAnswering(SparseWeights, BertForQuestionAnswering):
             return_dict=True,
             **kwargs,
         )
-        return CometBertAnswerOutput(**_with_penalty(self.training, outputs, routings))
+        return CometBertAnswerOutput(**_with_aux_loss(self.training, outputs, routings))
 
 
-def _with_penalty(training: bool, outputs: Any, routings: list[Routing]) -> dict[str, Any]:
+def _with_aux_loss(training: bool, outputs: Any, routings: list[Routing]) -> dict[str, Any]:
     """The fields of ``outputs``, in training with the penalty beside the loss and in it."""
     if not training:
         return dict(outputs)
-    penalty = penalty_of(routings)
-    found = {**outputs, "penalty": penalty}
-    return found | {"loss": found["loss"] + penalty} if "loss" in found else found
+    aux_loss = total_aux_loss(routings)
+    found = {**outputs, "aux_loss": aux_loss}
+    return found | {"loss": found["loss"] + aux_loss} if "loss" in found else found

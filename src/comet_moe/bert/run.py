@@ -19,10 +19,10 @@ from torch import Tensor
 from transformers.utils import logging
 
 from comet_moe.bert.tasks import Task, task_named
-from comet_moe.config import BertRun, Override, check_agreement, load_bert_recipe
+from comet_moe.config import BertConfig, Override, check_same_settings, load_bert_recipe
 from comet_moe.config.loader import resolve
 from comet_moe.exceptions import RunError
-from comet_moe.io import as_json, atomically, write_text
+from comet_moe.io import as_json, write_atomically, write_text
 from comet_moe.training import RunFolder
 
 
@@ -34,7 +34,7 @@ class BertFolder(RunFolder):
         self.model_folder = path / "model"
         self.importance_file = path / "importance.safetensors"
 
-    def config(self) -> BertRun:  # type: ignore[override]  # of another kind of run
+    def config(self) -> BertConfig:  # type: ignore[override]  # of another kind of run
         """The configuration that the run was started with."""
         self.check_started()
         return load_bert_recipe(str(self.config_file))
@@ -76,7 +76,9 @@ class BertFolder(RunFolder):
 
     def write_importance(self, scores: Tensor) -> None:
         """Write how much each neuron matters, (L, neurons)."""
-        atomically(self.importance_file, lambda path: save_file({"importance": scores.contiguous()}, path))
+        write_atomically(
+            self.importance_file, lambda path: save_file({"importance": scores.contiguous()}, path)
+        )
 
     def importance(self) -> Tensor | None:
         """How much each neuron matters, (L, neurons); None if that was not computed yet."""
@@ -86,17 +88,17 @@ class BertFolder(RunFolder):
         return scores
 
 
-def load_task(task: str, overrides: Sequence[Override] = ()) -> BertRun:
+def load_task(task: str, overrides: Sequence[Override] = ()) -> BertConfig:
     """The configuration of ``task``, a name or the path of a YAML file, with ``overrides`` laid over."""
     named = not task.endswith((".yaml", ".yml"))
     return load_bert_recipe(f"bert-{task_named(task).name}" if named else task, overrides)
 
 
-def student_of(run: Path, overrides: Sequence[Override]) -> BertRun:
+def student_of(run: Path, overrides: Sequence[Override]) -> BertConfig:
     """The configuration of a student of the teacher in ``run``, or of that run's own teacher."""
     tree = BertFolder(run).config().model_dump(mode="json")
     student = resolve(tree | {"stage": "distill"} | taught_by(BertFolder(run).teacher()), overrides)
-    assert isinstance(student, BertRun)
+    assert isinstance(student, BertConfig)
     return student
 
 
@@ -106,8 +108,8 @@ def taught_by(teacher: BertFolder) -> dict[str, Any]:
 
 
 def begin(
-    config: BertRun, overrides: Sequence[Override], out: Path | None, resume: bool
-) -> tuple[BertFolder, BertRun]:
+    config: BertConfig, overrides: Sequence[Override], out: Path | None, resume: bool
+) -> tuple[BertFolder, BertConfig]:
     """The folder of the run to make or to go on with, and its complete configuration; nothing is written yet.
 
     Args:
@@ -128,7 +130,7 @@ def begin(
     asked: list[Override] = [([name], getattr(config, name)) for name in ("task", "stage")]
     if config.teacher is not None:
         asked.append((["teacher"], config.teacher))
-    check_agreement(saved, config.recipe, [*overrides, *asked])
+    check_same_settings(saved, config.recipe, [*overrides, *asked])
     return folder, saved
 
 

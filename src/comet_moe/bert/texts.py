@@ -15,7 +15,7 @@ import pandas as pd
 
 from comet_moe.bert.tasks import Layout, Task
 from comet_moe.data.io import (
-    Need,
+    RequiredFile,
     locate,
     read_parquet,
     reading,
@@ -86,14 +86,14 @@ def read_texts(task: Task, source: Path, seed: int = 0, train_rows: int | None =
     return Texts(parts, {role: path.name for role, path in files.items()}, notes)
 
 
-def _needs(task: Task) -> list[Need]:
+def _needs(task: Task) -> list[RequiredFile]:
     """The files to look for, by role; "all" has rows of both train and development."""
     name = task.name
     if task.layout is None:
         return [
-            Need("train", (f"{name}_train.parquet", "train-v2.0.json"), required=False),
-            Need("dev", (f"{name}_dev.parquet", "dev-v2.0.json"), required=False),
-            Need("all", ("dev_subset.parquet",), required=False),
+            RequiredFile("train", (f"{name}_train.parquet", "train-v2.0.json"), required=False),
+            RequiredFile("dev", (f"{name}_dev.parquet", "dev-v2.0.json"), required=False),
+            RequiredFile("all", ("dev_subset.parquet",), required=False),
         ]
     folder, dev = task.layout.folder, task.layout.dev
     names = {
@@ -120,7 +120,7 @@ def _needs(task: Task) -> list[Need]:
             "dev_mismatched.tsv",
         ]
     names["all"] = [f"{name}_subset.parquet"]
-    return [Need(role, tuple(forms), required=False) for role, forms in names.items()]
+    return [RequiredFile(role, tuple(forms), required=False) for role, forms in names.items()]
 
 
 def _dealt(task: Task, rows: pd.DataFrame, seed: int) -> tuple[pd.DataFrame, pd.DataFrame, str]:

@@ -18,15 +18,15 @@ from comet_moe.bert.data import TaskData, training_batches
 from comet_moe.bert.evaluate import by_layer, evaluate
 from comet_moe.bert.run import BertFolder, save_trained
 from comet_moe.checks import without_value_checks
-from comet_moe.config import BertRun
+from comet_moe.config import BertConfig
 from comet_moe.io import plain
 from comet_moe.local_search import Permutation
 from comet_moe.routing import Routing
 from comet_moe.training import Progress
-from comet_moe.training.distributed import pinned_threads
-from comet_moe.training.evaluate import Usage
+from comet_moe.training.distributed import num_threads
+from comet_moe.training.evaluate import RoutingStatistics
 from comet_moe.training.run import environment
-from comet_moe.training.trainer import USAGE_EVERY, Diverged, pack, rounded, unpack
+from comet_moe.training.trainer import USAGE_EVERY, DivergedError, pack, rounded, unpack
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Fitting:
 
     def __init__(
         self,
-        config: BertRun,
+        config: BertConfig,
         data: TaskData,
         model: nn.Module,
         objective: Callable[[dict[str, Tensor]], Loss],
@@ -92,12 +92,12 @@ class Fitting:
 
     def run(self) -> dict[str, Any]:
         """Train from the last checkpoint, or from the start, to the end; the result, as written."""
-        with pinned_threads(self.config.training.threads):
+        with num_threads(self.config.training.threads):
             self._restore()
             try:
                 while self._goes_on():
                     self._run_epoch()
-            except Diverged as diverged:
+            except DivergedError as diverged:
                 failure = {
                     "status": "failed",
                     "reason": str(diverged),
@@ -122,7 +122,7 @@ class Fitting:
         validation = self._evaluate("dev")
         metric = validation["metrics"][self.data.task.metrics[0]]
         if not math.isfinite(validation["loss"]):
-            raise Diverged(f"the validation loss is {validation['loss']} after epoch {self.epoch}")
+            raise DivergedError(f"the validation loss is {validation['loss']} after epoch {self.epoch}")
         if metric > self.best_metric:
             self.best_epoch, self.best_metric, self.best_loss = self.epoch, metric, validation["loss"]
             self.best = {name: value.clone() for name, value in self.model.state_dict().items()}
@@ -143,7 +143,7 @@ class Fitting:
         torch.manual_seed(zlib.crc32(f"{self.config.seed}/{self.epoch}".encode()))
         self.model.train()
         sums = torch.zeros(3, dtype=torch.float64)
-        usages: list[Usage] = []
+        usages: list[RoutingStatistics] = []
         batches = training_batches(
             self.data.train, self.fit.batch_size, self.config.seed, self.epoch, self.fit.by_length
         )
@@ -151,21 +151,23 @@ class Fitting:
             loss = self._step(rows, (self.epoch - 1) * self.steps + step)
             sums += torch.stack(loss.parts).detach()
             if not math.isfinite(float(sums.sum())):
-                raise Diverged(f"the loss is {loss.total.item()} at step {step + 1} of epoch {self.epoch}")
+                raise DivergedError(
+                    f"the loss is {loss.total.item()} at step {step + 1} of epoch {self.epoch}"
+                )
             if step % USAGE_EVERY == 0:
-                usages = usages or [Usage() for _ in loss.routings]
+                usages = usages or [RoutingStatistics() for _ in loss.routings]
                 for usage, routing in zip(usages, loss.routings, strict=True):
                     usage.add(routing)
             so_far = 100 * float(sums[0]) / (step + 1)
             self.watch.on_batch(Progress(self.epoch, step + 1, self.steps, so_far))
-        task, penalty, distillation = (100 * sums / self.steps).tolist()
+        task, aux_loss, distillation = (100 * sums / self.steps).tolist()
         tau, rounds = self.searches[0].schedule if self.searches else (None, None)
         return {
             "epoch": self.epoch,
             "train_loss": task,
-            "train_penalty": penalty,
+            "train_aux_loss": aux_loss,
             "train_distillation": distillation,
-            "train_usage": by_layer(usages),
+            "train_routing": by_layer(usages),
             "searching": any(search.searching for search in self.searches),
             "tau": tau,
             "sinkhorn_iterations": rounds,

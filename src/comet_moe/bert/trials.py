@@ -7,7 +7,7 @@ from typing import Any
 from comet_moe.bert.distill import Lesson, new_student, open_lesson, teach
 from comet_moe.bert.run import BertFolder, taught_by
 from comet_moe.bert.trainer_loop import Watch
-from comet_moe.config import BertRun, Override, load_bert_recipe, parse_setting
+from comet_moe.config import BertConfig, Override, load_bert_recipe, parse_setting
 from comet_moe.exceptions import RecipeError
 from comet_moe.training import Progress
 
@@ -18,7 +18,7 @@ class Students:
     def __init__(self) -> None:
         self._lesson: tuple[Any, Lesson] | None = None
 
-    def base(self, recipe: str, settings: Sequence[str]) -> BertRun:
+    def base(self, recipe: str, settings: Sequence[str]) -> BertConfig:
         """The configuration before anything is drawn: the recipe's, on the rows that the teacher had."""
         overrides = [parse_setting(setting) for setting in settings]
         asked = load_bert_recipe(recipe, overrides)
@@ -39,7 +39,7 @@ class Students:
         who: list[Override] = [([name], value) for name, value in taught_by(teacher).items()]
         return load_bert_recipe(recipe, [*rows, *overrides, *who])
 
-    def check(self, config: BertRun) -> None:
+    def check(self, config: BertConfig) -> None:
         """Make the student once, in memory; scores the teacher's neurons if nobody has."""
         new_student(config, self._lesson_of(config))
 
@@ -49,7 +49,7 @@ class Students:
 
     def run(
         self,
-        config: BertRun,
+        config: BertConfig,
         folder: BertFolder,
         on_batch: Callable[[Progress], None],
         on_epoch: Callable[[dict[str, Any]], None],
@@ -57,7 +57,7 @@ class Students:
         """Distil, from the start or from where it stopped; the result."""
         return teach(self._lesson_of(config), config, folder, Watch(on_batch, on_epoch))
 
-    def _lesson_of(self, config: BertRun) -> Lesson:
+    def _lesson_of(self, config: BertConfig) -> Lesson:
         shared = (config.teacher, config.data, config.experts.importance)
         if self._lesson is None or self._lesson[0] != shared:
             self._lesson = (shared, open_lesson(config))

@@ -33,8 +33,8 @@ def curves(
         CURVE_NOTE,
         REDUCTION_NOTE,
         comma_separated,
-        curve_sheet,
-        reduction_sheet,
+        curve_table,
+        reduction_table,
     )
     from comet_moe.cli.table import show_sheets
 
@@ -55,9 +55,9 @@ def curves(
         typer.echo(comma_separated(rows), nl=False)
     else:
         show_sheets(
-            [curve_sheet(*of_study) for of_study in found if of_study[1]], [CURVE_NOTE], plain=format == "md"
+            [curve_table(*of_study) for of_study in found if of_study[1]], [CURVE_NOTE], plain=format == "md"
         )
         if factors:
             show_sheets(
-                [reduction_sheet(*of_study) for of_study in factors], [REDUCTION_NOTE], plain=format == "md"
+                [reduction_table(*of_study) for of_study in factors], [REDUCTION_NOTE], plain=format == "md"
             )

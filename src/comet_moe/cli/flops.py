@@ -42,21 +42,21 @@ def flops(
 
 
 def _of_run(path: Path) -> list[dict[str, Any]]:
-    from comet_moe.training import open_dataset, open_run
+    from comet_moe.training import load_dataset, load_run
     from comet_moe.training.flops import costs
 
-    run = open_run(path)
-    dataset = open_dataset(run.config)
+    run = load_run(path)
+    dataset = load_dataset(run.config)
     run.folder.check_data(dataset)
     return _rows(run.config.gate.name, costs(run.model, dataset))
 
 
 def _of_recipe(recipe: str, gates: list[str] | None, settings: list[str]) -> list[dict[str, Any]]:
     from comet_moe.config import GATE_NAMES, load_recipe
-    from comet_moe.training import open_dataset
+    from comet_moe.training import load_dataset
     from comet_moe.training.flops import costs, hardened_model
 
-    dataset = open_dataset(load_recipe(recipe, settings))
+    dataset = load_dataset(load_recipe(recipe, settings))
     keyed = "num_users" in dataset.meta
     fitting = [name for name in GATE_NAMES if not name.endswith("+") and (keyed or name != "hash")]
     rows = []

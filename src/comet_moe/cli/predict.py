@@ -19,11 +19,11 @@ def predict(
     says which of the two were seen: both, user, item or neither. A hash gate sends an unseen user the way of
     a seen one that its id picks.
     """
-    from comet_moe.training import open_run
+    from comet_moe.training import load_run
     from comet_moe.training import predict as prediction
 
     prediction.writable_suffix(output)
-    scored = prediction.predict(open_run(run), table)
+    scored = prediction.predict(load_run(run), table)
     prediction.write_table(scored, output)
     counts = {name: int((scored["known"] == name).sum()) for name in ("both", "user", "item", "neither")}
     if as_json:

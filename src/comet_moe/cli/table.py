@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 if TYPE_CHECKING:
-    from comet_moe.analysis.render import Sheet
+    from comet_moe.analysis.render import TextTable
 
 
 def table(
@@ -25,7 +25,7 @@ def table(
     Of a tuning study the best 5 % of the trials count, as in the paper; of an ablation or of plain runs all.
     """
     from comet_moe.analysis.reading import read_studies
-    from comet_moe.analysis.render import comma_separated, flat, table_notes, table_sheets, tex
+    from comet_moe.analysis.render import comma_separated, flat, result_tables, table_notes, tex
     from comet_moe.analysis.table import gate_rows
 
     studies = read_studies(paths)
@@ -39,12 +39,12 @@ def table(
     elif format == "csv":
         typer.echo(comma_separated([flat(row) for row in rows]), nl=False)
     elif format == "tex":
-        typer.echo(tex(table_sheets(found), table_notes(studies, top)), nl=False)
+        typer.echo(tex(result_tables(found), table_notes(studies, top)), nl=False)
     else:
-        show_sheets(table_sheets(found), table_notes(studies, top), plain=format == "md")
+        show_sheets(result_tables(found), table_notes(studies, top), plain=format == "md")
 
 
-def show_sheets(sheets: "Sequence[Sheet]", notes: Sequence[str], plain: bool) -> None:
+def show_sheets(sheets: "Sequence[TextTable]", notes: Sequence[str], plain: bool) -> None:
     """Print tables on a terminal; elsewhere, or if ``plain``, Markdown."""
     from rich.console import Console
 

@@ -35,13 +35,13 @@ def train(
     last checkpoint. `torchrun --nproc-per-node 2 -m comet_moe train ...` trains with two processes.
     """
     from comet_moe.training import begin
-    from comet_moe.training.distributed import FailedElsewhere, joined
+    from comet_moe.training.distributed import OtherProcessFailed, joined
 
     with joined() as processes:
         try:
             folder, config = processes.first(lambda: begin(recipe, settings or [], out, resume))
             result = _run_or_read(folder, config, processes, tensorboard, recipe)
-        except FailedElsewhere:
+        except OtherProcessFailed:
             raise typer.Exit(2) from None
     if processes.writes:
         _show(folder.path, result, as_json)
@@ -64,11 +64,11 @@ def _run_or_read(
 
 def _run(folder: "RunFolder", config: "Config", processes: "Processes", tensorboard: bool) -> dict[str, Any]:
     from comet_moe.cli._display import LiveRuns, RunRow
-    from comet_moe.training import Trainer, open_dataset
+    from comet_moe.training import Trainer, load_dataset
     from comet_moe.training.tracking import TensorBoard
 
     board = processes.in_turn(lambda: TensorBoard(folder.path / "tensorboard")) if tensorboard else None
-    dataset = processes.in_turn(lambda: open_dataset(config))
+    dataset = processes.in_turn(lambda: load_dataset(config))
     trainer = Trainer(config, dataset, folder, processes)
     processes.first(lambda: folder.start(config))  # only now: a mistake above leaves no folder behind
     if not processes.writes:

@@ -111,7 +111,7 @@ class DistillationLossConfig(Section):
     load_balance: NotNegative = 0.0
 
 
-class BertRun(Section):
+class BertConfig(Section):
     """A complete run: of a teacher (stage "finetune") or of a student (stage "distill").
 
     ``teacher`` is the folder of the teacher's run, or of another of its students; ``teacher_checksum`` is of

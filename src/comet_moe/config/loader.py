@@ -13,12 +13,12 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import ValidationError
 
-from comet_moe.config.bert_schema import BertRun
+from comet_moe.config.bert_schema import BertConfig
 from comet_moe.config.schema import GATE_NAMES, Config, Section
 from comet_moe.exceptions import RecipeError
 
-Experiment = Config | BertRun
-AnyExperiment = TypeVar("AnyExperiment", bound=Section)
+AnyConfig = Config | BertConfig
+ConfigType = TypeVar("ConfigType", bound=Section)
 Override = tuple[list[str], Any]
 """The keys of a setting and its value."""
 
@@ -28,23 +28,23 @@ def recipe_names() -> list[str]:
     return sorted(path.name.removesuffix(".yaml") for path in _shipped() if path.name.endswith(".yaml"))
 
 
-def load_experiment(recipe: str, settings: Sequence[str] = ()) -> Experiment:
+def load_config(recipe: str, settings: Sequence[str] = ()) -> AnyConfig:
     """The configuration of ``recipe``, a name or a path, with ``settings`` of the form "a.b=c" laid over."""
     return resolve(_tree(recipe), [parse_setting(setting) for setting in settings], recipe)
 
 
 def load_recipe(recipe: str, settings: Sequence[str] = ()) -> Config:
-    """As :func:`load_experiment`, of a network that ``comet-moe train`` trains."""
-    found = load_experiment(recipe, settings)
+    """As :func:`load_config`, of a network that ``comet-moe train`` trains."""
+    found = load_config(recipe, settings)
     if not isinstance(found, Config):
         raise RecipeError(f"recipe {recipe} is of COMET-BERT: see `comet-moe bert --help`")
     return found
 
 
-def load_bert_recipe(recipe: str, overrides: Sequence[Override] = ()) -> BertRun:
-    """As :func:`load_experiment`, of COMET-BERT."""
+def load_bert_recipe(recipe: str, overrides: Sequence[Override] = ()) -> BertConfig:
+    """As :func:`load_config`, of COMET-BERT."""
     found = resolve(_tree(recipe), overrides, recipe)
-    if not isinstance(found, BertRun):
+    if not isinstance(found, BertConfig):
         raise RecipeError(f"recipe {recipe} is not of COMET-BERT (it has no task): use `comet-moe train`")
     return found
 
@@ -55,17 +55,17 @@ def _tree(recipe: str) -> dict[str, Any]:
     return {"recipe": Path(recipe).stem, **tree}
 
 
-def resolve(tree: dict[str, Any], overrides: Sequence[Override], source: str | None = None) -> Experiment:
+def resolve(tree: dict[str, Any], overrides: Sequence[Override], source: str | None = None) -> AnyConfig:
     """``tree`` with ``overrides`` laid over, checked; a gate's name stands for its settings in ``gates``.
 
     What has a ``task`` is of COMET-BERT, which keeps ``gates``: students may have another gate. ``source`` is
     where it was read.
     """
-    kind: type[Experiment] = BertRun if "task" in tree else Config
+    kind: type[AnyConfig] = BertConfig if "task" in tree else Config
     first = [override for override in overrides if override[0][0] == "gates" or override[0] == ["gate"]]
     for keys, value in first:
         put(tree, keys, value)
-    gates = tree.get("gates", {}) if kind is BertRun else tree.pop("gates", {})
+    gates = tree.get("gates", {}) if kind is BertConfig else tree.pop("gates", {})
     if not isinstance(tree.get("gate"), Mapping):
         tree["gate"] = gate_settings(tree.get("gate"), gates)
     for keys, value in overrides:
@@ -74,7 +74,7 @@ def resolve(tree: dict[str, Any], overrides: Sequence[Override], source: str | N
     return checked(kind, tree, source)
 
 
-def checked(kind: type[AnyExperiment], tree: dict[str, Any], source: str | None = None) -> AnyExperiment:
+def checked(kind: type[ConfigType], tree: dict[str, Any], source: str | None = None) -> ConfigType:
     """``tree`` as a configuration; ``source`` is where it was read."""
     try:
         return kind.model_validate(tree)
@@ -82,7 +82,7 @@ def checked(kind: type[AnyExperiment], tree: dict[str, Any], source: str | None 
         raise RecipeError(f"recipe {source or tree['recipe']}: {first_problem(error)}") from error
 
 
-def check_agreement(saved: Experiment, recipe: str, overrides: Sequence[Override]) -> None:
+def check_same_settings(saved: AnyConfig, recipe: str, overrides: Sequence[Override]) -> None:
     """Refuse what differs from ``saved``, the configuration of a run to go on with.
 
     Args:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, ValidationError
 
-from comet_moe.config.loader import AnyExperiment, checked, first_problem, parse_setting, put, read_recipe
+from comet_moe.config.loader import ConfigType, checked, first_problem, parse_setting, put, read_recipe
 from comet_moe.config.schema import GATE_NAMES, Positive, Section
 from comet_moe.exceptions import RecipeError
 
@@ -42,12 +42,12 @@ class LogUniform(Section):
 
 
 Draw = Choice | Uniform | LogUniform
-Space = dict[str, Draw]
+SearchSpace = dict[str, Draw]
 
 _SHARED = ("all", "search")
 
 
-def load_space(recipe: str, gate: str, settings: Sequence[str] = ()) -> Space:
+def load_search_space(recipe: str, gate: str, settings: Sequence[str] = ()) -> SearchSpace:
     """What is drawn for ``gate``, in the order of the recipe; what ``settings`` set is not."""
     section = read_recipe(recipe).get("tuning")
     if section is None:
@@ -74,7 +74,7 @@ def load_space(recipe: str, gate: str, settings: Sequence[str] = ()) -> Space:
     return {key: _draw(recipe, key, value) for key, value in merged.items() if value != "fixed"}
 
 
-def with_values(config: AnyExperiment, values: Mapping[str, Any]) -> AnyExperiment:
+def with_values(config: ConfigType, values: Mapping[str, Any]) -> ConfigType:
     """``config`` with the settings ``values``, keys such as "gate.gamma", laid over and checked."""
     tree = config.model_dump(mode="json")
     for key, value in values.items():

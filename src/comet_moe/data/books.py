@@ -10,7 +10,7 @@ import pandas as pd
 
 import comet_moe.data.recommender as recommender
 from comet_moe.data.io import (
-    Need,
+    RequiredFile,
     check_count,
     read_parquet,
     reading,
@@ -20,17 +20,17 @@ from comet_moe.data.io import (
 )
 from comet_moe.data.recommender import Table
 from comet_moe.data.splits import percent_sizes, stratified_split
-from comet_moe.data.types import Draft, Request
+from comet_moe.data.types import RawDataset, Request
 from comet_moe.data.vocabulary import Vocabulary
 from comet_moe.exceptions import DataError
 
-NEEDS = (Need("ratings", ("BX-Book-Ratings.csv", "ratings_subset.parquet")),)
+NEEDS = (RequiredFile("ratings", ("BX-Book-Ratings.csv", "ratings_subset.parquet")),)
 _OFFICIAL_ROWS = 1_149_780
 _MINIMUM = 5
 _NAMES = {"User-ID": "user_id", "ISBN": "isbn", "Book-Rating": "rating"}
 
 
-def build(files: Mapping[str, Path], request: Request) -> Draft:
+def build(files: Mapping[str, Path], request: Request) -> RawDataset:
     """Keep users and books with at least 5 records each and split them 70/15/15 %, stratified by explicit."""
     path = files["ratings"]
     raw = read_parquet(path, _NAMES.values()) if path.suffix == ".parquet" else _read_csv(path)

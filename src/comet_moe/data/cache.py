@@ -16,14 +16,14 @@ import numpy as np
 
 from comet_moe.data.io import reading
 from comet_moe.data.splits import SPLITS
-from comet_moe.data.types import Array, Blocks, Dataset, Draft, Split
+from comet_moe.data.types import Array, Blocks, Dataset, RawDataset, Split
 from comet_moe.exceptions import DamagedCacheError, DataError
 
 FORMAT = 1
 _META = "meta.json"
 
 
-def write(folder: Path, draft: Draft, meta: dict[str, Any]) -> None:
+def write(folder: Path, draft: RawDataset, meta: dict[str, Any]) -> None:
     """Write ``draft`` as ``folder``, replacing what is there; on any failure nothing is left behind."""
     aside = folder.parent / f".{folder.name}.{secrets.token_hex(4)}"
     try:
@@ -39,7 +39,7 @@ def write(folder: Path, draft: Draft, meta: dict[str, Any]) -> None:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def _fill(aside: Path, draft: Draft, meta: dict[str, Any]) -> None:
+def _fill(aside: Path, draft: RawDataset, meta: dict[str, Any]) -> None:
     parts = dict(zip(SPLITS, (draft.train, draft.validation, draft.test), strict=True))
     arrays: dict[str, dict[str, dict[str, str]]] = {}
     for split, part in parts.items():

@@ -16,15 +16,15 @@ import numpy.typing as npt
 import pandas as pd
 from PIL import Image
 
-from comet_moe.data.io import Need, check_count, read_parquet, reading, require_columns, require_rows
+from comet_moe.data.io import RequiredFile, check_count, read_parquet, reading, require_columns, require_rows
 from comet_moe.data.splits import Index, percent_sizes, random_split
-from comet_moe.data.types import Array, Blocks, Draft, DraftSplit, Request
+from comet_moe.data.types import Array, Blocks, RawDataset, RawSplit, Request
 from comet_moe.exceptions import DataError
 
 NEEDS = (
-    Need("images", ("img_align_celeba", "celeba_first10k_89x109.parquet")),
-    Need("attributes", ("list_attr_celeba.txt",), required=False),
-    Need("partition", ("list_eval_partition.txt",), required=False),
+    RequiredFile("images", ("img_align_celeba", "celeba_first10k_89x109.parquet")),
+    RequiredFile("attributes", ("list_attr_celeba.txt",), required=False),
+    RequiredFile("partition", ("list_eval_partition.txt",), required=False),
 )
 # The paper names none: these are the ten whose share of positives is nearest to one half (0.51 down to 0.28).
 BALANCED = (
@@ -37,7 +37,7 @@ _BLOCK = 256
 Opener = Callable[[int], Path | io.BytesIO]
 
 
-def build(files: Mapping[str, Path], request: Request) -> Draft:
+def build(files: Mapping[str, Path], request: Request) -> RawDataset:
     """Decode the images, resized to the option ``size`` (height, width) if given, split as published."""
     path = files["images"]
     attributes, names, opener = (
@@ -47,11 +47,11 @@ def build(files: Mapping[str, Path], request: Request) -> Draft:
     size = _size(request.options["size"])
     height, width = size or _decode(opener(0), path / names[0], None).shape[1:]
 
-    def split(rows: Index) -> DraftSplit:
+    def split(rows: Index) -> RawSplit:
         blocks = partial(_blocks, opener, path, names, rows, (height, width), resize=size is not None)
         image = Blocks((len(rows), 3, height, width), np.dtype(np.uint8), blocks)
         targets = {name: (attributes[name].to_numpy()[rows] == 1).astype(np.uint8) for name in attributes}
-        return DraftSplit({"image": image}, targets)
+        return RawSplit({"image": image}, targets)
 
     meta = {
         "image_shape": [3, height, width],
@@ -61,7 +61,7 @@ def build(files: Mapping[str, Path], request: Request) -> Draft:
             *notes,
         ],
     }
-    return Draft(split(parts[0]), split(parts[1]), split(parts[2]), meta)
+    return RawDataset(split(parts[0]), split(parts[1]), split(parts[2]), meta)
 
 
 def _from_parquet(path: Path, request: Request) -> tuple[pd.DataFrame, list[str], Opener]:

@@ -20,15 +20,17 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from comet_moe.data.io import Need, check_count, reading
+from comet_moe.data.io import RequiredFile, check_count, reading
 from comet_moe.data.splits import SPLITS, Index, percent_sizes, random_split
-from comet_moe.data.types import Array, Blocks, Draft, DraftSplit, Request
+from comet_moe.data.types import Array, Blocks, RawDataset, RawSplit, Request
 from comet_moe.exceptions import DataError
 
 Bytes = npt.NDArray[np.uint8]
 
 IDX_NEEDS = tuple(
-    Need(f"{part} {kind}", (f"{prefix}-{kind}-idx{axes}-ubyte.gz", f"{prefix}-{kind}-idx{axes}-ubyte"))
+    RequiredFile(
+        f"{part} {kind}", (f"{prefix}-{kind}-idx{axes}-ubyte.gz", f"{prefix}-{kind}-idx{axes}-ubyte")
+    )
     for part, prefix in (("train", "train"), ("test", "t10k"))
     for kind, axes in (("images", 3), ("labels", 1))
 )
@@ -85,12 +87,12 @@ def read_idx(path: Path, axes: int) -> Bytes:
 
 
 _SVHN = {"train": 73_257, "extra": 531_131, "test": 26_032}
-DIGITS_NEEDS = (*IDX_NEEDS, *(Need(f"svhn {part}", (f"{part}_32x32.mat",)) for part in _SVHN))
+DIGITS_NEEDS = (*IDX_NEEDS, *(RequiredFile(f"svhn {part}", (f"{part}_32x32.mat",)) for part in _SVHN))
 _SVHN_SIDE = 32
 _DIGIT_BLOCK = 4096
 
 
-def build_digits(files: Mapping[str, Path], request: Request) -> Draft:
+def build_digits(files: Mapping[str, Path], request: Request) -> RawDataset:
     """Mix both sets split by split; with all files 530,420 / 85,000 / 85,000 images as in the paper.
 
     MNIST: a sixth of the train images is for validation, the test images are for test. SVHN: all images are
@@ -106,7 +108,7 @@ def build_digits(files: Mapping[str, Path], request: Request) -> Draft:
     labels = np.concatenate([*(part.labels for part in mnist), *(part for _, part in svhn)]).astype(np.int64)
     parts = _mix(len(grey[0]), len(grey[1]), sum(len(part) for part, _ in svhn), request)
     train, validation, test = (
-        DraftSplit(
+        RawSplit(
             {
                 "image": Blocks(
                     (len(rows), 3, _SVHN_SIDE, _SVHN_SIDE),
@@ -125,7 +127,7 @@ def build_digits(files: Mapping[str, Path], request: Request) -> Draft:
             "SVHN's train, extra and test images are pooled and split by the seed, as the paper's sizes imply"
         ],
     }
-    return Draft(train, validation, test, meta)
+    return RawDataset(train, validation, test, meta)
 
 
 def _mix(mnist_train: int, mnist_test: int, svhn: int, request: Request) -> list[Index]:
@@ -182,13 +184,13 @@ _DIGITS_SHIFT = 2
 _OVERLAY_BLOCK = 8192
 
 
-def build_from_idx(files: Mapping[str, Path], request: Request) -> Draft:
+def build_from_idx(files: Mapping[str, Path], request: Request) -> RawDataset:
     """36x36 images; both source images are drawn with replacement, for test from the test images."""
     train, test = (read_part(files, part, request.strict) for part in ("train", "test"))
     return _build((train, train, test), _MNIST_SHIFT, request, ["the overlay is by maximum"])
 
 
-def build_multidigits(files: Mapping[str, Path], request: Request) -> Draft:
+def build_multidigits(files: Mapping[str, Path], request: Request) -> RawDataset:
     """12x12 images of the 1,797 digits bundled with scikit-learn; the three splits share no source digit."""
     from sklearn.datasets import load_digits
 
@@ -216,7 +218,7 @@ def _build(
     shift: int,
     request: Request,
     notes: list[str],
-) -> Draft:
+) -> RawDataset:
     train, validation, test = (
         _split(source, request.positive(f"{name}_size"), shift, request.stream(f"{name} pairs"))
         for name, source in zip(SPLITS, sources, strict=True)
@@ -227,16 +229,16 @@ def _build(
         "classes": {"top_left": 10, "bottom_right": 10},
         "notes": notes,
     }
-    return Draft(train, validation, test, meta)
+    return RawDataset(train, validation, test, meta)
 
 
-def _split(source: LabelledImages, size: int, shift: int, rng: np.random.Generator) -> DraftSplit:
+def _split(source: LabelledImages, size: int, shift: int, rng: np.random.Generator) -> RawSplit:
     first, second = rng.integers(0, len(source.images), (2, size))
     height, width = source.images.shape[1:]
     shape = (size, 1, height + 2 * shift, width + 2 * shift)
     image = Blocks(shape, np.dtype(np.uint8), partial(_overlay_blocks, source.images, first, second, shift))
     labels = source.labels.astype(np.int64)
-    return DraftSplit({"image": image}, {"top_left": labels[first], "bottom_right": labels[second]})
+    return RawSplit({"image": image}, {"top_left": labels[first], "bottom_right": labels[second]})
 
 
 def _overlay_blocks(images: Array, first: Index, second: Index, shift: int) -> Iterator[Array]:

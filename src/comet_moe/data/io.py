@@ -18,7 +18,7 @@ from comet_moe.exceptions import DataError
 
 
 @dataclass(frozen=True)
-class Need:
+class RequiredFile:
     """A raw file by its role; ``names`` are the forms it comes in (or patterns), the preferred one first."""
 
     role: str
@@ -34,7 +34,7 @@ class Need:
         return " or ".join(self.names)
 
 
-def locate(source: Path, needs: Sequence[Need], split: str) -> dict[str, Path]:
+def locate(source: Path, needs: Sequence[RequiredFile], split: str) -> dict[str, Path]:
     """Find each role's file: ``source`` itself, or in it, or up to two folders below it.
 
     Raises DataError for a required file that is not there and for a name that is there twice.
@@ -57,7 +57,7 @@ def locate(source: Path, needs: Sequence[Need], split: str) -> dict[str, Path]:
     return found
 
 
-def _find(source: Path, need: Need) -> Path | None:
+def _find(source: Path, need: RequiredFile) -> Path | None:
     if source.is_file() and any(source.match(name) for name in need.names):
         return source
     folder = source.parent if source.is_file() else source

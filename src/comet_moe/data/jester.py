@@ -12,15 +12,15 @@ import numpy.typing as npt
 import pandas as pd
 
 import comet_moe.data.recommender as recommender
-from comet_moe.data.io import Need, check_count, reading, require_rows
+from comet_moe.data.io import RequiredFile, check_count, reading, require_rows
 from comet_moe.data.recommender import Table
 from comet_moe.data.splits import percent_sizes, stratified_split
-from comet_moe.data.types import Draft, Request
+from comet_moe.data.types import RawDataset, Request
 from comet_moe.data.vocabulary import Vocabulary
 from comet_moe.exceptions import DataError
 
 NEEDS = tuple(
-    Need(
+    RequiredFile(
         f"part {part}",
         (
             f"jester-data-{part}.csv",
@@ -40,7 +40,7 @@ _NOT_RATED = 99.0
 Matrix = npt.NDArray[np.float32]
 
 
-def build(files: Mapping[str, Path], request: Request) -> Draft:
+def build(files: Mapping[str, Path], request: Request) -> RawDataset:
     """Stack the parts at hand and split all user x joke pairs 70/15/15 %, stratified by rated or not."""
     parts = {role: _read(path) for role, path in files.items()}
     for role, path in files.items():

@@ -15,20 +15,20 @@ import numpy.typing as npt
 import pandas as pd
 
 import comet_moe.data.recommender as recommender
-from comet_moe.data.io import Need, check_count, read_parquet, reading, require_range, require_rows
+from comet_moe.data.io import RequiredFile, check_count, read_parquet, reading, require_range, require_rows
 from comet_moe.data.recommender import Table, draw_unseen
 from comet_moe.data.splits import Index, movielens_sizes, stratified_split
-from comet_moe.data.types import Draft, Request
+from comet_moe.data.types import RawDataset, Request
 from comet_moe.data.vocabulary import Vocabulary
 from comet_moe.exceptions import DataError
 
 ML1M_NEEDS = (
-    Need("ratings", ("ratings.dat", "ratings.parquet")),
-    Need("train", ("comet_split_train.parquet",), only_for_split="authors"),
-    Need("validation", ("comet_split_val.parquet",), only_for_split="authors"),
-    Need("test", ("comet_split_test.parquet",), only_for_split="authors"),
+    RequiredFile("ratings", ("ratings.dat", "ratings.parquet")),
+    RequiredFile("train", ("comet_split_train.parquet",), only_for_split="authors"),
+    RequiredFile("validation", ("comet_split_val.parquet",), only_for_split="authors"),
+    RequiredFile("test", ("comet_split_test.parquet",), only_for_split="authors"),
 )
-ML100K_NEEDS = (Need("ratings", ("u.data", "u_data.parquet")),)
+ML100K_NEEDS = (RequiredFile("ratings", ("u.data", "u_data.parquet")),)
 
 _COLUMNS = ["user_id", "movie_id", "rating"]
 _MAX_ID = 2**31 - 1
@@ -41,13 +41,13 @@ _AUTHORS_NOTE = (
 )
 
 
-def build_1m(files: Mapping[str, Path], request: Request) -> Draft:
+def build_1m(files: Mapping[str, Path], request: Request) -> RawDataset:
     """MovieLens-1M: 1,999,496 rows, half of them unrated pairs, split stratified by watched."""
     parts, users, items, notes = _parts_1m(files, request)
     return recommender.draft(parts, users, items, {"notes": notes})
 
 
-def build_200k(files: Mapping[str, Path], request: Request) -> Draft:
+def build_200k(files: Mapping[str, Path], request: Request) -> RawDataset:
     """The subset of MovieLens-1M behind the paper's Table 1: a part of the rows of the heaviest users."""
     parts, users, items, notes = _parts_1m(files, request)
     parts, kept = heavy_users_subset(parts, len(users), request)
@@ -55,7 +55,7 @@ def build_200k(files: Mapping[str, Path], request: Request) -> Draft:
     return recommender.draft(parts, Vocabulary([users.ids[user] for user in kept]), items, {"notes": notes})
 
 
-def build_100k(files: Mapping[str, Path], request: Request) -> Draft:
+def build_100k(files: Mapping[str, Path], request: Request) -> RawDataset:
     """MovieLens-100K: made and split like MovieLens-1M; the paper does not use it."""
     raw = _read(files["ratings"], "\t", [0, 1, 2, 3])
     check_count(files["ratings"], "ratings", len(raw), _ML100K_ROWS, request.strict)

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from comet_moe.data.splits import Index
-from comet_moe.data.types import Draft, DraftSplit
+from comet_moe.data.types import RawDataset, RawSplit
 from comet_moe.data.vocabulary import Vocabulary
 from comet_moe.exceptions import DataError
 
@@ -133,14 +133,14 @@ def with_unrated(positives: Table, num_users: int, num_items: int, rng: np.rando
 
 def draft(
     parts: tuple[Table, Table, Table], users: Vocabulary, items: Vocabulary, meta: dict[str, Any]
-) -> Draft:
+) -> RawDataset:
     """Lay out train, validation and test tables for the cache."""
     train, validation, test = (
-        DraftSplit({"user": part.user, "item": part.item}, {"watched": part.watched, "rating": part.rating})
+        RawSplit({"user": part.user, "item": part.item}, {"watched": part.watched, "rating": part.rating})
         for part in parts
     )
     meta = {"num_users": len(users), "num_items": len(items), "keys": "user", **meta}
-    return Draft(train, validation, test, meta, {"user": users, "item": items})
+    return RawDataset(train, validation, test, meta, {"user": users, "item": items})
 
 
 def take_parts(table: Table, parts: tuple[Index, Index, Index]) -> tuple[Table, Table, Table]:

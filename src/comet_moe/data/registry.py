@@ -10,8 +10,8 @@ from typing import Any
 
 from comet_moe.data import books, celeba, images, jester, movielens, table
 from comet_moe.data.download import Remote
-from comet_moe.data.io import Need
-from comet_moe.data.types import Draft, Request
+from comet_moe.data.io import RequiredFile
+from comet_moe.data.types import RawDataset, Request
 from comet_moe.exceptions import DataError
 
 
@@ -24,8 +24,8 @@ class Source:
     """
 
     name: str
-    build: Callable[[Mapping[str, Path], Request], Draft]
-    needs: tuple[Need, ...]
+    build: Callable[[Mapping[str, Path], Request], RawDataset]
+    needs: tuple[RequiredFile, ...]
     publisher: str
     licence: str
     downloads: tuple[Remote, ...] = ()

@@ -10,13 +10,13 @@ import numpy as np
 import pandas as pd
 
 import comet_moe.data.recommender as recommender
-from comet_moe.data.io import Need, read_parquet, reading, require_columns, require_rows
+from comet_moe.data.io import RequiredFile, read_parquet, reading, require_columns, require_rows
 from comet_moe.data.splits import percent_sizes, stratified_split
-from comet_moe.data.types import Draft, Request
+from comet_moe.data.types import RawDataset, Request
 from comet_moe.data.vocabulary import Vocabulary
 from comet_moe.exceptions import DataError
 
-NEEDS = (Need("table", ("*.csv", "*.tsv", "*.parquet")),)
+NEEDS = (RequiredFile("table", ("*.csv", "*.tsv", "*.parquet")),)
 OPTIONS = {"user": None, "item": None, "rating": None, "negatives": True}
 
 # Compared without case, blanks, "-" and "_"; the first that is there is taken.
@@ -40,7 +40,7 @@ _COMMON = {
 }
 
 
-def build(files: Mapping[str, Path], request: Request) -> Draft:
+def build(files: Mapping[str, Path], request: Request) -> RawDataset:
     """Rated pairs, as many unrated ones a user unless ``negatives`` is off, split 80/10/10 % by watched."""
     path = files["table"]
     names = {role: request.options[role] for role in _COMMON if request.options[role] is not None}

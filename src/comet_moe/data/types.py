@@ -89,7 +89,7 @@ class Blocks:
 
 
 @dataclass(frozen=True)
-class DraftSplit:
+class RawSplit:
     """The arrays of one split before they are written."""
 
     features: Mapping[str, Array | Blocks]
@@ -97,11 +97,11 @@ class DraftSplit:
 
 
 @dataclass(frozen=True)
-class Draft:
+class RawDataset:
     """A data set before it is written; ``meta`` is plain JSON."""
 
-    train: DraftSplit
-    validation: DraftSplit
-    test: DraftSplit
+    train: RawSplit
+    validation: RawSplit
+    test: RawSplit
     meta: dict[str, Any]
     vocabularies: Mapping[str, Vocabulary] = field(default_factory=dict)

@@ -33,7 +33,8 @@ class Gate(nn.Module, ABC):
         sums_to_one: whether the rows of the weights sum to 1.
         stochastic: whether two training passes over one input may differ.
         soft_in_training: whether training mixes more experts than evaluation, as local search does.
-        keeps_parts: whether ``Routing.parts`` is asked for in evaluation too, as one permutation a tree does.
+        keeps_contributions: whether ``Routing.contributions`` is needed in evaluation too, as it is by
+            one permutation per tree.
         checks_values: whether ``forward`` itself refuses NaN in its input.
     """
 
@@ -43,7 +44,7 @@ class Gate(nn.Module, ABC):
     sums_to_one: bool = True
     stochastic: bool = False
     soft_in_training: bool = False
-    keeps_parts: bool = False
+    keeps_contributions: bool = False
     checks_values: bool = False
 
     def __call__(self, x: Tensor, keys: Tensor | None = None, mask: Tensor | None = None) -> Routing:
@@ -116,7 +117,7 @@ class TrainableGate(Gate):
         return f"in_features={self.in_features}, num_experts={self.num_experts}{k}"
 
 
-class GateAround(Gate):
+class GateWrapper(Gate):
     """A gate that changes what another one decides, and is like it in all else.
 
     Args:
@@ -140,13 +141,13 @@ class GateAround(Gate):
         return self.gate.soft_in_training
 
     @property
-    def keeps_parts(self) -> bool:
+    def keeps_contributions(self) -> bool:
         """As the gate inside, where it is set too."""
-        return self.gate.keeps_parts
+        return self.gate.keeps_contributions
 
-    @keeps_parts.setter
-    def keeps_parts(self, keeps: bool) -> None:
-        self.gate.keeps_parts = keeps
+    @keeps_contributions.setter
+    def keeps_contributions(self, keeps: bool) -> None:
+        self.gate.keeps_contributions = keeps
 
     def flops(self) -> int:
         """Those of the gate inside."""

@@ -11,7 +11,7 @@ from comet_moe.gates.base import TrainableGate, entropy_of, mean_over_rows
 from comet_moe.gates.smooth_step import log_smooth_step_sides
 from comet_moe.gates.tree import path_sums
 from comet_moe.kernels.descent import Nodes, descend, descend_again, descend_op, nodes_of
-from comet_moe.kernels.jit import COMPILED_TYPES, in_a_graph, nobody_looks, runs_here
+from comet_moe.kernels.jit import COMPILED_TYPES, can_run_compiled, is_plain_eager, is_tracing
 from comet_moe.kernels.soft_trees import soft_trees
 from comet_moe.routing import Pairs, Routing
 
@@ -86,9 +86,11 @@ class CometGate(TrainableGate):
         if (
             keys is None
             and mask is None
-            and not (self.training or self.keeps_parts or self._forward_hooks or self._forward_pre_hooks)
+            and not (
+                self.training or self.keeps_contributions or self._forward_hooks or self._forward_pre_hooks
+            )
             and type(x) is Tensor
-            and nobody_looks()
+            and is_plain_eager()
         ):
             shape = x.shape
             if (
@@ -109,38 +111,38 @@ class CometGate(TrainableGate):
     def _dense(self, x: Tensor, mask: Tensor | None) -> Routing:
         checks.finite(x)
         splits, alphas = self._nodes(x)
-        weights, parts, paths, entropy = self._trees(splits, alphas)
-        penalty = None
+        weights, contributions, paths, entropy = self._trees(splits, alphas)
+        aux_loss = None
         if self.training and self.entropy > 0:
-            penalty = self.entropy * mean_over_rows(entropy, mask)
-        return Routing(weights=weights, penalty=penalty, selectors=paths, parts=parts)
+            aux_loss = self.entropy * mean_over_rows(entropy, mask)
+        return Routing(weights=weights, aux_loss=aux_loss, selectors=paths, contributions=contributions)
 
     def _trees(self, splits: Tensor, alphas: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Weights (B, ..., n), parts and paths (B, ..., k, n), entropy (B, ...) of all trees."""
-        if not runs_here(splits, alphas):
+        """Weights (B, ..., n), contributions and paths (B, ..., k, n), entropy (B, ...) of all trees."""
+        if not can_run_compiled(splits, alphas):
             return self._trees_torch(splits, alphas)
         batch_shape = alphas.shape[:-2]
         flat = soft_trees(splits.flatten(0, -3), alphas.flatten(0, -3), self.gamma)
-        weights, parts, paths, entropy = (value.unflatten(0, batch_shape) for value in flat)
-        return weights, parts, paths, entropy
+        weights, contributions, paths, entropy = (value.unflatten(0, batch_shape) for value in flat)
+        return weights, contributions, paths, entropy
 
     def _trees_torch(self, splits: Tensor, alphas: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The definition: log-space paths and a two-way softmax."""
         log_paths = path_sums(*log_smooth_step_sides(splits, self.gamma))
-        parts = (alphas + log_paths).flatten(-2).softmax(-1).unflatten(-1, (self.k, self.num_experts))
+        contributions = (alphas + log_paths).flatten(-2).softmax(-1).unflatten(-1, (self.k, self.num_experts))
         paths = log_paths.exp()
-        return parts.sum(-2), parts, paths, entropy_of(paths)
+        return contributions.sum(-2), contributions, paths, entropy_of(paths)
 
     def _descends(self, x: Tensor) -> bool:
         """Whether only the nodes on the way to the reached leaves are evaluated."""
-        if self.training or self.keeps_parts or torch.is_grad_enabled():
+        if self.training or self.keeps_contributions or torch.is_grad_enabled():
             return False
-        return runs_here(x) or in_a_graph(x)
+        return can_run_compiled(x) or is_tracing(x)
 
     def _descended(self, x: Tensor) -> Routing:
         batch_shape = x.shape[:-1]
         rows = x.reshape(-1, self.in_features).contiguous()
-        if not in_a_graph(x):
+        if not is_tracing(x):
             return self._walked(rows, batch_shape)
         own: list[Any] = [self._parameters[name].to(x.dtype) for name in _NODES]  # type: ignore[union-attr]
         weights = descend_op(rows, *own, self.gamma)
@@ -156,8 +158,8 @@ class CometGate(TrainableGate):
             pairs = Pairs(*descend_again(rows, nodes, self.gamma, reached))
             routing = Routing.from_pairs(pairs, batch_shape, self.num_experts)
         else:
-            places = torch.from_numpy(reached.expert), torch.from_numpy(reached.weight)
-            routing = Routing(places=places, batch_shape=batch_shape, num_experts=self.num_experts)
+            slots = torch.from_numpy(reached.expert), torch.from_numpy(reached.weight)
+            routing = Routing(slots=slots, batch_shape=batch_shape, num_experts=self.num_experts)
         routing.gate_flops = 2 * self.in_features * reached.visited
         return routing
 

@@ -80,7 +80,10 @@ class DSelectKGate(TrainableGate):
         """Bits, products of bits, and their mixture; in evaluation, hard bits spell the experts out."""
         bits, mixing = self._logits(x)
         if not (
-            self.training or self.keeps_parts or torch.is_grad_enabled() or torch.compiler.is_compiling()
+            self.training
+            or self.keeps_contributions
+            or torch.is_grad_enabled()
+            or torch.compiler.is_compiling()
         ):
             hard = bits.abs() >= self.gamma / 2
             if bool(hard.all()):
@@ -91,10 +94,10 @@ class DSelectKGate(TrainableGate):
             sides = torch.stack((refused[..., bit], chosen[..., bit]), -1)
             codes = (codes.unsqueeze(-1) * sides.unsqueeze(-2)).flatten(-2)
         selectors = codes[..., : self.num_experts]
-        parts = mixing.softmax(-1).unsqueeze(-1) * selectors
-        weights = parts.sum(-2)
-        penalty = self._penalty(selectors, mask) if self.training else None
-        return Routing(weights=weights, penalty=penalty, selectors=selectors, parts=parts)
+        contributions = mixing.softmax(-1).unsqueeze(-1) * selectors
+        weights = contributions.sum(-2)
+        aux_loss = self._aux_loss(selectors, mask) if self.training else None
+        return Routing(weights=weights, aux_loss=aux_loss, selectors=selectors, contributions=contributions)
 
     def _spelled(self, bits: Tensor, mixing: Tensor) -> Routing:
         """The routing where every bit is hard, as one place a selector: nothing of size (B, n)."""
@@ -108,7 +111,7 @@ class DSelectKGate(TrainableGate):
             weight[:, later].masked_fill_(same.any(-1), 0.0)
         weight.masked_fill_(expert >= self.num_experts, 0.0)
         expert = expert.clamp_max(self.num_experts - 1)
-        return Routing.from_places(expert, weight, mixing.shape[:-1], self.num_experts)
+        return Routing.from_slots(expert, weight, mixing.shape[:-1], self.num_experts)
 
     def _logits(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Bit logits (B, ..., k, m) and mixing logits (B, ..., k), from one matrix product."""
@@ -118,7 +121,7 @@ class DSelectKGate(TrainableGate):
         count = self.k * self.bits
         return logits[..., :count].unflatten(-1, (self.k, self.bits)), logits[..., count:]
 
-    def _penalty(self, selectors: Tensor, mask: Tensor | None) -> Tensor:
+    def _aux_loss(self, selectors: Tensor, mask: Tensor | None) -> Tensor:
         unreachable = (1 / (1e-6 + selectors.sum(-1))).sum(-1)
         rows = self.entropy * entropy_of(selectors) + self.reachability * unreachable
         return mean_over_rows(rows, mask)

@@ -65,7 +65,7 @@ class HashGate(Gate):
         checks.key_range(keys, self.num_keys)
         experts = self.assignment[keys].reshape(-1, 1)
         weights = torch.ones(experts.shape, dtype=x.dtype, device=x.device)
-        return Routing.from_places(experts, weights, x.shape[:-1], self.num_experts)
+        return Routing.from_slots(experts, weights, x.shape[:-1], self.num_experts)
 
     def extra_repr(self) -> str:
         """Shown in ``repr(gate)``."""

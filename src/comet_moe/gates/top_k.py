@@ -72,7 +72,7 @@ class TopKGate(TrainableGate):
         if not (self.training or torch.is_grad_enabled() or torch.compiler.is_compiling()):
             batch_shape = x.shape[:-1]
             kept, experts = kept.reshape(-1, self.k), experts.reshape(-1, self.k)
-            return Routing.from_places(experts, kept, batch_shape, self.num_experts)
+            return Routing.from_slots(experts, kept, batch_shape, self.num_experts)
         weights = kept.new_zeros(*x.shape[:-1], self.num_experts).scatter(-1, experts, kept)
         return Routing(weights=weights)
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from comet_moe.checks import in_a_transform
+from comet_moe.checks import in_functorch_transform
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -36,22 +36,22 @@ def portable() -> Iterator[None]:
         _portable = before
 
 
-def seen_by_a_mode() -> bool:
+def has_dispatch_mode() -> bool:
     """Whether a dispatch mode, such as torch's counter of operations, wants to see every operator."""
     return torch._C._len_torch_dispatch_stack() > 0
 
 
-def in_a_graph(tensor: Tensor) -> bool:
+def is_tracing(tensor: Tensor) -> bool:
     """Whether compiled loops must be called as operators: a tracer or a dispatch mode is looking."""
-    looking = torch.compiler.is_compiling() or seen_by_a_mode()
+    looking = torch.compiler.is_compiling() or has_dispatch_mode()
     return looking and NUMBA_INSTALLED and not _portable and tensor.is_cpu and tensor.dtype in COMPILED_TYPES
 
 
-def runs_here(*tensors: Tensor) -> bool:
+def can_run_compiled(*tensors: Tensor) -> bool:
     """Whether compiled loops can take these tensors: eager mode, on the CPU, float32 or float64."""
     if not NUMBA_INSTALLED or torch.compiler.is_compiling():
         return False
-    if in_a_transform():
+    if in_functorch_transform():
         return False
     for tensor in tensors:
         if not (tensor.is_cpu and tensor.dtype in COMPILED_TYPES and type(tensor) in _TYPES):
@@ -59,18 +59,21 @@ def runs_here(*tensors: Tensor) -> bool:
     return True
 
 
-def nobody_looks() -> bool:
+def is_plain_eager() -> bool:
     """Whether compiled loops can be called as functions: without gradients, tracers, transforms and modes."""
     return NUMBA_INSTALLED and not (
-        torch.is_grad_enabled() or torch.compiler.is_compiling() or in_a_transform() or seen_by_a_mode()
+        torch.is_grad_enabled()
+        or torch.compiler.is_compiling()
+        or in_functorch_transform()
+        or has_dispatch_mode()
     )
 
 
 def compiled(function: Function, allocates: bool = True) -> Function:
     """``function`` compiled at its first call, kept in a cache on disk where there is one. Releases the GIL.
 
-    Where numba is missing it stays as it is; :func:`runs_here` keeps it from being called. One that makes no
-    arrays of its own (``allocates``) need not count references to any, which takes time in inner loops.
+    Where numba is missing it stays as it is; :func:`can_run_compiled` keeps it from being called. One that
+    makes no arrays of its own (``allocates``) need not count references, which takes time in inner loops.
     """
     if not NUMBA_INSTALLED:
         return function

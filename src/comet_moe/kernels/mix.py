@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from comet_moe.kernels.jit import compiled, runs_here
+from comet_moe.kernels.jit import can_run_compiled, compiled
 from comet_moe.kernels.threads import over_rows
 
 
@@ -36,7 +36,7 @@ class Places(NamedTuple):
 
 def mix(z: Tensor, weights: Tensor, places: Places, epilogue: Epilogue) -> Tensor:
     """(M, u), (M, T) -> (B, T, u)."""
-    if runs_here(z, weights) and z.dtype == weights.dtype:
+    if can_run_compiled(z, weights) and z.dtype == weights.dtype:
         seed = int(torch.randint(2**62, ())) if epilogue.dropout else 0
         return _Mix.apply(z, weights, places, epilogue, seed)
     return mix_torch(z, weights, places, epilogue)
@@ -54,7 +54,7 @@ def mix_torch(z: Tensor, weights: Tensor, places: Places, epilogue: Epilogue) ->
 def mix_dense(z: Tensor, weights: Tensor, epilogue: Epilogue) -> Tensor:
     """The same where every sample has all n experts: (B, n, u), (B, T, n) -> (B, T, u)."""
     samples, experts, u = z.shape
-    if runs_here(z, weights) and z.dtype == weights.dtype:
+    if can_run_compiled(z, weights) and z.dtype == weights.dtype:
         pairs = samples * experts
         places = Places(torch.arange(pairs), torch.arange(0, pairs + 1, experts))
         by_pair = weights.transpose(1, 2).reshape(pairs, weights.shape[1])
@@ -64,7 +64,7 @@ def mix_dense(z: Tensor, weights: Tensor, epilogue: Epilogue) -> Tensor:
 
 def gather_rows(x: Tensor, rows: Tensor, places: Places) -> Tensor:
     """x[rows], with a backward pass that gathers too: (B, p), (M,) -> (M, p)."""
-    if runs_here(x):
+    if can_run_compiled(x):
         return _GatherRows.apply(x, rows, places)
     return x[rows]
 

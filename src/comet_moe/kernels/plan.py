@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from comet_moe.kernels.jit import compiled, runs_here
+from comet_moe.kernels.jit import can_run_compiled, compiled
 from comet_moe.kernels.mix import Places
 
 
@@ -34,7 +34,7 @@ class Plan(NamedTuple):
 
 def plan_of_weights(weights: list[Tensor]) -> Plan:
     """The plan of T matrices of weights (B, n)."""
-    if runs_here(*weights):
+    if can_run_compiled(*weights):
         chosen, place, start, rows, counts = _PlanOfWeights.apply(*weights)
         return Plan(chosen, Places(place, start), rows, counts.tolist())
     return plan_of_weights_torch(weights)
@@ -49,7 +49,7 @@ def plan_of_weights_torch(weights: list[Tensor]) -> Plan:
 
 def plan_of_pairs(sample: Tensor, expert: Tensor, weights: Tensor, samples: int, experts: int) -> Plan:
     """The plan of unique pairs, ordered by sample: (M,), (M,), (M, T)."""
-    if runs_here(weights):
+    if can_run_compiled(weights):
         start, counts = torch.empty(samples + 1, dtype=torch.int64), torch.empty(experts, dtype=torch.int64)
         place, rows = torch.empty_like(expert), torch.empty_like(expert)
         known = _sort(

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from comet_moe.kernels.jit import compiled, runs_here
+from comet_moe.kernels.jit import can_run_compiled, compiled
 
 
 def sinkhorn_rounds(logits: Tensor, iterations: int) -> Tensor:
     """exp of the logits after R rounds: (..., n, n) -> (..., n, n)."""
-    if iterations and runs_here(logits):
+    if iterations and can_run_compiled(logits):
         return _Rounds.apply(logits, iterations)
     return sinkhorn_rounds_torch(logits, iterations)
 

@@ -3,12 +3,12 @@
 import torch
 from torch import Tensor
 
-from comet_moe.gates.base import Gate, GateAround
+from comet_moe.gates.base import Gate, GateWrapper
 from comet_moe.local_search.permutation import Permutation
 from comet_moe.routing import Routing
 
 
-class PermutedGate(GateAround):
+class PermutedGate(GateWrapper):
     """Sends output i of ``gate`` to expert order[i] of ``search``.
 
     In stage-1 training the weights are g(x) S with the soft matrix S, rescaled so that each row keeps its
@@ -34,7 +34,7 @@ class PermutedGate(GateAround):
             raise ValueError(f"the permutation has {search.trees} trees, the gate has k={gate.k}")
         self.search = search
         self.stochastic = gate.stochastic or search.gumbel > 0
-        self.keeps_parts = search.trees is not None
+        self.keeps_contributions = search.trees is not None
 
     @property
     def soft_in_training(self) -> bool:  # type: ignore[override]
@@ -55,20 +55,20 @@ class PermutedGate(GateAround):
         return self._renumbered(routing)
 
     def _softly(self, routing: Routing) -> Routing:
-        soft, penalty = self.search.shared_soft(self)
+        soft, aux_loss = self.search.shared_soft(self)
         with torch.autocast(soft.device.type, enabled=False):
             if self.search.trees is None:
                 weights = routing.weights
                 permuted = weights @ soft.to(weights.dtype)
             else:
-                weights = self._parts(routing).flatten(-2)
+                weights = self._contributions(routing).flatten(-2)
                 permuted = weights @ soft.to(weights.dtype).flatten(0, 1)
             mass = weights.sum(-1, keepdim=True)
             got = permuted.sum(-1, keepdim=True)
             permuted = permuted * (mass / got.masked_fill(got == 0, 1.0))
         return Routing(
             weights=permuted,
-            penalty=routing.penalty + penalty,
+            aux_loss=routing.aux_loss + aux_loss,
             selectors=routing.selectors,
             mask=routing.mask,
         )
@@ -77,19 +77,19 @@ class PermutedGate(GateAround):
         order = self.search.order()
         if self.search.trees is None:
             return routing.renumbered(order)
-        parts = self._parts(routing)
-        experts = order.flatten().expand(*parts.shape[:-2], -1)
-        weights = torch.zeros_like(routing.weights).scatter_add(-1, experts, parts.flatten(-2))
+        contributions = self._contributions(routing)
+        experts = order.flatten().expand(*contributions.shape[:-2], -1)
+        weights = torch.zeros_like(routing.weights).scatter_add(-1, experts, contributions.flatten(-2))
         return Routing(
-            weights=weights, penalty=routing.penalty, selectors=routing.selectors, mask=routing.mask
+            weights=weights, aux_loss=routing.aux_loss, selectors=routing.selectors, mask=routing.mask
         )
 
-    def _parts(self, routing: Routing) -> Tensor:
+    def _contributions(self, routing: Routing) -> Tensor:
         """(B, ..., k, n) what each tree adds to the weights, padding at 0."""
-        if routing.parts is None:
+        if routing.contributions is None:
             raise ValueError(
                 f"{type(self.gate).__name__} has no trees to permute one by one: use Permutation(trees=None)"
             )
         if routing.mask is None:
-            return routing.parts
-        return routing.parts.masked_fill(~routing.mask[..., None, None], 0.0)
+            return routing.contributions
+        return routing.contributions.masked_fill(~routing.mask[..., None, None], 0.0)

@@ -33,7 +33,7 @@ class Epoch(BaseModel):
     epoch: int
     train_loss: float | None = None
     validation_loss: float | None = None
-    train_usage: dict[str, dict[str, Any]] = {}
+    train_routing: dict[str, dict[str, Any]] = {}
     permutations: list[Any] = []
     soft_permutations: list[Any] = []
 
@@ -260,10 +260,10 @@ def _usage(run: Run) -> dict[str, Any]:
 
 
 def _convergence(run: Run) -> dict[str, Any]:
-    tasks = run.epochs[0].train_usage if run.epochs else {}
+    tasks = run.epochs[0].train_routing if run.epochs else {}
     return {
         task: {
-            measure: briefs(epoch.train_usage[task][name] for epoch in run.epochs)
+            measure: briefs(epoch.train_routing[task][name] for epoch in run.epochs)
             for measure, name in MEASURES.items()
         }
         for task, usage in tasks.items()
@@ -307,7 +307,7 @@ def _is_by_tree(search: Any, depth: int = 1) -> bool:
 
 def _search_names(epoch: Epoch) -> list[str]:
     """What each permutation is of: of all tasks, of one, or of a tree of one."""
-    tasks = list(epoch.train_usage)
+    tasks = list(epoch.train_routing)
     owners = tasks if len(epoch.permutations) == len(tasks) else ["all tasks"]
     return [
         f"of {owner}, tree {tree + 1}" if _is_by_tree(search) else f"of {owner}"
@@ -335,7 +335,7 @@ def _trees(run: Run) -> dict[str, Any] | None:
     pool: dict[tuple[int, ...], int] = {}
     moments = [
         {"epoch": epoch.epoch, "tasks": dict(_leaves(epoch, pool))}
-        for epoch in _evenly(epochs, sum(_leaf_count(usage) for usage in epochs[0].train_usage.values()))
+        for epoch in _evenly(epochs, sum(_leaf_count(usage) for usage in epochs[0].train_routing.values()))
     ]
     return {
         "codes": run.gate.startswith("dselect"),
@@ -345,7 +345,7 @@ def _trees(run: Run) -> dict[str, Any] | None:
 
 
 def _has_leaves(epoch: Epoch) -> bool:
-    return any("leaf_share" in usage for usage in epoch.train_usage.values())
+    return any("leaf_share" in usage for usage in epoch.train_routing.values())
 
 
 def _leaf_count(usage: dict[str, Any]) -> int:
@@ -354,7 +354,7 @@ def _leaf_count(usage: dict[str, Any]) -> int:
 
 def _leaves(epoch: Epoch, pool: dict[tuple[int, ...], int]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Each task's trees: shares in parts of ten thousand, and which order in the ``pool`` permutes them."""
-    for place, (task, usage) in enumerate(epoch.train_usage.items()):
+    for place, (task, usage) in enumerate(epoch.train_routing.items()):
         shares = usage["leaf_share"]
         part: dict[str, Any] = {"shares": [[round(1e4 * share) for share in tree] for tree in shares]}
         if epoch.permutations:

@@ -52,7 +52,7 @@ def take(split: Split, rows: npt.NDArray[np.int64] | slice) -> Batch:
     )
 
 
-def open_dataset(config: Config) -> Dataset:
+def load_dataset(config: Config) -> Dataset:
     """The data set of ``config``: from the cache, or prepared from ``data.path``; never from the network."""
     data = config.data
     if data.path is None and data.name in DATASETS and DATASETS[data.name].keyed_by_path:

@@ -32,7 +32,7 @@ def build_model(config: Config, meta: dict[str, Any], steps: int) -> Model:
     Args:
         config: of the run.
         meta: of the data set: num_users and num_items, or image_shape and classes.
-        steps: optimiser steps of an epoch, see :func:`steps_of`.
+        steps: optimiser steps of an epoch, see :func:`steps_per_epoch`.
     """
     _same_kind(config, meta)
     with torch.random.fork_rng(devices=[]):
@@ -50,7 +50,7 @@ def build_model(config: Config, meta: dict[str, Any], steps: int) -> Model:
     return model
 
 
-def steps_of(config: Config, data: dict[str, Any]) -> int:
+def steps_per_epoch(config: Config, data: dict[str, Any]) -> int:
     """Optimiser steps of an epoch, for ``data`` as a data set describes itself."""
     return math.ceil(data["rows"]["train"] / config.training.batch_size)
 

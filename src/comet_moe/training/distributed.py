@@ -13,7 +13,7 @@ from torch import Tensor
 T = TypeVar("T")
 
 
-class FailedElsewhere(Exception):
+class OtherProcessFailed(Exception):
     """The first process failed and says why; the others only stop."""
 
 
@@ -56,7 +56,7 @@ class Processes:
         if failure is not None:
             raise failure
         if not box[1]:
-            raise FailedElsewhere
+            raise OtherProcessFailed
         value: T = box[0]
         return value
 
@@ -82,7 +82,7 @@ def joined() -> Iterator[Processes]:
 
 
 @contextmanager
-def pinned_threads(threads: int | None) -> Iterator[None]:
+def num_threads(threads: int | None) -> Iterator[None]:
     """Let torch use ``threads`` inside the block; None leaves its choice."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads or before)

@@ -41,7 +41,7 @@ def evaluate(model: RatingModel | ImageModel, split: Split) -> dict[str, Any]:
     was_training = model.training
     model.eval()
     scores = [_TaskScore(task) for task in model.tasks]
-    usages = [Usage() for _ in model.tasks]
+    usages = [RoutingStatistics() for _ in model.tasks]
     flops = 0
     for batch in slices(split, EVALUATION_BATCH):
         outputs, routings = model(batch.features)
@@ -90,7 +90,7 @@ class _TaskScore:
         return found | {"auc": auc(outputs, targets)} if self.task.kind == "binary" else found
 
 
-class Usage:
+class RoutingStatistics:
     """Routing statistics of one gate over many batches, weighted by samples."""
 
     _MEANS = (

@@ -18,7 +18,7 @@ from comet_moe.config import Config
 from comet_moe.data import Dataset
 from comet_moe.gates import CometGate, DSelectKGate
 from comet_moe.training.batches import take
-from comet_moe.training.build import Model, build_model, steps_of
+from comet_moe.training.build import Model, build_model, steps_per_epoch
 
 ROWS = 2048
 """Rows of the test split that are run."""
@@ -59,7 +59,7 @@ def costs(model: Model, dataset: Dataset) -> dict[str, Cost]:
 
 def hardened_model(config: Config, dataset: Dataset) -> Model:
     """An untrained network whose trees and selectors are hard, as training leaves them."""
-    model = build_model(config, dataset.meta, steps_of(config, dataset.meta))
+    model = build_model(config, dataset.meta, steps_per_epoch(config, dataset.meta))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         for gate in model.moe.modules():

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from comet_moe.data import read_pairs
 from comet_moe.exceptions import RunError
-from comet_moe.io import atomically
+from comet_moe.io import write_atomically
 from comet_moe.models import RatingModel
-from comet_moe.training.distributed import pinned_threads
+from comet_moe.training.distributed import num_threads
 from comet_moe.training.evaluate import EVALUATION_BATCH
-from comet_moe.training.run import Trained
+from comet_moe.training.run import LoadedRun
 
 Numbers = npt.NDArray[np.int32]
 
@@ -33,7 +33,7 @@ _WRITERS: dict[str, Callable[[pd.DataFrame, Path], Any]] = {
 }
 
 
-def predict(run: Trained, table: Path) -> pd.DataFrame:
+def predict(run: LoadedRun, table: Path) -> pd.DataFrame:
     """Score the pairs of ``table`` (.csv, .tsv or .parquet with a user and an item in each row).
 
     Returns:
@@ -49,7 +49,7 @@ def predict(run: Trained, table: Path) -> pd.DataFrame:
     pairs = read_pairs(table, columns, rated=False)
     user, item = (run.folder.vocabulary(name).encode(pairs[name]) for name in ("user", "item"))
     keys = np.where(user < 0, _stand_in(pairs["user"], model.users.num_embeddings), user)
-    with pinned_threads(run.config.training.threads):
+    with num_threads(run.config.training.threads):
         watched, rating = _scores(model, user, item, keys)
     rating = rating * run.data.get("rating_std", 1.0) + run.data.get("rating_mean", 0.0)
     known = np.array(["neither", "user", "item", "both"])[(user >= 0) + 2 * (item >= 0)]
@@ -58,7 +58,7 @@ def predict(run: Trained, table: Path) -> pd.DataFrame:
 
 def write_table(table: pd.DataFrame, path: Path) -> None:
     """Write ``table`` in the format that ``path`` ends in; a file is whole or not there."""
-    atomically(path, lambda aside: _WRITERS[writable_suffix(path)](table, aside))
+    write_atomically(path, lambda aside: _WRITERS[writable_suffix(path)](table, aside))
 
 
 def writable_suffix(path: Path) -> str:

@@ -27,14 +27,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import comet_moe
-from comet_moe.config import Config, Experiment, check_agreement, load_recipe, parse_setting
+from comet_moe.config import AnyConfig, Config, check_same_settings, load_recipe, parse_setting
 from comet_moe.data import Dataset, Vocabulary
 from comet_moe.exceptions import RunError
-from comet_moe.io import as_json, atomically, cannot_write, is_leftover, plain, write_text
+from comet_moe.io import as_json, is_temporary, plain, write_atomically, write_error, write_text
 from comet_moe.models import RatingModel
-from comet_moe.training.batches import open_dataset
-from comet_moe.training.build import Model, build_model, steps_of
-from comet_moe.training.distributed import pinned_threads
+from comet_moe.training.batches import load_dataset
+from comet_moe.training.build import Model, build_model, steps_per_epoch
+from comet_moe.training.distributed import num_threads
 from comet_moe.training.evaluate import summary
 
 Tensors = dict[str, Tensor]
@@ -62,11 +62,11 @@ class RunFolder:
             raise RunError(f"{self.path} is a file, and a run is a folder: choose another place")
         if self.config_file.exists():
             return "finished" if self.result_file.exists() else "started"
-        if self.path.exists() and not all(is_leftover(entry) for entry in self.path.iterdir()):
+        if self.path.exists() and not all(is_temporary(entry) for entry in self.path.iterdir()):
             raise RunError(f"{self.path} holds files but no run (no config.yaml): choose another place")
         return "empty"
 
-    def start(self, config: Experiment) -> None:
+    def start(self, config: AnyConfig) -> None:
         """Make the folder and write the configuration; on a run that goes on there is nothing to do."""
         if self.state() == "empty":
             write_text(self.config_file, yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
@@ -84,7 +84,7 @@ class RunFolder:
     def sweep(self) -> None:
         """Remove what killed processes left aside."""
         for entry in (*self.path.glob(".*"), *self.checkpoint_file.parent.glob(".*")):
-            if is_leftover(entry):
+            if is_temporary(entry):
                 entry.unlink(missing_ok=True)
 
     def add_environment(self, facts: dict[str, Any]) -> None:
@@ -98,7 +98,7 @@ class RunFolder:
             self.check_data(dataset)
             return
         for name in dataset.meta.get("vocabularies", {}):
-            atomically(self._vocabulary_file(name), dataset.vocabulary(name).save)
+            write_atomically(self._vocabulary_file(name), dataset.vocabulary(name).save)
         # Last, so that the vocabularies are there if it is.
         write_text(self.data_file, as_json(_described(dataset), indent=2) + "\n")
 
@@ -129,7 +129,7 @@ class RunFolder:
             with self.metrics_file.open("a", encoding="utf-8") as file:
                 file.write(as_json(record) + "\n")
         except OSError as error:
-            raise cannot_write(self.metrics_file, error) from error
+            raise write_error(self.metrics_file, error) from error
 
     def keep_metrics(self, lines: int) -> None:
         """Drop what was written after the checkpoint that training goes on from."""
@@ -157,7 +157,7 @@ class RunFolder:
 
     def write_model(self, tensors: Tensors) -> None:
         """Write the best weights."""
-        atomically(self.model_file, lambda path: save_file(tensors, path))
+        write_atomically(self.model_file, lambda path: save_file(tensors, path))
 
     def model(self) -> Tensors:
         """The best weights."""
@@ -169,7 +169,7 @@ class RunFolder:
     def write_checkpoint(self, tensors: Tensors, state: dict[str, Any]) -> None:
         """Write all that training needs to go on."""
         metadata = {"state": json.dumps(state)}
-        atomically(self.checkpoint_file, lambda path: save_file(tensors, path, metadata=metadata))
+        write_atomically(self.checkpoint_file, lambda path: save_file(tensors, path, metadata=metadata))
 
     def checkpoint(self) -> tuple[Tensors, dict[str, Any]] | None:
         """The last checkpoint, or None."""
@@ -234,7 +234,7 @@ def _again(folder: RunFolder, recipe: str, settings: Sequence[str], resume: bool
     if not resume:
         raise RunError(f"{folder.path} holds a run already: go on with --resume, or name another --out")
     saved = folder.config()
-    check_agreement(saved, load_recipe(recipe).recipe, [parse_setting(setting) for setting in settings])
+    check_same_settings(saved, load_recipe(recipe).recipe, [parse_setting(setting) for setting in settings])
     return folder, saved
 
 
@@ -261,7 +261,7 @@ def environment(processes: int, from_epoch: int) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Trained:
+class LoadedRun:
     """The model of a finished run with its best weights, in eval mode, and what it was trained on."""
 
     folder: RunFolder
@@ -270,29 +270,29 @@ class Trained:
     model: Model
 
 
-def open_run(path: Path) -> Trained:
+def load_run(path: Path) -> LoadedRun:
     """Open the finished run in the folder ``path``; the data itself is not needed."""
     folder = RunFolder(path)
     config, weights, data = folder.config(), folder.model(), folder.data()
-    model = build_model(config, data, steps_of(config, data))
+    model = build_model(config, data, steps_per_epoch(config, data))
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
         raise RunError(f"{folder.model_file} does not fit the config.yaml beside it: train again") from error
-    return Trained(folder, config, data, model.eval())
+    return LoadedRun(folder, config, data, model.eval())
 
 
 def evaluate_run(path: Path) -> dict[str, Any]:
     """The figures of a finished run once more, from its weights and the data it was trained on."""
-    run = open_run(path)
-    dataset = open_dataset(run.config)
+    run = load_run(path)
+    dataset = load_dataset(run.config)
     run.folder.check_data(dataset)
-    with pinned_threads(run.config.training.threads):
+    with num_threads(run.config.training.threads):
         figures: dict[str, Any] = plain(summary(run.model, dataset))
     return figures
 
 
-def example_features(run: Trained, rows: int) -> dict[str, Tensor]:
+def example_features(run: LoadedRun, rows: int) -> dict[str, Tensor]:
     """Features that the run's model takes, drawn at random: to trace it, and to compare its copies."""
     generator = torch.Generator().manual_seed(rows)
     if isinstance(run.model, RatingModel):

@@ -29,9 +29,9 @@ from comet_moe.io import plain
 from comet_moe.local_search import Permutation, parameter_groups
 from comet_moe.models import ImageModel, RatingModel
 from comet_moe.training.batches import Batch, batches, shuffled
-from comet_moe.training.build import build_model, steps_of
-from comet_moe.training.distributed import Processes, pinned_threads
-from comet_moe.training.evaluate import Usage, evaluate, summary
+from comet_moe.training.build import build_model, steps_per_epoch
+from comet_moe.training.distributed import Processes, num_threads
+from comet_moe.training.evaluate import RoutingStatistics, evaluate, summary
 from comet_moe.training.run import RunFolder, Tensors, environment
 
 ADAM_EPSILON = 1e-7  # Keras's
@@ -48,7 +48,7 @@ class Progress:
     loss: float
 
 
-class Diverged(Exception):
+class DivergedError(Exception):
     """The loss is no longer a number."""
 
 
@@ -79,7 +79,7 @@ class Trainer:
         self.processes = processes
         self.on_batch = on_batch
         self.on_epoch = on_epoch
-        self.steps = steps_of(config, dataset.meta)
+        self.steps = steps_per_epoch(config, dataset.meta)
         self.model = processes.in_turn(lambda: build_model(config, dataset.meta, self.steps))
         self.searches = [m for m in self.model.modules() if isinstance(m, Permutation)]
         groups = parameter_groups(self.model, config.training.learning_rate)
@@ -100,12 +100,12 @@ class Trainer:
 
     def run(self) -> dict[str, Any]:
         """Train from the last checkpoint, or from the start, to the end; the result, as written."""
-        with pinned_threads(self.config.training.threads):
+        with num_threads(self.config.training.threads):
             self._restore()
             try:
                 while self._goes_on():
                     self._run_epoch()
-            except Diverged as diverged:
+            except DivergedError as diverged:
                 reason = str(diverged)
                 return self.processes.first(lambda: self._write_failure(reason))
             return self.processes.first(self._conclude)
@@ -122,7 +122,7 @@ class Trainer:
         validation = self.processes.first(lambda: evaluate(self.model, self.dataset.validation))
         record |= {"validation_loss": validation["loss"], "validation": validation}
         if not math.isfinite(validation["loss"]):
-            raise Diverged(f"the validation loss is {validation['loss']} after epoch {self.epoch}")
+            raise DivergedError(f"the validation loss is {validation['loss']} after epoch {self.epoch}")
         if validation["loss"] < self.best_loss:
             self.best_epoch, self.best_loss = self.epoch, validation["loss"]
             self.best = {name: value.clone() for name, value in self.model.state_dict().items()}
@@ -142,21 +142,21 @@ class Trainer:
         torch.manual_seed(zlib.crc32(name.encode()))
         self.model.train()
         order = shuffled(len(self.dataset.train), config.seed, self.epoch)
-        usages = [Usage() for _ in self.model.tasks]
-        loss_sum = penalty_sum = 0.0
+        usages = [RoutingStatistics() for _ in self.model.tasks]
+        loss_sum = aux_loss_sum = 0.0
         stream = batches(self.dataset.train, order, config.training.batch_size, processes.shard)
         for step, batch in enumerate(stream):
             self.optimizer.zero_grad(set_to_none=True)
-            loss, penalty, routings = self.objective(batch, processes)
-            (loss + penalty).backward()
-            value, extra = (processes.sum(torch.stack((loss, penalty)).detach()) / processes.size).tolist()
+            loss, aux_loss, routings = self.objective(batch, processes)
+            (loss + aux_loss).backward()
+            value, extra = (processes.sum(torch.stack((loss, aux_loss)).detach()) / processes.size).tolist()
             if not math.isfinite(value):
-                raise Diverged(f"the loss is {value} at step {step + 1} of epoch {self.epoch}")
+                raise DivergedError(f"the loss is {value} at step {step + 1} of epoch {self.epoch}")
             self.optimizer.step()
             for search in self.searches:
                 search.step()
             loss_sum += value
-            penalty_sum += extra
+            aux_loss_sum += extra
             if step % USAGE_EVERY == 0:
                 for usage, routing in zip(usages, routings, strict=True):
                     usage.add(routing)
@@ -165,8 +165,8 @@ class Trainer:
         return {
             "epoch": self.epoch,
             "train_loss": 100 * loss_sum / self.steps,
-            "train_penalty": 100 * penalty_sum / self.steps,
-            "train_usage": {
+            "train_aux_loss": 100 * aux_loss_sum / self.steps,
+            "train_routing": {
                 task.name: usage.result() for task, usage in zip(self.model.tasks, usages, strict=True)
             },
             "searching": any(search.searching for search in self.searches),
@@ -260,8 +260,8 @@ class Objective(nn.Module):
         )
         # Entropies are means over this process's rows, and so weigh by their number; the penalty of a
         # search is the same on all processes, and these weights sum to one over them.
-        penalty = sum(routing.penalty for routing in routings) * (rows * processes.size / totals[-1])
-        return loss, penalty, routings
+        aux_loss = sum(routing.aux_loss for routing in routings) * (rows * processes.size / totals[-1])
+        return loss, aux_loss, routings
 
 
 def pack(model: nn.Module, best: Tensors, optimizer: Optimizer) -> Tensors:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from comet_moe.config import BertRun, Config, parse_setting
+from comet_moe.config import BertConfig, Config, parse_setting
 from comet_moe.config.schema import absolute
 from comet_moe.exceptions import StudyError
 from comet_moe.io import as_json, write_text
@@ -104,7 +104,7 @@ class StudyFolder:
         """The folder of a trial's run."""
         return self.path / run_name(gate, index)
 
-    def keep_best_model(self, gate: str, open_run: Callable[[Path], RunFolder]) -> None:
+    def keep_best_model(self, gate: str, load_run: Callable[[Path], RunFolder]) -> None:
         """Remove the weights of all finished trials of ``gate`` here but the best one's."""
         losses = {}
         for path in (self.path / "runs").glob(f"{gate}-[0-9]*"):
@@ -115,7 +115,7 @@ class StudyFolder:
         best = min(losses, key=losses.__getitem__, default=None)
         for path in losses:
             if path != best:
-                open_run(path).drop_model()
+                load_run(path).drop_model()
 
 
 DEFAULT_HEARTBEAT = 10
@@ -261,7 +261,7 @@ def _check(saved: Definition, request: Request) -> None:
 
 def _places_of(definition: Definition) -> tuple[str, ...]:
     """Those of ``_PLACES`` that the study has."""
-    students = isinstance(definition.base[definition.gates[0]], BertRun)
+    students = isinstance(definition.base[definition.gates[0]], BertConfig)
     return _PLACES if students else _PLACES[:1]
 
 

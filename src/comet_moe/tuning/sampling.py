@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from comet_moe.config import Choice, LogUniform, Space
+from comet_moe.config import Choice, LogUniform, SearchSpace
 
 
-def draw(space: Space, gate: str, seed: int, index: int) -> dict[str, Any]:
+def draw(space: SearchSpace, gate: str, seed: int, index: int) -> dict[str, Any]:
     """Trial ``index`` of ``gate``: a value for each setting of ``space``."""
     generator = np.random.default_rng([seed, zlib.crc32(gate.encode()), index])
     values: dict[str, Any] = {}

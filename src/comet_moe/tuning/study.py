@@ -6,13 +6,13 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from comet_moe.config import (
+    AnyConfig,
     Choice,
-    Experiment,
     LogUniform,
     Uniform,
-    check_agreement,
-    load_experiment,
-    load_space,
+    check_same_settings,
+    load_config,
+    load_search_space,
     parse_setting,
     with_values,
 )
@@ -42,7 +42,7 @@ class Definition(BaseModel):
     trials: int
     heartbeat: int = 10
     space: dict[str, dict[str, Choice | Uniform | LogUniform]]
-    base: dict[str, Experiment]
+    base: dict[str, AnyConfig]
 
     @property
     def gates(self) -> list[str]:
@@ -53,7 +53,7 @@ class Definition(BaseModel):
         """What is drawn for a trial."""
         return draw(self.space[gate], gate, self.seed, index)
 
-    def config(self, gate: str, index: int) -> Experiment:
+    def config(self, gate: str, index: int) -> AnyConfig:
         """The configuration of a trial: what is drawn, and an initialisation of its own."""
         base = self.base[gate]
         return with_values(base, {**self.values(gate, index), "seed": base.seed + index})
@@ -73,9 +73,9 @@ def define(
     twice = sorted({gate for gate in gates if list(gates).count(gate) > 1})
     if twice:
         raise StudyError(f"gate {twice[0]} is named twice")
-    runner = runner_for(load_experiment(recipe, [*settings, f"gate={gates[0]}"]))
+    runner = runner_for(load_config(recipe, [*settings, f"gate={gates[0]}"]))
     base = {gate: runner.base(recipe, [*settings, f"gate={gate}"]) for gate in gates}
-    space = {gate: load_space(recipe, gate, settings) if kind == "tuning" else {} for gate in gates}
+    space = {gate: load_search_space(recipe, gate, settings) if kind == "tuning" else {} for gate in gates}
     definition = Definition(
         kind=kind,
         recipe=base[gates[0]].recipe,
@@ -134,8 +134,8 @@ def check_definition(
             if key in saved.space[gate]:
                 raise StudyError(f"{key} is drawn in the saved study: leave it out, or name another --out")
         try:
-            name = load_experiment(recipe).recipe
-            check_agreement(saved.base[gate], name, [parse_setting(setting) for setting in settings])
+            name = load_config(recipe).recipe
+            check_same_settings(saved.base[gate], name, [parse_setting(setting) for setting in settings])
         except RecipeError as error:
             raise StudyError(str(error).replace("saved run", "saved study")) from error
 

@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from comet_moe.config import Config, Experiment, load_recipe
+from comet_moe.config import AnyConfig, Config, load_recipe
 from comet_moe.data import Dataset
 from comet_moe.exceptions import StudyError
-from comet_moe.training import Progress, RunFolder, Trainer, open_dataset
-from comet_moe.training.build import build_model, steps_of
+from comet_moe.training import Progress, RunFolder, Trainer, load_dataset
+from comet_moe.training.build import build_model, steps_per_epoch
 
 
 class Runner(Protocol):
@@ -46,7 +46,7 @@ class Networks:
     def check(self, config: Config) -> None:
         """Build the network once, on its data."""
         meta = self._dataset(config).meta
-        build_model(config, meta, steps_of(config, meta))
+        build_model(config, meta, steps_per_epoch(config, meta))
 
     def folder(self, path: Path) -> RunFolder:
         """The folder of a run."""
@@ -66,11 +66,11 @@ class Networks:
 
     def _dataset(self, config: Config) -> Dataset:
         if self._data is None or self._data[0] != config.data:
-            self._data = (config.data, open_dataset(config))
+            self._data = (config.data, load_dataset(config))
         return self._data[1]
 
 
-def runner_for(config: Experiment) -> Runner:
+def runner_for(config: AnyConfig) -> Runner:
     """Who runs trials such as ``config``."""
     if isinstance(config, Config):
         return Networks()

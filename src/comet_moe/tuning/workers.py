@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
-from comet_moe.config import BertRun, Experiment, with_values
-from comet_moe.config.loader import AnyExperiment
+from comet_moe.config import AnyConfig, BertConfig, with_values
+from comet_moe.config.loader import ConfigType
 from comet_moe.exceptions import DataError, RecipeError, RunError, StudyError, WriteError
 from comet_moe.training import Progress, RunFolder
 from comet_moe.tuning.folder import StudyFolder
@@ -153,11 +153,11 @@ class _Worker:
         if not self.job.keep_models:
             self.folder.keep_best_model(claim.gate, runner.folder)
 
-    def _config(self, definition: Definition, claim: Claim) -> Experiment:
+    def _config(self, definition: Definition, claim: Claim) -> AnyConfig:
         config = with_values(definition.config(claim.gate, claim.index), self.job.places)
         return _with_threads(config, config.training.threads or self.job.threads)
 
-    def _train(self, runner: Runner, config: Experiment, run: RunFolder, claim: Claim) -> dict[str, Any]:
+    def _train(self, runner: Runner, config: AnyConfig, run: RunFolder, claim: Claim) -> dict[str, Any]:
         state = run.state()
         if state != "empty":
             saved = run.config()
@@ -212,14 +212,14 @@ class _Heart:
         self._thread.join()
 
 
-def _with_threads(config: AnyExperiment, threads: int | None) -> AnyExperiment:
+def _with_threads(config: ConfigType, threads: int | None) -> ConfigType:
     return with_values(config, {"training.threads": threads})
 
 
-def _placed_as(config: Experiment, run: Experiment) -> Experiment:
+def _placed_as(config: AnyConfig, run: AnyConfig) -> AnyConfig:
     """``run`` with the data and the teacher where ``config`` has them."""
     places = {"data.path": config.data.path}
-    if isinstance(config, BertRun):
+    if isinstance(config, BertConfig):
         places["teacher"] = config.teacher
     return with_values(run, places)
 

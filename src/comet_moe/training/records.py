@@ -1,0 +1,134 @@
+"""What a run writes and others read back: a line of ``metrics.jsonl``, and ``result.json``.
+
+The trainer writes these records, :mod:`comet_moe.analysis` and :mod:`comet_moe.report` read them. This module
+does not import torch. Losses are times 100 unless a field says otherwise; a number that is not finite is null.
+"""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+Number = float | None
+"""None stands for NaN and infinity, which JSON does not have."""
+
+Metrics = dict[str, Number]
+"""Metrics of one task by name; ``loss`` is among them, not times 100."""
+
+
+class Record(BaseModel):
+    """Base of the records: an unknown field is an error, so that writer and readers cannot drift apart."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class RoutingRecord(Record):
+    """How one gate used its experts, as means over samples.
+
+    Attributes:
+        experts_per_sample: weights above 1e-5 per sample.
+        share_of_samples: (n,) share of the samples that selected each expert.
+        share_of_weight: (n,) share of the total weight of each expert.
+        dead_experts: experts that no sample selected.
+        tree_entropy: of the trees or selectors, in nats; None for a gate without.
+        one_hot_trees: share of (sample, tree) pairs whose tree is one-hot; None for a gate without.
+        leaf_share: (k, n) mean distribution of each tree or selector; None for a gate without.
+    """
+
+    experts_per_sample: float
+    share_of_samples: list[float]
+    share_of_weight: list[float]
+    dead_experts: list[int]
+    tree_entropy: Number = None
+    one_hot_trees: Number = None
+    leaf_share: list[list[float]] | None = None
+
+
+class EvaluationRecord(Record):
+    """A model on one split.
+
+    Attributes:
+        loss: weighted over the tasks, without auxiliary losses.
+        tasks: metrics of each task.
+        experts_per_sample: mean over the gates; 1 for a model without experts.
+        flops_per_sample: of the matrix products that ran.
+        routing: of each gate: one per task, or one per layer of a BERT.
+        flops_per_token, tokens_per_second: of a BERT.
+        parameters_effective: parameters that a token of a BERT meets.
+    """
+
+    loss: Number
+    tasks: dict[str, Metrics]
+    experts_per_sample: float
+    flops_per_sample: float
+    routing: dict[str, RoutingRecord]
+    flops_per_token: Number = None
+    tokens_per_second: Number = None
+    parameters_effective: Number = None
+
+
+class EpochRecord(Record):
+    """A line of ``metrics.jsonl``.
+
+    Attributes:
+        epoch: from 1.
+        train_loss: mean over the steps, without auxiliary losses.
+        train_aux_loss: mean over the steps of the gates' auxiliary losses.
+        train_distillation: mean over the steps of the distance from the teacher; None where there is none.
+        train_routing: of each gate, from every 20th batch.
+        searching: whether the local search was still on at the end of the epoch.
+        tau, sinkhorn_iterations: of the local search at the end of the epoch; None without one.
+        permutations: order of each local search.
+        soft_permutations: matrix of each local search that is still on.
+        samples_per_second: of training.
+        validation: on the validation split.
+        best_validation_loss: so far.
+        patience_left: epochs without improvement until training stops.
+        seconds: of the run so far.
+    """
+
+    epoch: int
+    train_loss: Number
+    train_aux_loss: Number
+    train_distillation: Number = None
+    train_routing: dict[str, RoutingRecord] = {}
+    searching: bool = False
+    tau: Number = None
+    sinkhorn_iterations: int | None = None
+    permutations: list[Any] = []
+    soft_permutations: list[Any] = []
+    samples_per_second: float
+    validation: EvaluationRecord
+    best_validation_loss: Number
+    patience_left: int
+    seconds: float
+
+
+class ResultRecord(Record):
+    """``result.json``: what a run came to, from its best weights.
+
+    Attributes:
+        status: "complete", or "failed" with a ``reason``; a study also has "running" and "waiting" trials.
+        test_split: the split that the test metrics are of; a task of BERT without a test split has "dev".
+        tasks, routing and what follows: of the test split.
+    """
+
+    status: Literal["complete", "failed", "running", "waiting"]
+    reason: str | None = None
+    recipe: str | None = None
+    gate: str | None = None
+    seed: int | None = None
+    validation_loss: Number = None
+    test_loss: Number = None
+    test_split: str = "test"
+    tasks: dict[str, Metrics] = {}
+    experts_per_sample: Number = None
+    flops_per_sample: Number = None
+    flops_per_token: Number = None
+    tokens_per_second: Number = None
+    parameters: float | None = None
+    parameters_effective: Number = None
+    routing: dict[str, RoutingRecord] = {}
+    epochs: int | None = None
+    best_epoch: int | None = None
+    seconds: Number = None
+    notes: list[str] = []
