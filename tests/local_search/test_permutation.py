@@ -166,7 +166,7 @@ def test_a_shared_search_is_computed_and_penalised_once_a_pass(monkeypatch):
         sum(r.weights[:, 0].sum() + r.aux_loss for r in routings).backward()
         assert len(calls) == passes
         once = 0.1 * permutation_entropy(soft(False))
-        torch.testing.assert_close(routings[0].penalty + routings[1].penalty, once)
+        torch.testing.assert_close(routings[0].aux_loss + routings[1].aux_loss, once)
 
 
 def test_a_pass_that_skips_a_gate_does_not_spoil_the_next():

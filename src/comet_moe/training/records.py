@@ -1,7 +1,7 @@
 """What a run writes and others read back: a line of ``metrics.jsonl``, and ``result.json``.
 
 The trainer writes these records, :mod:`comet_moe.analysis` and :mod:`comet_moe.report` read them. This module
-does not import torch. Losses are times 100 unless a field says otherwise; a number that is not finite is null.
+does not import torch. Losses are times 100 unless a field says otherwise; NaN and infinity are null.
 """
 
 from typing import Any, Literal
