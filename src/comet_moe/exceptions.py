@@ -4,6 +4,9 @@ Each message is one sentence that names the value at fault and what would be rig
 and exits with code 2. Wrong arguments of modules and functions are plain ``ValueError``, as in PyTorch.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class CometError(ValueError):
     """Base class of all errors below: catch this one to catch them all."""
@@ -39,3 +42,29 @@ class WriteError(CometError):
 
 class MissingExtraError(CometError, ImportError):
     """An optional dependency that is not installed."""
+
+
+@contextmanager
+def needs_extra(extra: str, feature: str) -> Iterator[None]:
+    """Turn a failed import of an optional dependency into a sentence that says how to install it.
+
+    Args:
+        extra: the extra of this package that has the dependency.
+        feature: what needs it, the subject of the sentence.
+
+    Example:
+        >>> with needs_extra("onnx", "exporting to ONNX"):
+        ...     import a_module_that_is_not_installed
+        Traceback (most recent call last):
+            ...
+        comet_moe.exceptions.MissingExtraError: exporting to ONNX needs ...
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] == "comet_moe":
+            raise
+        module = error.name.partition(".")[0]
+        raise MissingExtraError(
+            f"{feature} needs {module}, which is not installed: pip install 'comet-moe[{extra}]'"
+        ) from error
