@@ -7,8 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from comet_moe.bert.configuration import CometBertConfig
-from comet_moe.gates import CometGate, DSelectKGate, Gate, HashGate, SoftmaxGate, TopKGate
-from comet_moe.gates.base import GateWrapper
+from comet_moe.gates import CometGate, DSelectKGate, Gate, GateWrapper, HashGate, SoftmaxGate, TopKGate
 from comet_moe.local_search import Permutation, PermutedGate
 from comet_moe.routing import SELECTED_WEIGHT, Routing
 

@@ -7,5 +7,15 @@ from comet_moe.gates.hash import HashGate
 from comet_moe.gates.smooth_step import smooth_step
 from comet_moe.gates.softmax import SoftmaxGate
 from comet_moe.gates.top_k import TopKGate
+from comet_moe.gates.wrapper import GateWrapper
 
-__all__ = ["CometGate", "DSelectKGate", "Gate", "HashGate", "SoftmaxGate", "TopKGate", "smooth_step"]
+__all__ = [
+    "CometGate",
+    "DSelectKGate",
+    "Gate",
+    "GateWrapper",
+    "HashGate",
+    "SoftmaxGate",
+    "TopKGate",
+    "smooth_step",
+]

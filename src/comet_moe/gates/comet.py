@@ -7,7 +7,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from comet_moe import checks
-from comet_moe.gates.base import TrainableGate, entropy_of, mean_over_rows
+from comet_moe.gates.base import TrainableGate
+from comet_moe.gates.losses import masked_mean, selector_entropy
 from comet_moe.gates.smooth_step import log_smooth_step_sides
 from comet_moe.gates.tree import path_sums
 from comet_moe.kernels.descent import Nodes, descend, descend_again, descend_op, nodes_of
@@ -114,7 +115,7 @@ class CometGate(TrainableGate):
         weights, contributions, paths, entropy = self._trees(splits, alphas)
         aux_loss = None
         if self.training and self.entropy > 0:
-            aux_loss = self.entropy * mean_over_rows(entropy, mask)
+            aux_loss = self.entropy * masked_mean(entropy, mask)
         return Routing(weights=weights, aux_loss=aux_loss, selectors=paths, contributions=contributions)
 
     def _trees(self, splits: Tensor, alphas: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -131,7 +132,7 @@ class CometGate(TrainableGate):
         log_paths = path_sums(*log_smooth_step_sides(splits, self.gamma))
         contributions = (alphas + log_paths).flatten(-2).softmax(-1).unflatten(-1, (self.k, self.num_experts))
         paths = log_paths.exp()
-        return contributions.sum(-2), contributions, paths, entropy_of(paths)
+        return contributions.sum(-2), contributions, paths, selector_entropy(paths)
 
     def _descends(self, x: Tensor) -> bool:
         """Whether only the nodes on the way to the reached leaves are evaluated."""

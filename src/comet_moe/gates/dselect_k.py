@@ -5,7 +5,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from comet_moe import checks
-from comet_moe.gates.base import TrainableGate, entropy_of, mean_over_rows
+from comet_moe.gates.base import TrainableGate
+from comet_moe.gates.losses import masked_mean, selector_entropy
 from comet_moe.gates.smooth_step import smooth_step_sides
 from comet_moe.gates.tree import depth
 from comet_moe.routing import Routing
@@ -123,8 +124,8 @@ class DSelectKGate(TrainableGate):
 
     def _aux_loss(self, selectors: Tensor, mask: Tensor | None) -> Tensor:
         unreachable = (1 / (1e-6 + selectors.sum(-1))).sum(-1)
-        rows = self.entropy * entropy_of(selectors) + self.reachability * unreachable
-        return mean_over_rows(rows, mask)
+        rows = self.entropy * selector_entropy(selectors) + self.reachability * unreachable
+        return masked_mean(rows, mask)
 
     def extra_repr(self) -> str:
         """Shown in ``repr(gate)``."""

@@ -69,7 +69,7 @@ def is_plain_eager() -> bool:
     )
 
 
-def compiled(function: Function, allocates: bool = True) -> Function:
+def jit(function: Function, allocates: bool = True) -> Function:
     """``function`` compiled at its first call, kept in a cache on disk where there is one. Releases the GIL.
 
     Where numba is missing it stays as it is; :func:`can_run_compiled` keeps it from being called. One that
@@ -80,13 +80,13 @@ def compiled(function: Function, allocates: bool = True) -> Function:
     import numba
 
     options: dict[str, Any] = {"nogil": True, "fastmath": FASTMATH, "_nrt": allocates}
-    jitted: Any = numba.njit(**options)(function)
+    compiled: Any = numba.njit(**options)(function)
     with suppress(RuntimeError):  # no folder to write to: compiled anew in each process
-        jitted.enable_caching()
-    return jitted
+        compiled.enable_caching()
+    return compiled
 
 
-def inlined(function: Function) -> Function:
+def jit_inline(function: Function) -> Function:
     """``function`` written out wherever a compiled function calls it."""
     if not NUMBA_INSTALLED:
         return function
@@ -117,7 +117,7 @@ if NUMBA_INSTALLED:
 
         return types.none(), generate
 
-    @inlined
+    @jit_inline
     def wide_vectors() -> None:
         """Lets the compiled function that calls it use the widest registers, where LLVM prefers half of them.
 
@@ -126,7 +126,7 @@ if NUMBA_INSTALLED:
         """
         _wide_vectors()  # type: ignore[call-arg]
 
-    @compiled
+    @jit
     def array_at(address: int, shape: Any, like: Any) -> Any:
         """The contiguous array of ``like``'s dtype at ``address``; cheaper than handing a tensor over."""
         return carray(_pointer(address, like), shape)  # type: ignore[call-arg]

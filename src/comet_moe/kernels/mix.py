@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from comet_moe.kernels.jit import can_run_compiled, compiled
+from comet_moe.kernels.jit import can_run_compiled, jit
 from comet_moe.kernels.threads import over_rows
 
 
@@ -130,7 +130,7 @@ class _Mix(torch.autograd.Function):
         return grad_z, grad_weights, None, None, None
 
 
-@compiled
+@jit
 def _hash(seed: Any, index: Any) -> Any:
     """64 random bits of (seed, index): the finaliser of splitmix64."""
     x = np.uint64(seed) + np.uint64(index) * np.uint64(0x9E3779B97F4A7C15)
@@ -139,7 +139,7 @@ def _hash(seed: Any, index: Any) -> Any:
     return x ^ (x >> np.uint64(31))
 
 
-@compiled
+@jit
 def _factors(row: Any, z: Any, relu: bool, dropout: float, seed: int, factor: Any) -> None:
     """factor (u,) such that f(z[row]) = factor · z[row]: 0 or the scale of dropout."""
     u = z.shape[1]
@@ -169,7 +169,7 @@ def _factors(row: Any, z: Any, relu: bool, dropout: float, seed: int, factor: An
             factor[c] = zero if z[row, c] <= zero else factor[c]  # NaN stays
 
 
-@compiled
+@jit
 def _forward(
     first: int,
     last: int,
@@ -204,7 +204,7 @@ def _forward(
                         out[b, t, c] += weight * value[c]
 
 
-@compiled
+@jit
 def _backward(
     first: int,
     last: int,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from comet_moe.kernels.jit import can_run_compiled, compiled
+from comet_moe.kernels.jit import can_run_compiled, jit
 from comet_moe.kernels.mix import Places
 
 
@@ -113,7 +113,7 @@ class _PlanOfWeights(torch.autograd.Function):
         return tuple(out)
 
 
-@compiled
+@jit
 def _count(weights: Any, start: Any, counts: Any) -> int:
     """Pairs in all; ``start`` and ``counts`` are filled."""
     tasks, samples, experts = weights.shape
@@ -131,7 +131,7 @@ def _count(weights: Any, start: Any, counts: Any) -> int:
     return pairs
 
 
-@compiled
+@jit
 def _fill(weights: Any, counts: Any, chosen: Any, expert: Any, place: Any, rows: Any) -> None:
     tasks, samples, experts = weights.shape
     following = np.empty(experts, np.int64)
@@ -154,7 +154,7 @@ def _fill(weights: Any, counts: Any, chosen: Any, expert: Any, place: Any, rows:
                 pair += 1
 
 
-@partial(compiled, allocates=False)
+@partial(jit, allocates=False)
 def _sort(sample: Any, expert: Any, start: Any, counts: Any, place: Any, rows: Any, following: Any) -> bool:
     """Count the pairs of each sample and expert, then number them by expert; False if one is out of range."""
     counts[:] = 0
@@ -177,7 +177,7 @@ def _sort(sample: Any, expert: Any, start: Any, counts: Any, place: Any, rows: A
     return True
 
 
-@compiled
+@jit
 def _scatter(grad: Any, expert: Any, start: Any, out: Any) -> None:
     """(M, T) back to (T, B, n)."""
     for b in range(out.shape[1]):

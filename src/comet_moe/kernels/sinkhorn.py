@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from comet_moe.kernels.jit import can_run_compiled, compiled
+from comet_moe.kernels.jit import can_run_compiled, jit
 
 
 def sinkhorn_rounds(logits: Tensor, iterations: int) -> Tensor:
@@ -50,7 +50,7 @@ class _Rounds(torch.autograd.Function):
         return work.reshape(grad.shape), None
 
 
-@compiled
+@jit
 def _forward(work: Any, halves: Any) -> None:
     """``work`` (T, n, n) is overwritten; ``halves`` (T, 2R, n, n) gets exp of it after each half round."""
     trees, steps, n, _ = halves.shape
@@ -91,7 +91,7 @@ def _forward(work: Any, halves: Any) -> None:
                     y[i, j] -= peak[j]
 
 
-@compiled
+@jit
 def _backward(grad: Any, halves: Any) -> None:
     """``grad`` (T, n, n) goes from the gradient of the last logits to that of the first."""
     trees, steps, n, _ = halves.shape

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from comet_moe.kernels.jit import compiled
+from comet_moe.kernels.jit import jit
 from comet_moe.kernels.threads import over_rows
 
 EPSILON = 1e-6
@@ -92,7 +92,7 @@ class _SoftTrees(torch.autograd.Function):
         return grad_splits, grad_alphas, None
 
 
-@compiled
+@jit
 def _first_deep(n: int) -> int:
     """Heap index of the first leaf on the deepest level."""
     width = 1
@@ -101,7 +101,7 @@ def _first_deep(n: int) -> int:
     return width - 1
 
 
-@compiled
+@jit
 def _leaf_at(node: int, n: int, first_deep: int) -> int:
     """Position from left to right of the leaf at heap index ``node``: the deep ones come first."""
     if node >= first_deep:
@@ -109,7 +109,7 @@ def _leaf_at(node: int, n: int, first_deep: int) -> int:
     return (2 * n - 1 - first_deep) + node - (n - 1)
 
 
-@compiled
+@jit
 def _log_sides(u: Any) -> Any:
     """Logarithms of the smooth-step h = (1/2 + u)² (3 - 2 (1/2 + u)) and of 1 - h, for |u| < 1/2."""
     half, two, three = type(u)(0.5), type(u)(2), type(u)(3)
@@ -117,7 +117,7 @@ def _log_sides(u: Any) -> Any:
     return math.log(left * left * (three - two * left)), math.log(right * right * (three - two * right))
 
 
-@compiled
+@jit
 def _forward(
     first: int,
     last: int,
@@ -177,7 +177,7 @@ def _forward(
                 weights[b, i] += parts[b, j, i]
 
 
-@compiled
+@jit
 def _backward(
     first: int,
     last: int,

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from comet_moe.kernels.jit import array_at, compiled, inlined, wide_vectors
+from comet_moe.kernels.jit import array_at, jit, jit_inline, wide_vectors
 from comet_moe.kernels.soft_trees import _first_deep, _leaf_at, _log_sides
 
 GROUP = 8
@@ -42,10 +42,10 @@ def _most_waiting(k: int, levels: int) -> int:
     return k * levels + levels
 
 
-_most_waiting_inlined = inlined(_most_waiting)
+_most_waiting_inlined = jit_inline(_most_waiting)
 
 
-@partial(compiled, allocates=False)
+@partial(jit, allocates=False)
 def walk(
     first: int,
     last: int,
@@ -238,7 +238,7 @@ def walk(
     return most, visited, finite
 
 
-@inlined
+@jit_inline
 def _logits(
     out: Any, node: Any, chain: int, k: int, weights: Any, bias: Any, width: int, x: Any, b: int, p: int
 ) -> None:
@@ -258,7 +258,7 @@ def _logits(
         out[chain + waiting] = _logit(weights, bias, waiting * width + node[chain + waiting], x, b, p)
 
 
-@inlined
+@jit_inline
 def _logit(weights: Any, bias: Any, node: int, x: Any, b: int, p: int) -> Any:
     """Of row b of x (·, p) at one node, all flat."""
     dot = x.dtype.type(0)
@@ -268,7 +268,7 @@ def _logit(weights: Any, bias: Any, node: int, x: Any, b: int, p: int) -> Any:
     return dot + bias[node]
 
 
-@inlined
+@jit_inline
 def _two_dots(weights: Any, one: int, two: int, x: Any, b: int, p: int) -> Any:
     """Of rows ``one`` and ``two`` of ``weights`` (·, p) with row b of x (·, p), all flat."""
     dot_one = dot_two = x.dtype.type(0)

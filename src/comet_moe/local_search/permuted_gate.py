@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from comet_moe.gates.base import Gate, GateWrapper
+from comet_moe.gates import Gate, GateWrapper
 from comet_moe.local_search.permutation import Permutation
 from comet_moe.routing import Routing
 
