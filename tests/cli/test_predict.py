@@ -9,8 +9,8 @@ from command import refusal, succeed
 from raw_sets import prepare, sets
 
 from comet_moe.data import load
-from comet_moe.training import RunFolder, load_run
 from comet_moe.training.batches import slices
+from comet_moe.training.run import RunFolder, load_run
 
 
 def trained(name, tmp_path, *settings):

@@ -8,7 +8,7 @@ from command import refusal, succeed
 from raw_sets import NAMES, prepare, sets
 
 from comet_moe.config import recipe_names
-from comet_moe.training import RunFolder
+from comet_moe.training.run import RunFolder
 
 VISION = ["digits", "multimnist", "multifashionmnist", "celeba"]
 

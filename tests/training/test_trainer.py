@@ -11,8 +11,9 @@ from sklearn.metrics import roc_auc_score
 from comet_moe.config import load_recipe
 from comet_moe.data import load
 from comet_moe.exceptions import RunError
-from comet_moe.training import RunFolder, Trainer
 from comet_moe.training.evaluate import accuracy, auc
+from comet_moe.training.run import RunFolder
+from comet_moe.training.trainer import Trainer
 
 SMALL = ["data.options.train_size=400", "data.options.validation_size=200", "data.options.test_size=200"]
 

@@ -23,7 +23,7 @@ from comet_moe.config import BertConfig, Override, check_same_settings, load_ber
 from comet_moe.config.loader import resolve
 from comet_moe.exceptions import RunError
 from comet_moe.io import as_json, write_atomically, write_text
-from comet_moe.training import RunFolder
+from comet_moe.training.run import RunFolder
 
 
 class BertFolder(RunFolder):

@@ -22,11 +22,10 @@ from comet_moe.config import BertConfig
 from comet_moe.io import plain
 from comet_moe.local_search import Permutation
 from comet_moe.routing import Routing
-from comet_moe.training import Progress
 from comet_moe.training.distributed import num_threads
 from comet_moe.training.evaluate import RoutingStatistics
 from comet_moe.training.run import environment
-from comet_moe.training.trainer import USAGE_EVERY, DivergedError, pack, rounded, unpack
+from comet_moe.training.trainer import USAGE_EVERY, DivergedError, Progress, pack, rounded, unpack
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from comet_moe.bert.run import BertFolder, taught_by
 from comet_moe.bert.trainer_loop import Watch
 from comet_moe.config import BertConfig, Override, load_bert_recipe, parse_setting
 from comet_moe.exceptions import RecipeError
-from comet_moe.training import Progress
+from comet_moe.training.trainer import Progress
 
 
 class Students:

@@ -37,7 +37,8 @@ def _train(scratch: str, epochs: int | None) -> list[dict[str, Any]]:
     from comet_moe.cli._display import LiveRuns, RunRow
     from comet_moe.config import load_recipe
     from comet_moe.data import load
-    from comet_moe.training import RunFolder, Trainer
+    from comet_moe.training.run import RunFolder
+    from comet_moe.training.trainer import Trainer
 
     dataset = load("multidigits", cache=Path(scratch) / "data")
     settings = [] if epochs is None else [f"training.epochs={epochs}"]

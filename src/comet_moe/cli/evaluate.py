@@ -13,7 +13,7 @@ def evaluate(
 ) -> None:
     """Repeat the validation and test figures of a run from its saved weights; they equal result.json."""
     from comet_moe.cli._display import show_figures
-    from comet_moe.training import evaluate_run
+    from comet_moe.training.run import evaluate_run
 
     figures = evaluate_run(run)
     if as_json:

@@ -23,7 +23,7 @@ def export(
 ) -> None:
     """Write a trained model as ONNX or as a torch program, and check it against the run's own model."""
     from comet_moe.export import SIZES, TOLERANCE, export_model
-    from comet_moe.training import example_features, load_run
+    from comet_moe.training.run import example_features, load_run
 
     trained = load_run(run)
     path = output or run / ("model.onnx" if format == "onnx" else "model.pt2")

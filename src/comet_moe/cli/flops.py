@@ -42,8 +42,9 @@ def flops(
 
 
 def _of_run(path: Path) -> list[dict[str, Any]]:
-    from comet_moe.training import load_dataset, load_run
+    from comet_moe.training.batches import load_dataset
     from comet_moe.training.flops import costs
+    from comet_moe.training.run import load_run
 
     run = load_run(path)
     dataset = load_dataset(run.config)
@@ -53,7 +54,7 @@ def _of_run(path: Path) -> list[dict[str, Any]]:
 
 def _of_recipe(recipe: str, gates: list[str] | None, settings: list[str]) -> list[dict[str, Any]]:
     from comet_moe.config import GATE_NAMES, load_recipe
-    from comet_moe.training import load_dataset
+    from comet_moe.training.batches import load_dataset
     from comet_moe.training.flops import costs, hardened_model
 
     dataset = load_dataset(load_recipe(recipe, settings))

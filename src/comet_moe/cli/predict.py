@@ -19,8 +19,8 @@ def predict(
     says which of the two were seen: both, user, item or neither. A hash gate sends an unseen user the way of
     a seen one that its id picks.
     """
-    from comet_moe.training import load_run
     from comet_moe.training import predict as prediction
+    from comet_moe.training.run import load_run
 
     prediction.writable_suffix(output)
     scored = prediction.predict(load_run(run), table)

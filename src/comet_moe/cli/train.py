@@ -8,8 +8,8 @@ import typer
 
 if TYPE_CHECKING:
     from comet_moe.config import Config
-    from comet_moe.training import RunFolder
     from comet_moe.training.distributed import Processes
+    from comet_moe.training.run import RunFolder
 
 
 def train(
@@ -34,8 +34,8 @@ def train(
     A run is a folder: config.yaml, metrics.jsonl (a line an epoch), result.json, model.safetensors and the
     last checkpoint. `torchrun --nproc-per-node 2 -m comet_moe train ...` trains with two processes.
     """
-    from comet_moe.training import begin
     from comet_moe.training.distributed import OtherProcessFailed, joined
+    from comet_moe.training.run import begin
 
     with joined() as processes:
         try:
@@ -64,8 +64,9 @@ def _run_or_read(
 
 def _run(folder: "RunFolder", config: "Config", processes: "Processes", tensorboard: bool) -> dict[str, Any]:
     from comet_moe.cli._display import LiveRuns, RunRow
-    from comet_moe.training import Trainer, load_dataset
+    from comet_moe.training.batches import load_dataset
     from comet_moe.training.tracking import TensorBoard
+    from comet_moe.training.trainer import Trainer
 
     board = processes.in_turn(lambda: TensorBoard(folder.path / "tensorboard")) if tensorboard else None
     dataset = processes.in_turn(lambda: load_dataset(config))

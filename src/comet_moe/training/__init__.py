@@ -1,22 +1,6 @@
-"""Training: from a configuration to a finished run folder, and from there to its model again."""
+"""Training: from a recipe to the folder of a finished run, and from there to its model again.
 
-from comet_moe.exceptions import RunError
-from comet_moe.training.batches import load_dataset
-from comet_moe.training.evaluate import evaluate, summary
-from comet_moe.training.run import LoadedRun, RunFolder, begin, evaluate_run, example_features, load_run
-from comet_moe.training.trainer import Progress, Trainer
-
-__all__ = [
-    "LoadedRun",
-    "Progress",
-    "RunError",
-    "RunFolder",
-    "Trainer",
-    "begin",
-    "evaluate",
-    "evaluate_run",
-    "example_features",
-    "load_dataset",
-    "load_run",
-    "summary",
-]
+Import from the modules: :mod:`~comet_moe.training.build` (a trainer from a recipe),
+:mod:`~comet_moe.training.trainer` (the loop), :mod:`~comet_moe.training.run` (the folder of a run),
+:mod:`~comet_moe.training.records` (what it writes, without torch).
+"""

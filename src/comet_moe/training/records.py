@@ -1,15 +1,22 @@
 """What a run writes and others read back: a line of ``metrics.jsonl``, and ``result.json``.
 
 The trainer writes these records, :mod:`comet_moe.analysis` and :mod:`comet_moe.report` read them. This module
-does not import torch. Losses are times 100 unless a field says otherwise; NaN and infinity are null.
+does not import torch. Losses are times 100 unless a field says otherwise. Write a record with
+``model_dump_json()``: NaN and infinity become null, which is read back as None.
 """
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
 Number = float | None
 """None stands for NaN and infinity, which JSON does not have."""
+
+Order = list[int] | list[list[int]]
+"""A permutation: gate output i goes to expert order[i], (n,) or one per tree (k, n)."""
+
+Matrix = list[list[float]] | list[list[list[float]]]
+"""A soft permutation, (n, n) or one per tree (k, n, n)."""
 
 Metrics = dict[str, Number]
 """Metrics of one task by name; ``loss`` is among them, not times 100."""
@@ -81,7 +88,7 @@ class EpochRecord(Record):
         soft_permutations: matrix of each local search that is still on.
         samples_per_second: of training.
         validation: on the validation split.
-        best_validation_loss: so far.
+        best_validation_loss: of the best epoch so far.
         patience_left: epochs without improvement until training stops.
         seconds: of the run so far.
     """
@@ -94,8 +101,8 @@ class EpochRecord(Record):
     searching: bool = False
     tau: Number = None
     sinkhorn_iterations: int | None = None
-    permutations: list[Any] = []
-    soft_permutations: list[Any] = []
+    permutations: list[Order] = []
+    soft_permutations: list[Matrix] = []
     samples_per_second: float
     validation: EvaluationRecord
     best_validation_loss: Number
@@ -103,20 +110,15 @@ class EpochRecord(Record):
     seconds: float
 
 
-class ResultRecord(Record):
-    """``result.json``: what a run came to, from its best weights.
+class SummaryRecord(Record):
+    """The best weights of a run on its held-out splits: what training reports, and `evaluate` repeats.
 
     Attributes:
-        status: "complete", or "failed" with a ``reason``; a study also has "running" and "waiting" trials.
+        validation_loss, test_loss: weighted over the tasks, without auxiliary losses.
         test_split: the split that the test metrics are of; a task of BERT without a test split has "dev".
-        tasks, routing and what follows: of the test split.
+        tasks and what follows: of the test split, see :class:`EvaluationRecord`.
     """
 
-    status: Literal["complete", "failed", "running", "waiting"]
-    reason: str | None = None
-    recipe: str | None = None
-    gate: str | None = None
-    seed: int | None = None
     validation_loss: Number = None
     test_loss: Number = None
     test_split: str = "test"
@@ -125,9 +127,27 @@ class ResultRecord(Record):
     flops_per_sample: Number = None
     flops_per_token: Number = None
     tokens_per_second: Number = None
-    parameters: float | None = None
     parameters_effective: Number = None
     routing: dict[str, RoutingRecord] = {}
+
+
+class ResultRecord(SummaryRecord):
+    """``result.json``: the summary of a run with what was run.
+
+    Attributes:
+        status: "complete", or "failed" with a ``reason``; a study also has "running" and "waiting" trials.
+        parameters: numbers that are trained.
+        epochs: trained.
+        best_epoch: whose weights were kept, from 1; 0 if there is none.
+        notes: what a reader of the metrics should know of the data.
+    """
+
+    status: Literal["complete", "failed", "running", "waiting"]
+    reason: str | None = None
+    recipe: str | None = None
+    gate: str | None = None
+    seed: int | None = None
+    parameters: int | None = None
     epochs: int | None = None
     best_epoch: int | None = None
     seconds: Number = None

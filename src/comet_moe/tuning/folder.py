@@ -17,7 +17,7 @@ from comet_moe.config import BertConfig, Config, parse_setting
 from comet_moe.config.schema import absolute
 from comet_moe.exceptions import StudyError
 from comet_moe.io import as_json, write_text
-from comet_moe.training import RunFolder
+from comet_moe.training.run import RunFolder
 from comet_moe.tuning.queue import Queue, Row, run_name
 from comet_moe.tuning.storage import Busy, Storage, exclusive, sqlite_url, without_password
 from comet_moe.tuning.study import Definition, check_definition, define

@@ -7,8 +7,10 @@ from typing import Any, Protocol
 from comet_moe.config import AnyConfig, Config, load_recipe
 from comet_moe.data import Dataset
 from comet_moe.exceptions import StudyError
-from comet_moe.training import Progress, RunFolder, Trainer, load_dataset
+from comet_moe.training.batches import load_dataset
 from comet_moe.training.build import build_model, steps_per_epoch
+from comet_moe.training.run import RunFolder
+from comet_moe.training.trainer import Progress, Trainer
 
 
 class Runner(Protocol):

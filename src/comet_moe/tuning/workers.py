@@ -23,7 +23,8 @@ import torch
 from comet_moe.config import AnyConfig, BertConfig, with_values
 from comet_moe.config.loader import ConfigType
 from comet_moe.exceptions import DataError, RecipeError, RunError, StudyError, WriteError
-from comet_moe.training import Progress, RunFolder
+from comet_moe.training.run import RunFolder
+from comet_moe.training.trainer import Progress
 from comet_moe.tuning.folder import StudyFolder
 from comet_moe.tuning.queue import ATTEMPTS, Claim, Lost, Queue
 from comet_moe.tuning.storage import STORAGE_ERRORS, Storage, storage_problem
