@@ -20,8 +20,11 @@ def metrics(tasks: dict[str, dict[str, float]]) -> str:
 
 def main(folder: Path) -> None:
     """Print the table."""
-    print("| data | epochs | gate | test loss x100 | metrics | experts a sample | K operations a sample |")
-    print("|---|---|---|---|---|---|---|")
+    heads = "data, epochs, gate, test loss x100, metrics, experts per sample, K operations per sample".split(
+        ", "
+    )
+    print(f"| {' | '.join(heads)} |")
+    print("|---" * len(heads) + "|")
     for recipe in RECIPES:
         for gate in GATES:
             run = folder / f"{recipe}-{gate}"

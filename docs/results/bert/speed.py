@@ -1,4 +1,4 @@
-"""The second table of docs/results/bert: tokens a second, sparse against dense, in one interleaved run.
+"""The second table of docs/results/bert: tokens per second, sparse against dense, in one interleaved run.
 
 python docs/results/bert/speed.py FOLDER, with the folders that run.sh made; one thread, nothing else running.
 """

@@ -22,19 +22,25 @@ def results(folder: Path, pattern: str) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in sorted(folder.glob(f"{pattern}/result.json"))]
 
 
-def row(task: str, name: str, found: list[dict[str, Any]]) -> str:
+def row(task: str, name: str, of_model: list[dict[str, Any]]) -> str:
     """One line: each seed's metrics, and the means of what they cost."""
-    tasks = [result["tasks"][task] for result in found]
-    values = [" / ".join(f"{100 * figures[metric]:.1f}" for metric in METRICS[task]) for figures in tasks]
-    experts = mean(result["experts_per_sample"] for result in found)
-    costs = [f"{mean(result[cost] for result in found) / 1e6:.1f}" for cost in COSTS]
-    cells = (f"{task} ({found[0]['test_split']})", name, ", ".join(values), f"{experts:.2f}", *costs)
+    tasks = [result["tasks"][task] for result in of_model]
+    values = [" / ".join(f"{100 * scores[metric]:.1f}" for metric in METRICS[task]) for scores in tasks]
+    experts = mean(result["experts_per_sample"] for result in of_model)
+    costs = [f"{mean(result[cost] for result in of_model) / 1e6:.1f}" for cost in COSTS]
+    cells = (f"{task} ({of_model[0]['test_split']})", name, ", ".join(values), f"{experts:.2f}", *costs)
     return f"| {' | '.join(cells)} |"
 
 
 def main(folder: Path) -> None:
     """Print the table."""
-    heads = ("metrics, a seed each", "experts a token", "M parameters", "M effective", "M operations a token")
+    heads = (
+        "metrics, one value per seed",
+        "experts per token",
+        "M parameters",
+        "M effective",
+        "M operations per token",
+    )
     print(f"| task (rows) | model | {' | '.join(heads)} |")
     print("|---" * (len(heads) + 2) + "|")
     for task in METRICS:
