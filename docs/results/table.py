@@ -20,9 +20,15 @@ def metrics(tasks: dict[str, dict[str, float]]) -> str:
 
 def main(folder: Path) -> None:
     """Print the table."""
-    heads = "data, epochs, gate, test loss x100, metrics, experts per sample, K operations per sample".split(
-        ", "
-    )
+    heads = [
+        "data",
+        "epochs",
+        "gate",
+        "test loss x100",
+        "metrics",
+        "experts per sample",
+        "K operations per sample",
+    ]
     print(f"| {' | '.join(heads)} |")
     print("|---" * len(heads) + "|")
     for recipe in RECIPES:
