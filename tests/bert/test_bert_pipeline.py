@@ -99,7 +99,13 @@ def test_other_students(place, tmp_path, settings):
 def test_answers_in_one_command(place, tmp_path):
     out = tmp_path / "run"
     command = ["bert", "run", "squad2", "--gate", "comet", "--model", place / "tiny"]
-    command += ["--data", place / "data" / "squad", *sets(["data.length=40", "data.stride=8"]), "--out", out]
+    command += [
+        "--data",
+        place / "data" / "squad",
+        *sets(["data.max_length=40", "data.stride=8"]),
+        "--out",
+        out,
+    ]
     result = succeed(*command, "--json").json
     assert result["status"] == "complete"
     assert set(result["tasks"]["squad2"]) >= {"loss", "f1", "exact_match", "best_f1", "best_f1_threshold"}
@@ -163,7 +169,7 @@ def test_mistakes_end_in_one_sentence(place, tmp_path):
             "--set",
             "data.stride=99",
         ),
-        *("--set", "data.length=128", *out),
+        *("--set", "data.max_length=128", *out),
     )
     assert not (tmp_path / "x").exists()  # a mistake leaves no folder behind
 
@@ -210,7 +216,7 @@ def test_without_the_extra_one_sentence_says_how_to_get_it():
 
 
 def test_a_loss_that_is_no_number_fails_the_run_with_a_reason(place, tmp_path):
-    settings = ["--set", "training.learning_rate=1e30", "--set", "training.clip=1e30"]
+    settings = ["--set", "training.learning_rate=1e30", "--set", "training.max_grad_norm=1e30"]
     out = ["--out", tmp_path / "x", "--json"]
     result = succeed("bert", "distill", place / "teacher", "--gate", "softmax", *settings, *out).json
     assert result["status"] == "failed"

@@ -10,7 +10,7 @@ from tiny_bert import SMALL, sets, where
 
 from comet_moe.bert.run import BertFolder
 from comet_moe.bert.trials import Students
-from comet_moe.config import with_values
+from comet_moe.config import override_config
 from comet_moe.exceptions import RunError
 
 STUDENT = [
@@ -46,7 +46,7 @@ def test_trials_are_students_with_drawn_settings(place, tuned):
         config = yaml.safe_load((tuned / row["run"] / "config.yaml").read_text())
         assert config["teacher"] == str(place / "teacher")
         assert config["data"]["path"] == str(place / "data")  # the teacher's, as its length
-        assert config["data"]["length"] == 32
+        assert config["data"]["max_length"] == 32
         assert config["training"]["batch_size"] == row["params"]["training.batch_size"]
         assert "accuracy" in row["tasks"]["rte"]
     kept = [row["run"] for row in rows if (tuned / row["run"] / "model").exists()]
@@ -107,7 +107,7 @@ def test_no_other_teacher_takes_the_place_of_the_first(place, tmp_path):
     succeed("bert", "finetune", "rte", *where(place), *sets(["seed=1", "finetune.epochs=1"]), "--out", other)
     begun = Students().base("bert-rte", [f"teacher={place / 'teacher'}", "gate=hash", "experts.size=18"])
     with pytest.raises(RunError, match="is not the one that was begun with: restore it"):
-        Students().check(with_values(begun, {"teacher": str(other)}))
+        Students().check(override_config(begun, {"teacher": str(other)}))
 
 
 def test_mistakes_in_a_study_end_in_one_sentence(place, tmp_path):

@@ -133,8 +133,13 @@ def write_squad(folder):
 SMALL = [
     *("experts.count=4", "experts.size=18", "experts.shared=8", "training.threads=1", "search.epochs=1"),
     *("finetune.epochs=2", "finetune.batch_size=8", "finetune.learning_rate=1e-3"),
-    *("training.epochs=2", "training.batch_size=8", "training.learning_rate=1e-3", "training.by_length=true"),
-    "data.length=32",
+    *(
+        "training.epochs=2",
+        "training.batch_size=8",
+        "training.learning_rate=1e-3",
+        "training.group_by_length=true",
+    ),
+    "data.max_length=32",
 ]
 
 

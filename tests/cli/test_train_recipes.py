@@ -7,14 +7,14 @@ import yaml
 from command import refusal, succeed
 from raw_sets import NAMES, prepare, sets
 
-from comet_moe.config import recipe_names
+from comet_moe.config import list_recipes
 from comet_moe.training.run import RunFolder
 
 VISION = ["digits", "multimnist", "multifashionmnist", "celeba"]
 
 
 def test_every_shipped_recipe_is_tried():
-    networks = [name for name in recipe_names() if not name.startswith("bert-")]
+    networks = [name for name in list_recipes() if not name.startswith("bert-")]
     assert sorted([*NAMES, "multidigits"]) == networks
 
 

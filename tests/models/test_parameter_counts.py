@@ -2,11 +2,11 @@
 
 import pytest
 
-from comet_moe.config import load_recipe
+from comet_moe.config import load_train_config
 from comet_moe.models import ImageModel, RatingModel
 from comet_moe.training.build import build_model
 
-TEN = load_recipe("celeba").data.options["attributes"]
+TEN = load_train_config("celeba").data.options["attributes"]
 
 
 def ratings(users, items):
@@ -51,7 +51,7 @@ COUNTS = {
 @pytest.mark.parametrize("recipe", COUNTS)
 def test_a_recipes_network_has_the_papers_size(recipe):
     meta, count = COUNTS[recipe]
-    model = build_model(load_recipe(recipe, ["gate=comet"]), meta, steps=1)
+    model = build_model(load_train_config(recipe, ["gate=comet"]), meta, steps=1)
     assert sum(p.numel() for p in model.parameters()) == count
     assert isinstance(model, RatingModel if "num_users" in meta else ImageModel)
 
@@ -70,6 +70,6 @@ GATES = {
 @pytest.mark.parametrize("gate", GATES)
 def test_a_gate_adds_its_own_parameters_and_a_search_one_matrix_for_all(gate, plus):
     meta, comet = COUNTS["movielens"]
-    model = build_model(load_recipe("movielens", [f"gate={gate}{plus}"]), meta, steps=1)
+    model = build_model(load_train_config("movielens", [f"gate={gate}{plus}"]), meta, steps=1)
     expected = comet + 2 * (GATES[gate] - GATES["comet"]) + (16 * 16 if plus else 0)
     assert sum(p.numel() for p in model.parameters()) == expected

@@ -8,7 +8,7 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from comet_moe.config import load_recipe
+from comet_moe.config import load_train_config
 from comet_moe.data import load
 from comet_moe.exceptions import RunError
 from comet_moe.training.evaluate import accuracy, auc
@@ -19,7 +19,7 @@ SMALL = ["data.options.train_size=400", "data.options.validation_size=200", "dat
 
 
 def config(*settings):
-    return load_recipe("multidigits", [*SMALL, "training.epochs=3", "training.threads=1", *settings])
+    return load_train_config("multidigits", [*SMALL, "training.epochs=3", "training.threads=1", *settings])
 
 
 @pytest.fixture(scope="module")

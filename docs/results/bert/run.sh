@@ -8,12 +8,12 @@ data=$2
 out=${3:-runs/bert}
 export OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 common="--set training.threads=1 --set experts.size=384 --set experts.shared=128"
-teaching="epochs=4 batch_size=16 learning_rate=5e-5 weight_decay=0.01 by_length=true"
-learning="epochs=2 batch_size=32 learning_rate=1e-4 weight_decay=0.01 by_length=true"
+teaching="epochs=4 batch_size=16 learning_rate=5e-5 weight_decay=0.01 group_by_length=true"
+learning="epochs=2 batch_size=32 learning_rate=1e-4 weight_decay=0.01 group_by_length=true"
 settings() {
   case $1 in
     sst2)   echo "data.train_rows=8000" ;;
-    squad2) echo "data.length=256 data.stride=64 data.train_rows=800" ;;
+    squad2) echo "data.max_length=256 data.stride=64 data.train_rows=800" ;;
   esac
 }
 folder() { [ "$1" = squad2 ] && echo "$data/squad2" || echo "$data/glue"; }

@@ -211,9 +211,9 @@ def open_data(config: BertConfig, tokenizer: Any) -> TaskData:
         )
     task = task_named(config.task)
     texts = read_texts(task, Path(config.data.path), config.data.seed, config.data.train_rows)
-    length, stride = config.data.length, config.data.stride
+    length, stride = config.data.max_length, config.data.stride
     if task.kind == "answers" and stride >= length // 2:
-        raise RecipeError(f"data.stride must be below half of data.length, {length}, got {stride}")
+        raise RecipeError(f"data.stride must be below half of data.max_length, {length}, got {stride}")
     parts = {name: encode(task, rows, tokenizer, length, stride) for name, rows in texts.parts.items()}
     facts = {
         "name": task.name,

@@ -188,7 +188,7 @@ def new_student(config: BertConfig, lesson: Lesson) -> Any:
                 shared=experts.shared,
                 importance=lesson.scores,
                 route_by=experts.route_by,
-                search_steps=search.epochs * steps if config.searches else 0,
+                search_steps=search.epochs * steps if config.uses_search else 0,
                 zeta=search.zeta,
                 load_balance=config.loss.load_balance,
                 frequencies=_frequencies(data, teacher.config.vocab_size) if balanced else None,

@@ -19,8 +19,8 @@ from torch import Tensor
 from transformers.utils import logging
 
 from comet_moe.bert.tasks import Task, task_named
-from comet_moe.config import BertConfig, Override, check_same_settings, load_bert_recipe
-from comet_moe.config.loader import resolve
+from comet_moe.config import BertConfig, Override, check_same_settings, load_bert_config
+from comet_moe.config.loader import build_config
 from comet_moe.exceptions import RunError
 from comet_moe.io import as_json, write_atomically, write_text
 from comet_moe.training.run import RunFolder
@@ -37,7 +37,7 @@ class BertFolder(RunFolder):
     def config(self) -> BertConfig:  # type: ignore[override]  # of another kind of run
         """The configuration that the run was started with."""
         self.check_started()
-        return load_bert_recipe(str(self.config_file))
+        return load_bert_config(str(self.config_file))
 
     def teacher(self) -> "BertFolder":
         """The folder of the teacher: this one, or that of which this run's student learns."""
@@ -91,13 +91,13 @@ class BertFolder(RunFolder):
 def load_task(task: str, overrides: Sequence[Override] = ()) -> BertConfig:
     """The configuration of ``task``, a name or the path of a YAML file, with ``overrides`` laid over."""
     named = not task.endswith((".yaml", ".yml"))
-    return load_bert_recipe(f"bert-{task_named(task).name}" if named else task, overrides)
+    return load_bert_config(f"bert-{task_named(task).name}" if named else task, overrides)
 
 
 def student_of(run: Path, overrides: Sequence[Override]) -> BertConfig:
     """The configuration of a student of the teacher in ``run``, or of that run's own teacher."""
     tree = BertFolder(run).config().model_dump(mode="json")
-    student = resolve(tree | {"stage": "distill"} | taught_by(BertFolder(run).teacher()), overrides)
+    student = build_config(tree | {"stage": "distill"} | taught_by(BertFolder(run).teacher()), overrides)
     assert isinstance(student, BertConfig)
     return student
 

@@ -73,7 +73,7 @@ class Fitting:
         watch: Watch,
     ):
         self.config = config
-        self.fit = config.fit
+        self.fit = config.stage_training
         self.data = data
         self.model: Any = model
         self.objective = objective
@@ -144,7 +144,7 @@ class Fitting:
         sums = torch.zeros(3, dtype=torch.float64)
         usages: list[RoutingStatistics] = []
         batches = training_batches(
-            self.data.train, self.fit.batch_size, self.config.seed, self.epoch, self.fit.by_length
+            self.data.train, self.fit.batch_size, self.config.seed, self.epoch, self.fit.group_by_length
         )
         for step, rows in enumerate(batches):
             loss = self._step(rows, (self.epoch - 1) * self.steps + step)
@@ -176,13 +176,13 @@ class Fitting:
 
     def _step(self, rows: Any, number: int) -> Loss:
         """One optimiser step, the ``number``-th from 0 of the run."""
-        rate = self.fit.learning_rate * falling(number, self.steps * self.fit.epochs, self.fit.warmup)
+        rate = self.fit.learning_rate * falling(number, self.steps * self.fit.epochs, self.fit.warmup_ratio)
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group["factor"]
         self.optimizer.zero_grad(set_to_none=True)
         loss = self.objective(self.data.train.batch(rows))
         loss.total.backward()
-        nn.utils.clip_grad_norm_(self.model.parameters(), self.fit.clip)
+        nn.utils.clip_grad_norm_(self.model.parameters(), self.fit.max_grad_norm)
         self.optimizer.step()
         for search in self.searches:
             search.step()

@@ -7,7 +7,7 @@ from typing import Any
 from comet_moe.bert.distill import Lesson, new_student, open_lesson, teach
 from comet_moe.bert.run import BertFolder, taught_by
 from comet_moe.bert.trainer_loop import Watch
-from comet_moe.config import BertConfig, Override, load_bert_recipe, parse_setting
+from comet_moe.config import BertConfig, Override, load_bert_config, parse_setting
 from comet_moe.exceptions import RecipeError
 from comet_moe.training.trainer import Progress
 
@@ -21,7 +21,7 @@ class Students:
     def base(self, recipe: str, settings: Sequence[str]) -> BertConfig:
         """The configuration before anything is drawn: the recipe's, on the rows that the teacher had."""
         overrides = [parse_setting(setting) for setting in settings]
-        asked = load_bert_recipe(recipe, overrides)
+        asked = load_bert_config(recipe, overrides)
         if asked.stage != "distill":
             raise RecipeError(f"a study is of students, got stage={asked.stage}: leave it out")
         if asked.teacher is None:
@@ -37,7 +37,7 @@ class Students:
             )
         rows: list[Override] = [(["data", name], value) for name, value in taught.data.model_dump().items()]
         who: list[Override] = [([name], value) for name, value in taught_by(teacher).items()]
-        return load_bert_recipe(recipe, [*rows, *overrides, *who])
+        return load_bert_config(recipe, [*rows, *overrides, *who])
 
     def check(self, config: BertConfig) -> None:
         """Make the student once, in memory; scores the teacher's neurons if nobody has."""

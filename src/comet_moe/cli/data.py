@@ -93,10 +93,10 @@ def prepare(
 
 def _options(name: str, settings: list[str]) -> dict[str, Any]:
     """The options that the recipe of this name trains with, with ``settings`` laid over."""
-    from comet_moe.config import load_recipe, parse_setting, recipe_names
+    from comet_moe.config import list_recipes, load_train_config, parse_setting
     from comet_moe.exceptions import RecipeError
 
-    options = dict(load_recipe(name).data.options) if name in recipe_names() else {}
+    options = dict(load_train_config(name).data.options) if name in list_recipes() else {}
     for setting in settings:
         keys, value = parse_setting(setting)
         if len(keys) > 1 or keys[0] in ("name", "source", "cache", "seed", "split", "strict"):

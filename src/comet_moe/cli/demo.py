@@ -35,14 +35,14 @@ def demo(
 
 def _train(scratch: str, epochs: int | None) -> list[dict[str, Any]]:
     from comet_moe.cli._display import LiveRuns, RunRow
-    from comet_moe.config import load_recipe
+    from comet_moe.config import load_train_config
     from comet_moe.data import load
     from comet_moe.training.run import RunFolder
     from comet_moe.training.trainer import Trainer
 
     dataset = load("multidigits", cache=Path(scratch) / "data")
     settings = [] if epochs is None else [f"training.epochs={epochs}"]
-    configs = [load_recipe("multidigits", [f"gate={gate}", *settings]) for gate in GATES]
+    configs = [load_train_config("multidigits", [f"gate={gate}", *settings]) for gate in GATES]
     rows = [RunRow(config.gate.name, config.training.epochs) for config in configs]
     results = []
     with LiveRuns(rows).showing() as runs:

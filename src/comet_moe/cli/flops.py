@@ -53,16 +53,16 @@ def _of_run(path: Path) -> list[dict[str, Any]]:
 
 
 def _of_recipe(recipe: str, gates: list[str] | None, settings: list[str]) -> list[dict[str, Any]]:
-    from comet_moe.config import GATE_NAMES, load_recipe
+    from comet_moe.config import GATE_NAMES, load_train_config
     from comet_moe.training.batches import load_dataset
     from comet_moe.training.flops import costs, hardened_model
 
-    dataset = load_dataset(load_recipe(recipe, settings))
+    dataset = load_dataset(load_train_config(recipe, settings))
     keyed = "num_users" in dataset.meta
     fitting = [name for name in GATE_NAMES if not name.endswith("+") and (keyed or name != "hash")]
     rows = []
     for gate in gates or fitting:
-        config = load_recipe(recipe, [*settings, f"gate={gate}"])
+        config = load_train_config(recipe, [*settings, f"gate={gate}"])
         rows += _rows(gate, costs(hardened_model(config, dataset), dataset))
     return rows
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from comet_moe.config import Config
+    from comet_moe.config import TrainConfig
     from comet_moe.training.distributed import Processes
     from comet_moe.training.run import RunFolder
 
@@ -48,7 +48,7 @@ def train(
 
 
 def _run_or_read(
-    folder: "RunFolder", config: "Config", processes: "Processes", tensorboard: bool, recipe: str
+    folder: "RunFolder", config: "TrainConfig", processes: "Processes", tensorboard: bool, recipe: str
 ) -> dict[str, Any]:
     if processes.first(folder.state) == "finished":
         return folder.result()
@@ -62,7 +62,9 @@ def _run_or_read(
         raise typer.Exit(130) from None
 
 
-def _run(folder: "RunFolder", config: "Config", processes: "Processes", tensorboard: bool) -> dict[str, Any]:
+def _run(
+    folder: "RunFolder", config: "TrainConfig", processes: "Processes", tensorboard: bool
+) -> dict[str, Any]:
     from comet_moe.cli._display import LiveRuns, RunRow
     from comet_moe.training.batches import load_dataset
     from comet_moe.training.tracking import TensorBoard

@@ -5,21 +5,21 @@ from comet_moe.config.loader import (
     AnyConfig,
     Override,
     check_same_settings,
-    load_bert_recipe,
+    list_recipes,
+    load_bert_config,
     load_config,
-    load_recipe,
+    load_train_config,
     parse_setting,
-    recipe_names,
 )
-from comet_moe.config.schema import GATE_NAMES, Config
+from comet_moe.config.schema import GATE_NAMES, TrainConfig
 from comet_moe.config.search_space import (
     Choice,
-    Draw,
+    Distribution,
     LogUniform,
     SearchSpace,
     Uniform,
     load_search_space,
-    with_values,
+    override_config,
 )
 from comet_moe.exceptions import RecipeError
 
@@ -28,19 +28,19 @@ __all__ = [
     "AnyConfig",
     "BertConfig",
     "Choice",
-    "Config",
-    "Draw",
+    "Distribution",
     "LogUniform",
     "Override",
     "RecipeError",
     "SearchSpace",
+    "TrainConfig",
     "Uniform",
     "check_same_settings",
-    "load_bert_recipe",
+    "list_recipes",
+    "load_bert_config",
     "load_config",
-    "load_recipe",
     "load_search_space",
+    "load_train_config",
+    "override_config",
     "parse_setting",
-    "recipe_names",
-    "with_values",
 ]

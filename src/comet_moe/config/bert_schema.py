@@ -1,4 +1,4 @@
-"""What a run of COMET-BERT is made of: every setting, checked, with a wrong key an error that names it."""
+"""The settings of a COMET-BERT run, one pydantic model per section; an unknown setting is an error."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -14,7 +14,7 @@ from comet_moe.config.schema import (
     Section,
     SoftmaxConfig,
     TopKConfig,
-    absolute,
+    absolute_path,
 )
 
 TaskName = Literal["cola", "sst2", "mrpc", "qqp", "mnli", "qnli", "rte", "squad2"]
@@ -22,7 +22,7 @@ TaskName = Literal["cola", "sst2", "mrpc", "qqp", "mnli", "qnli", "rte", "squad2
 
 def _checkpoint(path: str) -> str:
     """A folder from the root; anything else is a name on the hub."""
-    return absolute(path) if Path(path).expanduser().exists() else path
+    return absolute_path(path) if Path(path).expanduser().exists() else path
 
 
 class TextConfig(Section):
@@ -33,8 +33,8 @@ class TextConfig(Section):
     the margin by which "no answer" has to win.
     """
 
-    path: Annotated[str, AfterValidator(absolute)] | None = None
-    length: int = Field(default=128, ge=8)
+    path: Annotated[str, AfterValidator(absolute_path)] | None = None
+    max_length: int = Field(default=128, ge=8)
     stride: int = Field(default=64, ge=0)
     seed: int = Field(default=0, ge=0)
     train_rows: Count | None = None
@@ -47,7 +47,7 @@ class CheckpointConfig(Section):
     path: Annotated[str, AfterValidator(_checkpoint)] | None = None
 
 
-class FitConfig(Section):
+class FinetuneConfig(Section):
     """A loop: AdamW, the learning rate falling linearly to 0 after ``warmup``, a share of all steps.
 
     ``by_length`` puts rows of about the same length into a batch. Training stops after ``patience`` epochs
@@ -58,13 +58,13 @@ class FitConfig(Section):
     batch_size: Count
     learning_rate: Positive
     weight_decay: NotNegative = 0.0
-    warmup: float = Field(default=0.0, ge=0, lt=1)
-    clip: Positive = 1.0
+    warmup_ratio: float = Field(default=0.0, ge=0, lt=1)
+    max_grad_norm: Positive = 1.0
     patience: Count | None = None
-    by_length: bool = False
+    group_by_length: bool = False
 
 
-class TrainingConfig(FitConfig):
+class DistillConfig(FinetuneConfig):
     """Distillation's loop, and the threads of all."""
 
     threads: Count | None = None
@@ -122,29 +122,29 @@ class BertConfig(Section):
     task: TaskName
     stage: Literal["finetune", "distill"] = "distill"
     seed: int = Field(default=0, ge=0)
-    teacher: Annotated[str, AfterValidator(absolute)] | None = None
+    teacher: Annotated[str, AfterValidator(absolute_path)] | None = None
     teacher_checksum: int | None = None
     data: TextConfig = TextConfig()
     model: CheckpointConfig = CheckpointConfig()
-    finetune: FitConfig
+    finetune: FinetuneConfig
     experts: ExpertsConfig = ExpertsConfig()
     gate: GateConfig
     gates: dict[str, dict[str, Any]] = Field(default_factory=dict)
     search: LayerSearchConfig = LayerSearchConfig()
     loss: DistillationLossConfig = DistillationLossConfig()
-    training: TrainingConfig
+    training: DistillConfig
 
     @property
-    def searches(self) -> bool:
+    def uses_search(self) -> bool:
         """Whether the gate's name ends in ``+``."""
         return self.gate.name.endswith("+")
 
     @property
-    def expert_count(self) -> int:
+    def num_experts(self) -> int:
         """Experts of a layer."""
         return self.experts.count
 
     @property
-    def fit(self) -> FitConfig:
+    def stage_training(self) -> FinetuneConfig:
         """The loop of this stage."""
         return self.finetune if self.stage == "finetune" else self.training

@@ -14,36 +14,36 @@ import yaml
 from pydantic import ValidationError
 
 from comet_moe.config.bert_schema import BertConfig
-from comet_moe.config.schema import GATE_NAMES, Config, Section
+from comet_moe.config.schema import GATE_NAMES, Section, TrainConfig
 from comet_moe.exceptions import RecipeError
 
-AnyConfig = Config | BertConfig
+AnyConfig = TrainConfig | BertConfig
 ConfigType = TypeVar("ConfigType", bound=Section)
 Override = tuple[list[str], Any]
 """The keys of a setting and its value."""
 
 
-def recipe_names() -> list[str]:
+def list_recipes() -> list[str]:
     """The recipes that are shipped."""
     return sorted(path.name.removesuffix(".yaml") for path in _shipped() if path.name.endswith(".yaml"))
 
 
 def load_config(recipe: str, settings: Sequence[str] = ()) -> AnyConfig:
     """The configuration of ``recipe``, a name or a path, with ``settings`` of the form "a.b=c" laid over."""
-    return resolve(_tree(recipe), [parse_setting(setting) for setting in settings], recipe)
+    return build_config(_tree(recipe), [parse_setting(setting) for setting in settings], recipe)
 
 
-def load_recipe(recipe: str, settings: Sequence[str] = ()) -> Config:
+def load_train_config(recipe: str, settings: Sequence[str] = ()) -> TrainConfig:
     """As :func:`load_config`, of a network that ``comet-moe train`` trains."""
     found = load_config(recipe, settings)
-    if not isinstance(found, Config):
+    if not isinstance(found, TrainConfig):
         raise RecipeError(f"recipe {recipe} is of COMET-BERT: see `comet-moe bert --help`")
     return found
 
 
-def load_bert_recipe(recipe: str, overrides: Sequence[Override] = ()) -> BertConfig:
+def load_bert_config(recipe: str, overrides: Sequence[Override] = ()) -> BertConfig:
     """As :func:`load_config`, of COMET-BERT."""
-    found = resolve(_tree(recipe), overrides, recipe)
+    found = build_config(_tree(recipe), overrides, recipe)
     if not isinstance(found, BertConfig):
         raise RecipeError(f"recipe {recipe} is not of COMET-BERT (it has no task): use `comet-moe train`")
     return found
@@ -55,31 +55,31 @@ def _tree(recipe: str) -> dict[str, Any]:
     return {"recipe": Path(recipe).stem, **tree}
 
 
-def resolve(tree: dict[str, Any], overrides: Sequence[Override], source: str | None = None) -> AnyConfig:
+def build_config(tree: dict[str, Any], overrides: Sequence[Override], source: str | None = None) -> AnyConfig:
     """``tree`` with ``overrides`` laid over, checked; a gate's name stands for its settings in ``gates``.
 
     What has a ``task`` is of COMET-BERT, which keeps ``gates``: students may have another gate. ``source`` is
     where it was read.
     """
-    kind: type[AnyConfig] = BertConfig if "task" in tree else Config
+    kind: type[AnyConfig] = BertConfig if "task" in tree else TrainConfig
     first = [override for override in overrides if override[0][0] == "gates" or override[0] == ["gate"]]
     for keys, value in first:
-        put(tree, keys, value)
+        set_value(tree, keys, value)
     gates = tree.get("gates", {}) if kind is BertConfig else tree.pop("gates", {})
     if not isinstance(tree.get("gate"), Mapping):
         tree["gate"] = gate_settings(tree.get("gate"), gates)
     for keys, value in overrides:
         if (keys, value) not in first:
-            put(tree, keys, value)
-    return checked(kind, tree, source)
+            set_value(tree, keys, value)
+    return validate_config(kind, tree, source)
 
 
-def checked(kind: type[ConfigType], tree: dict[str, Any], source: str | None = None) -> ConfigType:
+def validate_config(kind: type[ConfigType], tree: dict[str, Any], source: str | None = None) -> ConfigType:
     """``tree`` as a configuration; ``source`` is where it was read."""
     try:
         return kind.model_validate(tree)
     except ValidationError as error:
-        raise RecipeError(f"recipe {source or tree['recipe']}: {first_problem(error)}") from error
+        raise RecipeError(f"recipe {source or tree['recipe']}: {validation_message(error)}") from error
 
 
 def check_same_settings(saved: AnyConfig, recipe: str, overrides: Sequence[Override]) -> None:
@@ -97,7 +97,7 @@ def check_same_settings(saved: AnyConfig, recipe: str, overrides: Sequence[Overr
         asked_names["gate"] = last.pop("gate")[1]
     change = first_change(names, asked_names)
     if change is None:
-        asked = resolve(saved.model_dump(mode="json"), list(last.values()))
+        asked = build_config(saved.model_dump(mode="json"), list(last.values()))
         change = first_change(saved.model_dump(mode="json"), asked.model_dump(mode="json"))
     if change is not None:
         key, old, new = change
@@ -178,7 +178,7 @@ def _number(value: Any) -> Any:
     return value
 
 
-def put(tree: dict[str, Any], keys: Sequence[str], value: Any) -> None:
+def set_value(tree: dict[str, Any], keys: Sequence[str], value: Any) -> None:
     """Set the value under ``keys``, making sections as needed."""
     for key in keys[:-1]:
         below = tree.setdefault(key, {})
@@ -188,7 +188,7 @@ def put(tree: dict[str, Any], keys: Sequence[str], value: Any) -> None:
     tree[keys[-1]] = value
 
 
-def first_problem(error: ValidationError) -> str:
+def validation_message(error: ValidationError) -> str:
     """The first problem in one sentence: the key, what is wrong, what was given."""
     problem = error.errors(include_url=False)[0]
     tags = set(GATE_NAMES) | {"rating", "image"}

@@ -1,4 +1,4 @@
-"""What a run is made of: every setting of an experiment, checked, with a wrong key an error that names it."""
+"""The settings of a training run, one pydantic model per section; an unknown setting is an error."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 
-def absolute(path: str) -> str:
+def absolute_path(path: str) -> str:
     """``path`` from the root, so that a saved configuration means the same file from every folder."""
     return str(Path(path).expanduser().absolute())
 
@@ -30,7 +30,7 @@ class DataConfig(Section):
     """
 
     name: str
-    path: Annotated[str, AfterValidator(absolute)] | None = None
+    path: Annotated[str, AfterValidator(absolute_path)] | None = None
     any_size: bool = False
     seed: int = Field(default=0, ge=0)
     split: str = "random"
@@ -138,7 +138,7 @@ class TrainingConfig(Section):
     threads: Count | None = None
 
 
-class Config(Section):
+class TrainConfig(Section):
     """A complete run."""
 
     recipe: str
@@ -151,18 +151,18 @@ class Config(Section):
     training: TrainingConfig
 
     @model_validator(mode="after")
-    def _alpha_belongs_to_ratings(self) -> "Config":
+    def _alpha_belongs_to_ratings(self) -> "TrainConfig":
         if (self.model.kind == "rating") != (self.loss.alpha is not None):
             wanted = "needs a number, for instance 0.9" if self.model.kind == "rating" else "must stay unset"
             raise ValueError(f"loss.alpha {wanted} for a model of kind {self.model.kind}")
         return self
 
     @property
-    def searches(self) -> bool:
+    def uses_search(self) -> bool:
         """Whether the gate's name ends in ``+``."""
         return self.gate.name.endswith("+")
 
     @property
-    def expert_count(self) -> int:
+    def num_experts(self) -> int:
         """Experts of the mixture."""
         return self.model.experts

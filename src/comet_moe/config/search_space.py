@@ -11,7 +11,14 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, ValidationError
 
-from comet_moe.config.loader import ConfigType, checked, first_problem, parse_setting, put, read_recipe
+from comet_moe.config.loader import (
+    ConfigType,
+    parse_setting,
+    read_recipe,
+    set_value,
+    validate_config,
+    validation_message,
+)
 from comet_moe.config.schema import GATE_NAMES, Positive, Section
 from comet_moe.exceptions import RecipeError
 
@@ -41,8 +48,8 @@ class LogUniform(Section):
     log: Annotated[tuple[Positive, Positive], AfterValidator(_rising)]
 
 
-Draw = Choice | Uniform | LogUniform
-SearchSpace = dict[str, Draw]
+Distribution = Choice | Uniform | LogUniform
+SearchSpace = dict[str, Distribution]
 
 _SHARED = ("all", "search")
 
@@ -74,16 +81,16 @@ def load_search_space(recipe: str, gate: str, settings: Sequence[str] = ()) -> S
     return {key: _draw(recipe, key, value) for key, value in merged.items() if value != "fixed"}
 
 
-def with_values(config: ConfigType, values: Mapping[str, Any]) -> ConfigType:
+def override_config(config: ConfigType, values: Mapping[str, Any]) -> ConfigType:
     """``config`` with the settings ``values``, keys such as "gate.gamma", laid over and checked."""
     tree = config.model_dump(mode="json")
     for key, value in values.items():
-        put(tree, key.split("."), value)
-    return checked(type(config), tree)
+        set_value(tree, key.split("."), value)
+    return validate_config(type(config), tree)
 
 
-def _draw(recipe: str, key: str, value: Any) -> Draw:
-    kinds: dict[str, type[Draw]] = {"choice": Choice, "uniform": Uniform, "log": LogUniform}
+def _draw(recipe: str, key: str, value: Any) -> Distribution:
+    kinds: dict[str, type[Distribution]] = {"choice": Choice, "uniform": Uniform, "log": LogUniform}
     if not isinstance(value, Mapping) or len(value) != 1 or next(iter(value)) not in kinds:
         raise RecipeError(
             f"recipe {recipe}: tuning of {key} must be one of choice: [...], uniform: [low, high], "
@@ -92,4 +99,4 @@ def _draw(recipe: str, key: str, value: Any) -> Draw:
     try:
         return kinds[next(iter(value))].model_validate(value)
     except ValidationError as error:
-        raise RecipeError(f"recipe {recipe}: tuning of {key}: {first_problem(error)}") from error
+        raise RecipeError(f"recipe {recipe}: tuning of {key}: {validation_message(error)}") from error

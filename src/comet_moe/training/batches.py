@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from comet_moe.config import Config
+from comet_moe.config import TrainConfig
 from comet_moe.data import DATASETS, Dataset, Split, default_cache, load
 from comet_moe.exceptions import RecipeError
 
@@ -52,7 +52,7 @@ def take(split: Split, rows: npt.NDArray[np.int64] | slice) -> Batch:
     )
 
 
-def load_dataset(config: Config) -> Dataset:
+def load_dataset(config: TrainConfig) -> Dataset:
     """The data set of ``config``: from the cache, or prepared from ``data.path``; never from the network."""
     data = config.data
     if data.path is None and data.name in DATASETS and DATASETS[data.name].keyed_by_path:

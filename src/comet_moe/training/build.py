@@ -10,12 +10,12 @@ import torch
 
 from comet_moe.config.schema import (
     CometConfig,
-    Config,
     DSelectKConfig,
     GateConfig,
     HashConfig,
     RatingModelConfig,
     TopKConfig,
+    TrainConfig,
 )
 from comet_moe.exceptions import RecipeError
 from comet_moe.experts import ConvExperts, DenseExperts
@@ -26,7 +26,7 @@ from comet_moe.models import ImageModel, RatingModel, image_tasks, rating_tasks
 Model = RatingModel | ImageModel
 
 
-def build_model(config: Config, meta: dict[str, Any], steps: int) -> Model:
+def build_model(config: TrainConfig, meta: dict[str, Any], steps: int) -> Model:
     """A model with its first weights, drawn from ``config.seed``.
 
     Args:
@@ -50,12 +50,12 @@ def build_model(config: Config, meta: dict[str, Any], steps: int) -> Model:
     return model
 
 
-def steps_per_epoch(config: Config, data: dict[str, Any]) -> int:
+def steps_per_epoch(config: TrainConfig, data: dict[str, Any]) -> int:
     """Optimiser steps of an epoch, for ``data`` as a data set describes itself."""
     return math.ceil(data["rows"]["train"] / config.training.batch_size)
 
 
-def _same_kind(config: Config, meta: dict[str, Any]) -> None:
+def _same_kind(config: TrainConfig, meta: dict[str, Any]) -> None:
     kind = "rating" if "num_users" in meta else "image"
     if config.model.kind != kind:
         raise RecipeError(
@@ -63,7 +63,7 @@ def _same_kind(config: Config, meta: dict[str, Any]) -> None:
         )
 
 
-def _rating_model(config: Config, meta: dict[str, Any], steps: int) -> RatingModel:
+def _rating_model(config: TrainConfig, meta: dict[str, Any], steps: int) -> RatingModel:
     shape = config.model
     assert isinstance(shape, RatingModelConfig)
     assert config.loss.alpha is not None
@@ -80,7 +80,7 @@ def _rating_model(config: Config, meta: dict[str, Any], steps: int) -> RatingMod
     )
 
 
-def _image_model(config: Config, meta: dict[str, Any], steps: int) -> ImageModel:
+def _image_model(config: TrainConfig, meta: dict[str, Any], steps: int) -> ImageModel:
     shape = config.model
     assert not isinstance(shape, RatingModelConfig)
     channels, height, width = meta["image_shape"]
@@ -95,7 +95,9 @@ def _image_model(config: Config, meta: dict[str, Any], steps: int) -> ImageModel
     )
 
 
-def build_gates(config: Config, in_features: int, tasks: int, num_keys: int | None, steps: int) -> list[Gate]:
+def build_gates(
+    config: TrainConfig, in_features: int, tasks: int, num_keys: int | None, steps: int
+) -> list[Gate]:
     """One gate a task, as ``config.gate`` says.
 
     Args:
@@ -109,7 +111,7 @@ def build_gates(config: Config, in_features: int, tasks: int, num_keys: int | No
     gates = [
         build_gate(config.gate, in_features, n, num_keys, seed=config.seed + task) for task in range(tasks)
     ]
-    if not config.searches:
+    if not config.uses_search:
         return gates
     search = config.search
 

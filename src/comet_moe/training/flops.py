@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from comet_moe.checks import without_value_checks
-from comet_moe.config import Config
+from comet_moe.config import TrainConfig
 from comet_moe.data import Dataset
 from comet_moe.gates import CometGate, DSelectKGate
 from comet_moe.training.batches import take
@@ -57,7 +57,7 @@ def costs(model: Model, dataset: Dataset) -> dict[str, Cost]:
     }
 
 
-def hardened_model(config: Config, dataset: Dataset) -> Model:
+def hardened_model(config: TrainConfig, dataset: Dataset) -> Model:
     """An untrained network whose trees and selectors are hard, as training leaves them."""
     model = build_model(config, dataset.meta, steps_per_epoch(config, dataset.meta))
     with torch.random.fork_rng(devices=[]):

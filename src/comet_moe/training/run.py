@@ -27,7 +27,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import comet_moe
-from comet_moe.config import AnyConfig, Config, check_same_settings, load_recipe, parse_setting
+from comet_moe.config import AnyConfig, TrainConfig, check_same_settings, load_train_config, parse_setting
 from comet_moe.data import Dataset, Vocabulary
 from comet_moe.exceptions import RunError
 from comet_moe.io import as_json, is_temporary, plain, write_atomically, write_error, write_text
@@ -71,10 +71,10 @@ class RunFolder:
         if self.state() == "empty":
             write_text(self.config_file, yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
 
-    def config(self) -> Config:
+    def config(self) -> TrainConfig:
         """The configuration that the run was started with."""
         self.check_started()
-        return load_recipe(str(self.config_file))
+        return load_train_config(str(self.config_file))
 
     def check_started(self) -> None:
         """Refuse a folder without a run."""
@@ -212,7 +212,7 @@ def _read_tensors(path: Path) -> Tensors:
 
 def begin(
     recipe: str, settings: Sequence[str] = (), out: Path | None = None, resume: bool = False
-) -> tuple[RunFolder, Config]:
+) -> tuple[RunFolder, TrainConfig]:
     """The folder and the complete configuration of the run to train; nothing is written yet.
 
     Args:
@@ -223,22 +223,26 @@ def begin(
     """
     if out is not None and RunFolder(out).state() != "empty":
         return _again(RunFolder(out), recipe, settings, resume)
-    config = load_recipe(recipe, settings)
+    config = load_train_config(recipe, settings)
     folder = RunFolder(out or Path("runs") / f"{config.recipe}-{config.gate.name}-{config.seed}")
     if folder.state() != "empty":
         return _again(folder, recipe, settings, resume)
     return folder, _with_threads(config)
 
 
-def _again(folder: RunFolder, recipe: str, settings: Sequence[str], resume: bool) -> tuple[RunFolder, Config]:
+def _again(
+    folder: RunFolder, recipe: str, settings: Sequence[str], resume: bool
+) -> tuple[RunFolder, TrainConfig]:
     if not resume:
         raise RunError(f"{folder.path} holds a run already: go on with --resume, or name another --out")
     saved = folder.config()
-    check_same_settings(saved, load_recipe(recipe).recipe, [parse_setting(setting) for setting in settings])
+    check_same_settings(
+        saved, load_train_config(recipe).recipe, [parse_setting(setting) for setting in settings]
+    )
     return folder, saved
 
 
-def _with_threads(config: Config) -> Config:
+def _with_threads(config: TrainConfig) -> TrainConfig:
     """``config`` with the number of threads that torch would use, since a result depends on it."""
     threads = config.training.threads or torch.get_num_threads()
     training = config.training.model_copy(update={"threads": threads})
@@ -265,7 +269,7 @@ class LoadedRun:
     """The model of a finished run with its best weights, in eval mode, and what it was trained on."""
 
     folder: RunFolder
-    config: Config
+    config: TrainConfig
     data: dict[str, Any]
     model: Model
 

@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from comet_moe.checks import without_value_checks
-from comet_moe.config import Config
+from comet_moe.config import TrainConfig
 from comet_moe.data import Dataset
 from comet_moe.io import plain
 from comet_moe.local_search import Permutation, parameter_groups
@@ -66,7 +66,7 @@ class Trainer:
 
     def __init__(
         self,
-        config: Config,
+        config: TrainConfig,
         dataset: Dataset,
         folder: RunFolder,
         processes: Processes = Processes(),  # noqa: B008 - frozen

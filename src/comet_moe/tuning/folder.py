@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from comet_moe.config import BertConfig, Config, parse_setting
-from comet_moe.config.schema import absolute
+from comet_moe.config import BertConfig, TrainConfig, parse_setting
+from comet_moe.config.schema import absolute_path
 from comet_moe.exceptions import StudyError
 from comet_moe.io import as_json, write_text
 from comet_moe.training.run import RunFolder
@@ -88,8 +88,8 @@ class StudyFolder:
             "trials": definition.trials,
             "seed": definition.seed,
             "settings": settings,
-            "experts": first.expert_count,
-            "alpha": first.loss.alpha if isinstance(first, Config) else None,
+            "experts": first.num_experts,
+            "alpha": first.loss.alpha if isinstance(first, TrainConfig) else None,
             "storage": None if storage is None else without_password(storage),
             "keep_models": keep_models,
             "space": definition.model_dump(mode="json")["space"],
@@ -286,5 +286,5 @@ def _by_name(settings: Sequence[str]) -> dict[str, str]:
     for name in set(_PLACES) & set(found):
         path = parse_setting(found.pop(name))[1]
         if path is not None:
-            found[name] = f"{name}={absolute(str(path))}"
+            found[name] = f"{name}={absolute_path(str(path))}"
     return found

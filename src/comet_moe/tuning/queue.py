@@ -21,7 +21,7 @@ from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState
 
 from comet_moe.analysis.study import FIGURES
-from comet_moe.config import Choice, Draw, LogUniform
+from comet_moe.config import Choice, Distribution, LogUniform
 from comet_moe.exceptions import StudyError
 from comet_moe.tuning.storage import Storage
 from comet_moe.tuning.study import Definition, check_configurations, parse_definition
@@ -257,7 +257,7 @@ def _waiting(definition: Definition, gate: str, index: int) -> FrozenTrial:
     )
 
 
-def _distribution(draw: Draw) -> BaseDistribution:
+def _distribution(draw: Distribution) -> BaseDistribution:
     if isinstance(draw, Choice):
         return CategoricalDistribution(draw.choice)
     if isinstance(draw, LogUniform):

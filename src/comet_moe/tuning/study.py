@@ -13,8 +13,8 @@ from comet_moe.config import (
     check_same_settings,
     load_config,
     load_search_space,
+    override_config,
     parse_setting,
-    with_values,
 )
 from comet_moe.exceptions import RecipeError, StudyError
 from comet_moe.tuning.sampling import draw
@@ -56,7 +56,7 @@ class Definition(BaseModel):
     def config(self, gate: str, index: int) -> AnyConfig:
         """The configuration of a trial: what is drawn, and an initialisation of its own."""
         base = self.base[gate]
-        return with_values(base, {**self.values(gate, index), "seed": base.seed + index})
+        return override_config(base, {**self.values(gate, index), "seed": base.seed + index})
 
 
 def define(

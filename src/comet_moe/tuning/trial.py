@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from comet_moe.config import AnyConfig, Config, load_recipe
+from comet_moe.config import AnyConfig, TrainConfig, load_train_config
 from comet_moe.data import Dataset
 from comet_moe.exceptions import StudyError
 from comet_moe.training.batches import load_dataset
@@ -41,11 +41,11 @@ class Networks:
     def __init__(self) -> None:
         self._data: tuple[Any, Dataset] | None = None
 
-    def base(self, recipe: str, settings: Sequence[str]) -> Config:
+    def base(self, recipe: str, settings: Sequence[str]) -> TrainConfig:
         """The recipe's, with the settings laid over."""
-        return load_recipe(recipe, settings)
+        return load_train_config(recipe, settings)
 
-    def check(self, config: Config) -> None:
+    def check(self, config: TrainConfig) -> None:
         """Build the network once, on its data."""
         meta = self._dataset(config).meta
         build_model(config, meta, steps_per_epoch(config, meta))
@@ -56,7 +56,7 @@ class Networks:
 
     def run(
         self,
-        config: Config,
+        config: TrainConfig,
         folder: RunFolder,
         on_batch: Callable[[Progress], None],
         on_epoch: Callable[[dict[str, Any]], None],
@@ -66,7 +66,7 @@ class Networks:
         folder.start(config)
         return trainer.run()
 
-    def _dataset(self, config: Config) -> Dataset:
+    def _dataset(self, config: TrainConfig) -> Dataset:
         if self._data is None or self._data[0] != config.data:
             self._data = (config.data, load_dataset(config))
         return self._data[1]
@@ -74,7 +74,7 @@ class Networks:
 
 def runner_for(config: AnyConfig) -> Runner:
     """Who runs trials such as ``config``."""
-    if isinstance(config, Config):
+    if isinstance(config, TrainConfig):
         return Networks()
     try:
         from comet_moe.bert.trials import Students

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from comet_moe.config import AnyConfig, BertConfig, with_values
+from comet_moe.config import AnyConfig, BertConfig, override_config
 from comet_moe.config.loader import ConfigType
 from comet_moe.exceptions import DataError, RecipeError, RunError, StudyError, WriteError
 from comet_moe.training.run import RunFolder
@@ -155,7 +155,7 @@ class _Worker:
             self.folder.keep_best_model(claim.gate, runner.folder)
 
     def _config(self, definition: Definition, claim: Claim) -> AnyConfig:
-        config = with_values(definition.config(claim.gate, claim.index), self.job.places)
+        config = override_config(definition.config(claim.gate, claim.index), self.job.places)
         return _with_threads(config, config.training.threads or self.job.threads)
 
     def _train(self, runner: Runner, config: AnyConfig, run: RunFolder, claim: Claim) -> dict[str, Any]:
@@ -214,7 +214,7 @@ class _Heart:
 
 
 def _with_threads(config: ConfigType, threads: int | None) -> ConfigType:
-    return with_values(config, {"training.threads": threads})
+    return override_config(config, {"training.threads": threads})
 
 
 def _placed_as(config: AnyConfig, run: AnyConfig) -> AnyConfig:
@@ -222,7 +222,7 @@ def _placed_as(config: AnyConfig, run: AnyConfig) -> AnyConfig:
     places = {"data.path": config.data.path}
     if isinstance(config, BertConfig):
         places["teacher"] = config.teacher
-    return with_values(run, places)
+    return override_config(run, places)
 
 
 _LOOK_SECONDS = 0.5

@@ -6,37 +6,39 @@ import yaml
 from comet_moe.config import (
     GATE_NAMES,
     check_same_settings,
-    load_bert_recipe,
+    list_recipes,
+    load_bert_config,
     load_config,
-    load_recipe,
     load_search_space,
+    load_train_config,
     parse_setting,
-    recipe_names,
 )
 from comet_moe.exceptions import RecipeError
 
 
 @pytest.mark.parametrize("gate", GATE_NAMES)
-@pytest.mark.parametrize("name", recipe_names())
+@pytest.mark.parametrize("name", list_recipes())
 def test_every_recipe_is_complete_for_every_gate(name, gate):
     config = load_config(name, [f"gate={gate}"])
     assert config.gate.name == gate
     assert config.recipe == name
-    assert config.searches == gate.endswith("+")
+    assert config.uses_search == gate.endswith("+")
 
 
 def test_settings_are_laid_over_the_recipe_whatever_their_order():
-    config = load_recipe("multidigits", ["gate.k=3", "gate=topk", "training.learning_rate=1e-4", "seed=7"])
+    config = load_train_config(
+        "multidigits", ["gate.k=3", "gate=topk", "training.learning_rate=1e-4", "seed=7"]
+    )
     assert (config.gate.name, config.gate.k) == ("topk", 3)
     assert config.training.learning_rate == 1e-4
     assert config.seed == 7
 
 
 def test_a_resolved_configuration_is_a_recipe_again(tmp_path):
-    config = load_recipe("multidigits", ["gate=comet+", "gate.gamma=0.5"])
+    config = load_train_config("multidigits", ["gate=comet+", "gate.gamma=0.5"])
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(config.model_dump(mode="json")))
-    assert load_recipe(str(path)) == config
+    assert load_train_config(str(path)) == config
 
 
 @pytest.mark.parametrize(
@@ -61,7 +63,7 @@ def test_a_resolved_configuration_is_a_recipe_again(tmp_path):
 )
 def test_a_mistake_is_named(recipe, settings, says):
     with pytest.raises(RecipeError, match=says):
-        load_recipe(recipe, settings)
+        load_train_config(recipe, settings)
 
 
 @pytest.mark.parametrize(
@@ -76,11 +78,11 @@ def test_a_broken_file_is_named(tmp_path, text, says):
     path = tmp_path / "broken.yaml"
     path.write_text(text)
     with pytest.raises(RecipeError, match=says):
-        load_recipe(str(path))
+        load_train_config(str(path))
 
 
 @pytest.mark.parametrize("gate", GATE_NAMES)
-@pytest.mark.parametrize("name", recipe_names())
+@pytest.mark.parametrize("name", list_recipes())
 def test_what_is_drawn_is_a_setting_of_the_recipe(name, gate):
     config = load_config(name, [f"gate={gate}"]).model_dump()
     for key in load_search_space(name, gate):
@@ -102,7 +104,7 @@ def test_what_is_drawn_is_a_setting_of_the_recipe(name, gate):
 )
 def test_what_differs_from_a_saved_run_is_named(recipe, settings, says):
     given = ["training.epochs=7", "gate={name: comet, k: 2, gamma: 1.0, entropy: 0.5}"]
-    saved = load_recipe("multidigits", given)
+    saved = load_train_config("multidigits", given)
     overrides = [parse_setting(setting) for setting in settings]
     if says is None:
         check_same_settings(saved, recipe, overrides)
@@ -119,6 +121,6 @@ def test_a_gates_settings_in_the_recipe_can_be_laid_over():
 
 def test_each_loader_refuses_the_other_kind_of_recipe():
     with pytest.raises(RecipeError, match="recipe bert-rte is of COMET-BERT: see `comet-moe bert --help`"):
-        load_recipe("bert-rte")
+        load_train_config("bert-rte")
     with pytest.raises(RecipeError, match=r"multidigits is not of COMET-BERT .*: use `comet-moe train`"):
-        load_bert_recipe("multidigits")
+        load_bert_config("multidigits")
