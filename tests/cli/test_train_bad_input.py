@@ -203,4 +203,4 @@ def test_help_on_every_verb():
     for verb in (["data"], ["data", "list"], ["data", "prepare"], ["train"], ["evaluate"], ["predict"]):
         done = comet_moe(*verb, "--help")
         assert done.code == 0
-        assert "RoutingStatistics" in done.out
+        assert "Usage" in done.out
