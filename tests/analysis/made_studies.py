@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from comet_moe.analysis.reading import TrialRecord
-from comet_moe.analysis.study import Study, as_table
+from comet_moe.analysis.study import Study, to_frame
 
 GATES = ["softmax", "topk", "topk+", "dselect", "comet", "comet+"]
 MEANS = {"softmax": 17.5, "hash": 19.0, "topk": 17.4, "dselect": 17.2, "comet": 16.9}
@@ -90,7 +90,10 @@ def made_study(lines, **changes):
     lines = list(lines)
     known = described(lines, **changes)
     names = ("name", "kind", "recipe", "gates", "experts", "alpha", "settings", "space")
-    trials = as_table(TrialRecord.model_validate(line).row(None) for line in lines)
+    trials = to_frame(TrialRecord.model_validate(line).row(None) for line in lines)
     return Study(
-        path=Path("made"), asked=known["trials"], trials=trials, **{name: known[name] for name in names}
+        path=Path("made"),
+        trials_per_gate=known["trials"],
+        trials=trials,
+        **{name: known[name] for name in names},
     )

@@ -13,7 +13,7 @@ from made_studies import made_study, random_trials, trial, waiting, write_study
 
 import comet_moe.analysis
 from comet_moe.analysis.reading import read_studies
-from comet_moe.analysis.study import COLUMNS, FIGURES
+from comet_moe.analysis.study import COLUMNS, METRIC_COLUMNS
 from comet_moe.exceptions import StudyError
 
 
@@ -41,16 +41,16 @@ def test_a_study_has_one_row_a_trial_with_the_promised_columns(tmp_path):
     (folder / "runs" / "comet-003").mkdir(parents=True)
     (study,) = read_studies([folder])
     assert (study.kind, study.name, study.recipe) == ("tuning", "made", "multidigits")
-    assert (study.gates, study.asked, study.experts, study.alpha) == (["topk", "comet"], 5, 8, 0.9)
+    assert (study.gates, study.trials_per_gate, study.experts, study.alpha) == (["topk", "comet"], 5, 8, 0.9)
     assert study.title == "made (alpha=0.9)"
     assert tuple(study.trials.columns) == COLUMNS
-    assert all(study.trials[name].dtype == float for name in FIGURES)
-    assert list(study.of("comet")["index"]) == [0, 1, 2, 3, 4]
-    assert list(study.of("comet")["status"]) == ["complete"] * 4 + ["failed"]
+    assert all(study.trials[name].dtype == float for name in METRIC_COLUMNS)
+    assert list(study.trials_of("comet")["index"]) == [0, 1, 2, 3, 4]
+    assert list(study.trials_of("comet")["status"]) == ["complete"] * 4 + ["failed"]
     assert study.trials.iloc[0]["params"] == {"training.learning_rate": 3e-4, "seed": 0}
-    runs = list(study.of("comet")["run"])
+    runs = list(study.trials_of("comet")["run"])
     assert runs == [None, None, None, folder / "runs" / "comet-003", None]
-    assert (study.undone, study.unfinished()) == (0, None)
+    assert (study.num_unfinished, study.unfinished_message()) == (0, None)
 
 
 def test_the_made_studies_of_other_tests_are_what_reading_gives(tmp_path):
@@ -78,8 +78,8 @@ def test_a_trial_without_finite_losses_counts_as_failed(tmp_path):
 def test_trials_that_are_not_done_are_counted(tmp_path):
     lines = [trial("comet", 0, 1.0, 2.0), trial("comet", 1, None, None), waiting("comet", 2)]
     (study,) = read_studies([write_study(tmp_path / "s", lines, trials=5)])
-    assert study.undone == 3
-    assert study.unfinished().startswith("made: 3 of 5 trials are not done")
+    assert study.num_unfinished == 3
+    assert study.unfinished_message().startswith("made: 3 of 5 trials are unfinished")
 
 
 def test_studies_keep_their_order_and_count_once(tmp_path):
@@ -95,7 +95,7 @@ def test_plain_runs_are_collected_by_recipe_and_task_weight(tmp_path):
     write_run(tmp_path / "x5", "softmax", recipe="digits")
     (tmp_path / "notes").mkdir()
     nine, one, digits = read_studies([tmp_path, tmp_path / "x4"])
-    assert (nine.kind, nine.recipe, nine.alpha, nine.experts, nine.asked) == (
+    assert (nine.kind, nine.recipe, nine.alpha, nine.experts, nine.trials_per_gate) == (
         "runs",
         "multidigits",
         0.9,
@@ -103,10 +103,10 @@ def test_plain_runs_are_collected_by_recipe_and_task_weight(tmp_path):
         2,
     )
     assert nine.gates == ["hash", "comet+"]  # the paper's order
-    assert [path.name for path in nine.of("comet+")["run"]] == ["x2", "x1"]  # by seed
-    assert [params["seed"] for params in nine.of("comet+")["params"]] == [1, 2]
+    assert [path.name for path in nine.trials_of("comet+")["run"]] == ["x2", "x1"]  # by seed
+    assert [params["seed"] for params in nine.trials_of("comet+")["params"]] == [1, 2]
     assert list(nine.trials["status"]) == ["running", "complete", "complete"]
-    assert nine.undone == 1
+    assert nine.num_unfinished == 1
     assert (one.alpha, len(one.trials)) == (0.1, 1)
     assert (digits.recipe, digits.alpha, digits.experts) == ("digits", None, 8)
 

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from made_studies import GATES, made_study, random_trials, trial, waiting
 from scipy.stats import sem, ttest_ind
 
-from comet_moe.analysis.table import gate_rows
+from comet_moe.analysis.table import summarise_gates
 from comet_moe.exceptions import StudyError
 
 
 def rows_of(lines, top=5.0, **changes):
-    return {row["gate"]: row for row in gate_rows(made_study(lines, **changes), top)}
+    return {row["gate"]: row for row in summarise_gates(made_study(lines, **changes), top)}
 
 
 def best(trials, gate, count):
@@ -35,7 +35,7 @@ def test_means_are_over_the_best_share_by_validation_loss(top):
     for gate, row in rows.items():
         used = best(trials, gate, ceil(60 * top / 100))
         assert row["trials_used"] == len(used) == min(ceil(60 * top / 100), 56)
-        assert (row["trials_asked"], row["trials_complete"], row["trials_failed"]) == (60, 56, 4)
+        assert (row["trials_planned"], row["trials_complete"], row["trials_failed"]) == (60, 56, 4)
         assert row["test_loss_mean"] == pytest.approx(np.mean(losses(used)), rel=1e-12)
         assert row["test_loss_se"] == pytest.approx(sem(losses(used)), rel=1e-9)
         for name in ("validation_loss", "experts_per_sample", "flops_per_sample"):
@@ -54,7 +54,7 @@ def test_the_share_is_rounded_up(asked, top, used):
 
 @pytest.mark.parametrize("top", [0, -1, 101, float("nan")])
 def test_a_share_that_is_none_is_refused(top):
-    with pytest.raises(StudyError, match="give more than 0 and at most 100"):
+    with pytest.raises(StudyError, match="the top percentage must be above 0 and at most 100"):
         rows_of(random_trials(["comet"], 3), top)
 
 

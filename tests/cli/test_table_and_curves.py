@@ -70,7 +70,7 @@ def test_an_unfinished_study_is_shown_and_called_unfinished(tmp_path):
     folder = write_study(tmp_path / "s", lines)
     for verb in ("table", "curves"):
         done = succeed(verb, folder, "--json")
-        assert "made: 16 of 20 trials are not done" in done.err
+        assert "made: 16 of 20 trials are unfinished" in done.err
         assert done.json["rows"][0]["gate"] == "comet"
     assert "topk has no complete trial" in done.err
     assert "| topk | 0/0 |" in succeed("table", folder).out
@@ -79,7 +79,7 @@ def test_an_unfinished_study_is_shown_and_called_unfinished(tmp_path):
 def test_curves_print_budgets_and_factors(study):
     found = succeed("curves", study, "--json", "--repeats", "100").json
     assert {row["budget"] for row in found["rows"]} == {1, 2, *range(5, 61, 5)}
-    assert {(row["gate"], row["rival"]) for row in found["reductions"]} == {
+    assert {(row["gate"], row["baseline"]) for row in found["speedups"]} == {
         ("topk+", "topk"),
         ("comet+", "comet"),
         ("comet", "topk"),
@@ -89,7 +89,7 @@ def test_curves_print_budgets_and_factors(study):
     }
     text = succeed("curves", study, "--repeats", "100").out
     assert "| trials | softmax | topk | topk+ | dselect | comet | comet+ |" in text
-    assert "**made: tuning reduction**" in text
+    assert "**made: speedup**" in text
     read = list(csv.DictReader(io.StringIO(succeed("curves", study, "--format", "csv").out)))
     assert [float(line["expected"]) for line in read] == [row["expected"] for row in found["rows"]]
 
@@ -99,15 +99,19 @@ def test_pairs_and_seeds_can_be_chosen(study):
         succeed("curves", study, "--json", "--repeats", "50", "--pair", "comet+:softmax", "--seed", seed).json
         for seed in (0, 0, 1)
     )
-    assert {(row["gate"], row["rival"]) for row in one["reductions"]} == {("comet+", "softmax")}
+    assert {(row["gate"], row["baseline"]) for row in one["speedups"]} == {("comet+", "softmax")}
     assert one == same != other
 
 
 def test_a_mistake_is_one_sentence(study, tmp_path):
     assert "is no folder" in refusal("table", tmp_path / "none")
     assert "holds neither a study" in refusal("curves", tmp_path / "study" / "..")
-    assert "the share of best trials is 0 %" in refusal("table", study, "--top", "0")
-    assert "'comet' is no pair of gates" in refusal("curves", study, "--pair", "comet")
+    assert "the top percentage must be above 0 and at most 100, got 0" in refusal(
+        "table", study, "--top", "0"
+    )
+    assert "a pair has the form GATE:BASELINE, as in comet+:topk, got 'comet'" in refusal(
+        "curves", study, "--pair", "comet"
+    )
     assert "both comet and hash" in refusal("curves", study, "--pair", "comet:hash")
     lines = study / "trials.jsonl"
     lines.write_text(lines.read_text()[:-20])

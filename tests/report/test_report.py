@@ -11,7 +11,7 @@ import pytest
 from studies import GATES, add_runs, link_runs, write_run, write_study
 
 from comet_moe.analysis.reading import read_studies
-from comet_moe.analysis.table import gate_rows
+from comet_moe.analysis.table import summarise_gates
 from comet_moe.exceptions import StudyError, WriteError
 from comet_moe.report import write_report
 from comet_moe.report.format import brief, decimals, p_said, p_value, plus_minus, scaled
@@ -53,7 +53,7 @@ def test_eight_gates_of_500_trials_with_every_epoch_stay_below_15_megabytes(tmp_
 
 def test_the_table_has_the_figures_of_the_analysis(study, study_page):
     text = study_page.read_text(encoding="utf-8")
-    rows = gate_rows(read_studies([study])[0])
+    rows = summarise_gates(read_studies([study])[0])
     places = decimals(row["test_loss_se"] for row in rows)
     for row in rows:
         assert plus_minus(row["test_loss_mean"], row["test_loss_se"], places) in text
@@ -62,7 +62,7 @@ def test_the_table_has_the_figures_of_the_analysis(study, study_page):
 
 def test_an_unfinished_study_says_so_at_the_top(study_page):
     header = study_page.read_text(encoding="utf-8").partition("<main")[0]
-    assert "Unfinished. movielens (alpha=0.9): 15 of 120 trials are not done" in header
+    assert "Unfinished. movielens (alpha=0.9): 15 of 120 trials are unfinished" in header
 
 
 def test_parts_that_there_is_nothing_for_are_left_out(tmp_path, real_page):

@@ -12,8 +12,22 @@ from typing import Any, Literal, TypeVar
 import yaml
 from pydantic import BaseModel, NonNegativeInt, PositiveInt, ValidationError
 
-from comet_moe.analysis.study import PAPER_ORDER, Study, as_table
+from comet_moe.analysis.study import Study, to_frame
 from comet_moe.exceptions import StudyError
+
+GATE_ORDER = (
+    "softmax",
+    "softmax+",
+    "hash",
+    "hash+",
+    "topk",
+    "topk+",
+    "dselect",
+    "dselect+",
+    "comet",
+    "comet+",
+)
+"""The order of the paper's tables."""
 
 Record = TypeVar("Record", bound=BaseModel)
 
@@ -193,12 +207,12 @@ def _read_study(path: Path) -> Study:
         kind=described.kind,
         recipe=described.recipe,
         gates=described.gates,
-        asked=described.trials,
+        trials_per_gate=described.trials,
         experts=described.experts,
         alpha=described.alpha,
         settings=described.settings,
         space=described.space,
-        trials=as_table(trial.row(_folder(path, trial.run)) for trial in trials),
+        trials=to_frame(trial.row(_folder(path, trial.run)) for trial in trials),
     )
 
 
@@ -258,17 +272,17 @@ def _of_runs(recipe: str, alpha: float | None, runs: list[tuple[Path, RunRecord]
         kind="runs",
         recipe=recipe,
         gates=gates,
-        asked=max(map(len, by_gate.values())),
+        trials_per_gate=max(map(len, by_gate.values())),
         experts=experts.pop() if len(experts) == 1 else None,
         alpha=alpha,
         settings=[],
         space={gate: {} for gate in gates},
-        trials=as_table(trial for gate in gates for trial in by_gate[gate]),
+        trials=to_frame(trial for gate in gates for trial in by_gate[gate]),
     )
 
 
 def _place(gate: str) -> tuple[int, str]:
-    return (PAPER_ORDER.index(gate) if gate in PAPER_ORDER else len(PAPER_ORDER), gate)
+    return (GATE_ORDER.index(gate) if gate in GATE_ORDER else len(GATE_ORDER), gate)
 
 
 def _read_run(run: Path, config: RunRecord, index: int) -> TrialRecord:

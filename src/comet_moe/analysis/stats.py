@@ -1,26 +1,25 @@
-"""Unpaired one-sided t-tests, from samples or from what a paper prints of them.
+"""Means with standard errors, one-sided t-tests of two means, and the metrics of trials.
 
-What the tasks of trials were judged by: AUC, accuracy, MSE.
+The t-tests take means and standard errors, so that they can also be computed from what a paper prints.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite, nan, sqrt
 from statistics import fmean
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from scipy.stats import ttest_ind_from_stats
 
-LEVEL = 0.05
+SIGNIFICANCE_LEVEL = 0.05
 
 
 @dataclass(frozen=True)
 class Summary:
-    """A sample of ``count`` numbers: their mean and its standard error.
+    """Mean and standard error of ``count`` numbers.
 
-    se = sd / sqrt(count), sd² = Σ (x - mean)² / (count - 1). With one number there is no ``se``.
+    se = sd / sqrt(count), sd² = Σ (x - mean)² / (count - 1); None for one number.
     """
 
     mean: float
@@ -40,33 +39,33 @@ def summarise(values: Sequence[float]) -> Summary | None:
     return Summary(float(sample.mean()), float(sample.std(ddof=1) / sqrt(len(sample))), len(sample))
 
 
-def student(lower: Summary, upper: Summary) -> float | None:
-    """p-value of "the mean of ``lower`` is not below that of ``upper``", both of the same variance.
+def student_t_test(lower: Summary, upper: Summary) -> float | None:
+    """One-sided p-value that the mean of ``lower`` is below that of ``upper``, for equal variances.
 
     t = (m1 - m2) / (s sqrt(1/n1 + 1/n2)), s² = ((n1-1) s1² + (n2-1) s2²) / (n1+n2-2), n1+n2-2 degrees of
-    freedom. None where a sample has fewer than two numbers, or where neither varies.
+    freedom. None if a sample has fewer than two numbers, or if neither varies.
     """
     return _p_value(lower, upper, equal_var=True)
 
 
-def welch(lower: Summary, upper: Summary) -> float | None:
-    """p-value of "the mean of ``lower`` is not below that of ``upper``", each of its own variance.
+def welch_t_test(lower: Summary, upper: Summary) -> float | None:
+    """One-sided p-value that the mean of ``lower`` is below that of ``upper``, for unequal variances.
 
     t = (m1 - m2) / sqrt(e1² + e2²) with the standard errors e, and (e1² + e2²)² / (e1⁴/(n1-1) + e2⁴/(n2-1))
-    degrees of freedom. None where a sample has fewer than two numbers, or where neither varies.
+    degrees of freedom. None if a sample has fewer than two numbers, or if neither varies.
     """
     return _p_value(lower, upper, equal_var=False)
 
 
 def is_significant(p: float | None) -> bool | None:
-    """Whether ``p`` is below 0.05; None if there is none."""
-    return None if p is None else p < LEVEL
+    """Whether ``p`` is below 0.05; None for None."""
+    return None if p is None else p < SIGNIFICANCE_LEVEL
 
 
 def _p_value(lower: Summary, upper: Summary, equal_var: bool) -> float | None:
     if lower.se is None or upper.se is None or lower.se == upper.se == 0:
         return None
-    tested = ttest_ind_from_stats(
+    result = ttest_ind_from_stats(
         lower.mean,
         lower.se * sqrt(lower.count),
         lower.count,
@@ -76,24 +75,28 @@ def _p_value(lower: Summary, upper: Summary, equal_var: bool) -> float | None:
         equal_var=equal_var,
         alternative="less",
     )
-    return float(tested.pvalue)
+    return float(result.pvalue)
 
 
-def metric_summaries(trials: pd.DataFrame) -> dict[str, Summary]:
-    """Mean and standard error of every metric over ``trials``, named ``task.metric``.
+Tasks = Mapping[str, Mapping[str, float | None]]
+"""The metrics of one trial by task and name."""
 
-    A metric that several tasks share is there a second time, as ``metric``: each trial's plain mean over the
-    tasks, but for the loss, in which tasks have weights. A trial in which a metric does not exist (the AUC of
-    one class) does not count in it.
+
+def summarise_metrics(trials: Iterable[Tasks]) -> dict[str, Summary]:
+    """Mean and standard error of every metric over the trials, named ``task.metric``.
+
+    A metric that several tasks share is also there as ``metric``: each trial's plain mean over the tasks. The
+    loss is not, as the tasks have weights in it. A trial in which a metric does not exist (the AUC of one
+    class) does not count in it.
     """
     values: dict[str, list[float]] = {}
-    for tasks in trials["tasks"]:
-        for name, value in _values(tasks):
+    for tasks in trials:
+        for name, value in _named_metrics(tasks):
             values.setdefault(name, []).extend([value] if isfinite(value) else [])
-    return {name: found for name, sample in values.items() if (found := summarise(sample))}
+    return {name: summary for name, sample in values.items() if (summary := summarise(sample))}
 
 
-def _values(tasks: dict[str, dict[str, float | None]]) -> Iterator[tuple[str, float]]:
+def _named_metrics(tasks: Tasks) -> Iterator[tuple[str, float]]:
     over_tasks: dict[str, list[float]] = {}
     for task, metrics in tasks.items():
         for metric, value in metrics.items():
@@ -104,8 +107,11 @@ def _values(tasks: dict[str, dict[str, float | None]]) -> Iterator[tuple[str, fl
             yield metric, fmean(shared)
 
 
-def by_metric(metrics: dict[str, Any]) -> dict[str, Any]:
-    """Of entries named as above one a metric, losses left out: the mean over tasks, or its only task's."""
-    found = {name.rpartition(".")[2]: value for name, value in metrics.items() if "." in name}
-    found |= {name: value for name, value in metrics.items() if "." not in name}
-    return {name: value for name, value in found.items() if name != "loss"}
+def select_task_means(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """One entry per metric, without the losses, from entries that are named as in `summarise_metrics`.
+
+    The mean over tasks where several tasks share a metric, else the entry of its only task.
+    """
+    selected = {name.rpartition(".")[2]: value for name, value in metrics.items() if "." in name}
+    selected |= {name: value for name, value in metrics.items() if "." not in name}
+    return {name: value for name, value in selected.items() if name != "loss"}

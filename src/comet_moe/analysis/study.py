@@ -1,6 +1,7 @@
-"""``Study``: the trials of some gates on one problem, as a plain table.
+"""A study as a table of trials, and which of its trials count.
 
-Which trials of a gate count: ranked by validation loss, the best share of them or all.
+``Study`` is what :mod:`comet_moe.analysis.reading` makes of a folder and what tables, curves and the report
+are computed from.
 """
 
 from collections.abc import Iterable
@@ -13,13 +14,7 @@ import pandas as pd
 
 from comet_moe.exceptions import StudyError
 
-COLUMNS = (
-    "gate",
-    "index",
-    "status",
-    "reason",
-    "attempts",
-    "run",
+METRIC_COLUMNS = (
     "validation_loss",
     "test_loss",
     "experts_per_sample",
@@ -28,22 +23,10 @@ COLUMNS = (
     "epochs",
     "best_epoch",
     "seconds",
-    "params",
-    "tasks",
 )
-FIGURES = COLUMNS[6:14]
-PAPER_ORDER = (
-    "softmax",
-    "softmax+",
-    "hash",
-    "hash+",
-    "topk",
-    "topk+",
-    "dselect",
-    "dselect+",
-    "comet",
-    "comet+",
-)
+"""Columns of floats, NaN where a trial has no value."""
+
+COLUMNS = ("gate", "index", "status", "reason", "attempts", "run", *METRIC_COLUMNS, "params", "tasks")
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,20 +35,20 @@ class Study:
 
     Args:
         path: the folder of the study; for plain runs the folder that holds them.
-        name: of the study; for plain runs that of the recipe.
+        name: of the study; for plain runs the name of the recipe.
         kind: "tuning" (random settings), "ablation" (fixed settings, many seeds) or "runs" (plain run
             folders that were collected).
         recipe: what was trained.
-        gates: in the order of the study; for plain runs in the paper's order.
-        asked: trials a gate that were asked for; for plain runs the most that a gate has.
-        experts: how many the mixture has; None where plain runs differ in it.
+        gates: in the order of the study; for plain runs in the order of the paper's tables.
+        trials_per_gate: the planned number; for plain runs the most that a gate has.
+        experts: number of experts of the mixture; None where plain runs differ in it.
         alpha: weight of the first task in rating models, else None.
-        settings: what was laid over the recipe, as "a.b=c".
-        space: for each gate, what was drawn from where.
-        trials: one row a trial, columns ``COLUMNS``. Figures (``FIGURES``) are floats, NaN where there is
-            none; losses are x100. ``status`` is "complete", "failed", "running" or "waiting", and a complete
-            trial has finite losses. ``run`` is an absolute path, None if the folder is not here. ``params``
-            and ``tasks`` are dictionaries.
+        settings: overrides of the recipe, as "a.b=c".
+        space: for each gate the search space, by setting.
+        trials: one row per trial with the columns ``COLUMNS``. Those of ``METRIC_COLUMNS`` are floats, NaN
+            where there is no value; losses are times 100. ``status`` is "complete", "failed", "running" or
+            "waiting", and a complete trial has finite losses. ``run`` is the absolute path of the run's
+            folder, None if it is not on this machine. ``params`` and ``tasks`` are dictionaries.
     """
 
     path: Path
@@ -73,7 +56,7 @@ class Study:
     kind: Literal["tuning", "ablation", "runs"]
     recipe: str
     gates: list[str]
-    asked: int
+    trials_per_gate: int
     experts: int | None
     alpha: float | None
     settings: list[str]
@@ -82,61 +65,70 @@ class Study:
 
     @property
     def title(self) -> str:
-        """Name and task weight, as a heading."""
+        """Name and weight of the first task, as a heading."""
         return self.name if self.alpha is None else f"{self.name} (alpha={self.alpha:g})"
 
-    def of(self, gate: str) -> pd.DataFrame:
+    @property
+    def gates_with_results(self) -> list[str]:
+        """The gates that have a complete trial."""
+        complete = set(self.trials.loc[self.trials["status"] == "complete", "gate"])
+        return [gate for gate in self.gates if gate in complete]
+
+    def trials_of(self, gate: str) -> pd.DataFrame:
         """The trials of ``gate``."""
         return self.trials[self.trials["gate"] == gate]
 
-    def asked_of(self, gate: str) -> int:
-        """Trials of ``gate`` that were asked for."""
-        return len(self.of(gate)) if self.kind == "runs" else self.asked
+    def planned_trials(self, gate: str) -> int:
+        """How many trials of ``gate`` the study has when it is finished."""
+        return len(self.trials_of(gate)) if self.kind == "runs" else self.trials_per_gate
 
     @property
-    def undone(self) -> int:
-        """Trials that were asked for and are neither complete nor failed."""
-        done = int(self.trials["status"].isin(["complete", "failed"]).sum())
-        return sum(self.asked_of(gate) for gate in self.gates) - done
+    def num_unfinished(self) -> int:
+        """Planned trials that are neither complete nor failed."""
+        finished = int(self.trials["status"].isin(["complete", "failed"]).sum())
+        return self._num_planned() - finished
 
-    def unfinished(self) -> str | None:
-        """The sentence that says how many trials are not done, if any."""
-        if not self.undone:
+    def unfinished_message(self) -> str | None:
+        """A sentence with the number of unfinished trials; None if all are finished."""
+        if not self.num_unfinished:
             return None
-        asked = sum(self.asked_of(gate) for gate in self.gates)
         return (
-            f"{self.title}: {self.undone} of {asked} trials are not done; these are the figures of the others"
+            f"{self.title}: {self.num_unfinished} of {self._num_planned()} trials are unfinished "
+            "and not included"
         )
 
+    def _num_planned(self) -> int:
+        return sum(self.planned_trials(gate) for gate in self.gates)
 
-def as_table(trials: Iterable[dict[str, Any]]) -> pd.DataFrame:
-    """Trials as a table with the columns and types that ``Study`` promises."""
-    table = pd.DataFrame([{name: trial[name] for name in COLUMNS} for trial in trials], columns=list(COLUMNS))
+
+def to_frame(rows: Iterable[dict[str, Any]]) -> pd.DataFrame:
+    """Trials as a data frame with the columns and types that ``Study.trials`` has."""
+    frame = pd.DataFrame([{name: row[name] for name in COLUMNS} for row in rows], columns=list(COLUMNS))
     objects = dict.fromkeys(("gate", "status", "reason", "run", "params", "tasks"), object)
-    return table.astype(objects | dict.fromkeys(FIGURES, float) | dict.fromkeys(("index", "attempts"), int))
+    numbers = dict.fromkeys(METRIC_COLUMNS, float) | dict.fromkeys(("index", "attempts"), int)
+    return frame.astype(objects | numbers)
 
 
-def ranked(trials: pd.DataFrame) -> pd.DataFrame:
-    """The complete trials by validation loss, the best first; equal ones by index."""
+def rank_trials(trials: pd.DataFrame) -> pd.DataFrame:
+    """The complete trials sorted by validation loss, the lowest first; ties are sorted by index."""
     return trials[trials["status"] == "complete"].sort_values(["validation_loss", "index"])
 
 
-def failures(trials: pd.DataFrame) -> int:
-    """How many trials failed; they would rank after every complete one."""
+def count_failed(trials: pd.DataFrame) -> int:
+    """The number of failed trials."""
     return int((trials["status"] == "failed").sum())
 
 
-def used(study: Study, gate: str, top: float) -> pd.DataFrame:
-    """The trials of ``gate`` that its row in the table is made of.
+def select_trials(study: Study, gate: str, top_percent: float) -> pd.DataFrame:
+    """The trials of ``gate`` that its row in the table is computed from, the lowest validation loss first.
 
-    In a tuning study the best ceil(``top`` % of the trials that were asked for), as far as they are complete;
-    in an ablation and among plain runs, where nothing was selected, all complete ones.
+    In a tuning study the best ceil(``top_percent`` % of the planned trials), as far as they are complete. In
+    an ablation and among plain runs, where nothing was selected, all complete ones.
     """
-    if not 0 < top <= 100:
-        raise StudyError(f"the share of best trials is {top:g} %: give more than 0 and at most 100")
-    best_first = ranked(study.of(gate))
-    return best_first.head(_share(study.asked_of(gate), top)) if study.kind == "tuning" else best_first
-
-
-def _share(asked: int, top: float) -> int:
-    return ceil(round(asked * top / 100, 9))  # rounded: 30 % of 10 is 3 and a rounding error, not 4
+    if not 0 < top_percent <= 100:
+        raise StudyError(f"the top percentage must be above 0 and at most 100, got {top_percent:g}")
+    ranked = rank_trials(study.trials_of(gate))
+    if study.kind != "tuning":
+        return ranked
+    # Rounded first: 30 % of 10 is 3 and a rounding error, which ceil would make 4.
+    return ranked.head(ceil(round(study.planned_trials(gate) * top_percent / 100, 9)))

@@ -1,8 +1,14 @@
-"""The options that ``comet-moe tune`` and ``comet-moe ablate`` share."""
+"""Arguments and options that several commands on studies share. No heavy imports: `--help` loads this."""
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+StudyPaths = Annotated[
+    list[Path],
+    typer.Argument(metavar="PATH...", help="Study folders, run folders, or folders that contain runs."),
+]
 
 Recipe = Annotated[str, typer.Argument(help="The name of a recipe, or the path of a YAML file.")]
 Workers = Annotated[int | None, typer.Option(min=1, help="Processes on this machine; one a core without it.")]

@@ -1,63 +1,66 @@
-"""``comet-moe curves``: test loss over tuning budget, and how much tuning a gate saves."""
+"""``comet-moe curves``: test loss by number of trials, and how many fewer trials a gate needs."""
 
 import json
-from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
+from comet_moe.cli._study_options import AsJson, StudyPaths
+
 
 def curves(
-    paths: Annotated[list[Path], typer.Argument(metavar="STUDY...", help="Folders of studies or of runs.")],
+    paths: StudyPaths,
     format: Annotated[
         Literal["md", "csv"] | None,
-        typer.Option(help="md, or csv for the curves alone; without it md, or tables on a terminal."),
+        typer.Option(
+            help="Markdown, or CSV with the curves alone in full precision.",
+            show_default="tables on a terminal, md elsewhere",
+        ),
     ] = None,
     pair: Annotated[
         list[str] | None,
-        typer.Option(help="Gates to compare, as in comet+:topk; without it those that the paper compares."),
+        typer.Option(
+            metavar="GATE:BASELINE",
+            help="Compute the speedup of a gate over a baseline; repeat for more.",
+            show_default="the pairs of the paper",
+        ),
     ] = None,
     repeats: Annotated[
-        int, typer.Option(help="Random draws a budget, and resamples a factor.", min=2)
+        int, typer.Option(min=2, help="Random draws per budget, and bootstrap resamples.")
     ] = 1000,
-    seed: Annotated[int, typer.Option(help="Of the draws.", min=0)] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed of the draws.")] = 0,
+    as_json: AsJson = False,
 ) -> None:
-    """Show what the best of 1, 2, 5, 10, ... trials comes to, and with how many fewer a gate is as good.
+    """Show the test loss by number of trials, and how many fewer trials a gate needs than another.
 
-    --json has the factors at every budget, the tables at half and all of the rival's trials.
+    For 1, 2, 5, 10, ... trials drawn at random: the test loss (times 100) of the one with the lowest
+    validation loss. The speedup of a gate over a baseline is the ratio of the numbers of trials that reach
+    the same loss; --json has it at every budget, the tables at half and all of the baseline's trials.
     """
-    from comet_moe.analysis.budget import chosen_pairs, curve_rows, parse_pair, reduction_rows, without_curve
+    from comet_moe.analysis.budget import compute_loss_curves, compute_speedups, parse_pair, select_pairs
     from comet_moe.analysis.reading import read_studies
-    from comet_moe.analysis.render import (
-        CURVE_NOTE,
-        REDUCTION_NOTE,
-        comma_separated,
-        curve_table,
-        reduction_table,
-    )
-    from comet_moe.cli.table import show_sheets
+    from comet_moe.analysis.render import to_csv
+    from comet_moe.analysis.text_tables import CURVE_NOTE, SPEEDUP_NOTE, curve_table, speedup_table
+    from comet_moe.cli.table import print_tables, warn_unfinished
 
     studies = read_studies(paths)
-    chosen = chosen_pairs(studies, [parse_pair(text) for text in pair or []])
-    found = [(study, curve_rows(study, repeats, seed)) for study in studies]
-    factors = [(study, reduction_rows(study, pairs, repeats, seed)) for study, pairs in chosen if pairs]
+    selected = select_pairs(studies, [parse_pair(text) for text in pair or []])
+    losses = [(study, compute_loss_curves(study, repeats, seed)) for study in studies]
+    speedups = [(study, compute_speedups(study, pairs, repeats, seed)) for study, pairs in selected if pairs]
+    warn_unfinished(studies)
     for study in studies:
-        if said := study.unfinished():
-            typer.echo(said, err=True)
-        for gate in without_curve(study):
-            typer.echo(f"{study.title}: {gate} has no complete trial, and so no curve", err=True)
-    rows = [row for _, of_study in found for row in of_study]
+        for gate in study.gates:
+            if gate not in study.gates_with_results:
+                typer.echo(f"{study.title}: {gate} has no complete trial and no curve", err=True)
+    rows = [row for _, of_study in losses for row in of_study]
     if as_json:
-        reductions = [row for _, of_study in factors for row in of_study]
-        typer.echo(json.dumps({"rows": rows, "reductions": reductions}, allow_nan=False))
+        speedup_rows = [row for _, of_study in speedups for row in of_study]
+        typer.echo(json.dumps({"rows": rows, "speedups": speedup_rows}, allow_nan=False))
     elif format == "csv":
-        typer.echo(comma_separated(rows), nl=False)
+        typer.echo(to_csv(rows), nl=False)
     else:
-        show_sheets(
-            [curve_table(*of_study) for of_study in found if of_study[1]], [CURVE_NOTE], plain=format == "md"
-        )
-        if factors:
-            show_sheets(
-                [reduction_table(*of_study) for of_study in factors], [REDUCTION_NOTE], plain=format == "md"
-            )
+        curve_tables = [curve_table(study, of_study) for study, of_study in losses if of_study]
+        print_tables(curve_tables, [CURVE_NOTE], as_markdown=format == "md")
+        if speedups:
+            speedup_tables = [speedup_table(study, of_study) for study, of_study in speedups]
+            print_tables(speedup_tables, [SPEEDUP_NOTE], as_markdown=format == "md")

@@ -1,60 +1,75 @@
-"""``comet-moe table``: gates compared over the trials of a study."""
+"""``comet-moe table``: compare gates over the trials of studies."""
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from comet_moe.cli._study_options import AsJson, StudyPaths
+
 if TYPE_CHECKING:
     from comet_moe.analysis.render import TextTable
+    from comet_moe.analysis.study import Study
 
 
 def table(
-    paths: Annotated[list[Path], typer.Argument(metavar="STUDY...", help="Folders of studies or of runs.")],
+    paths: StudyPaths,
     format: Annotated[
         Literal["md", "tex", "csv"] | None,
-        typer.Option(help="md, tex, or csv in full precision; without it md, or a table on a terminal."),
+        typer.Option(
+            help="Markdown, LaTeX, or CSV in full precision.",
+            show_default="a table on a terminal, md elsewhere",
+        ),
     ] = None,
-    top: Annotated[float, typer.Option(help="Percent of a tuning study's trials that count, the best.")] = 5,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    top: Annotated[
+        float, typer.Option(help="Percentage of a tuning study's trials to use, the best by validation loss.")
+    ] = 5,
+    as_json: AsJson = False,
 ) -> None:
-    """Compare gates: mean test loss of the best trials by validation loss, experts a sample, t-tests.
+    """Compare gates: mean test loss, experts per sample, metrics and t-tests.
 
-    Of a tuning study the best 5 % of the trials count, as in the paper; of an ablation or of plain runs all.
+    For a tuning study the means are over the best 5 % of the trials by validation loss, as in the paper; for
+    an ablation or for runs over all complete ones. Losses are times 100.
     """
     from comet_moe.analysis.reading import read_studies
-    from comet_moe.analysis.render import comma_separated, flat, result_tables, table_notes, tex
-    from comet_moe.analysis.table import gate_rows
+    from comet_moe.analysis.render import flatten_metrics, to_csv, to_tex
+    from comet_moe.analysis.table import summarise_gates
+    from comet_moe.analysis.text_tables import result_notes, result_tables
 
     studies = read_studies(paths)
-    found = [(study, gate_rows(study, top)) for study in studies]
-    rows = [row for _, of_study in found for row in of_study]
-    for study in studies:
-        if said := study.unfinished():
-            typer.echo(said, err=True)
+    results = [(study, summarise_gates(study, top)) for study in studies]
+    rows = [row for _, of_study in results for row in of_study]
+    warn_unfinished(studies)
     if as_json:
         typer.echo(json.dumps({"rows": rows}, allow_nan=False))
     elif format == "csv":
-        typer.echo(comma_separated([flat(row) for row in rows]), nl=False)
+        typer.echo(to_csv([flatten_metrics(row) for row in rows]), nl=False)
     elif format == "tex":
-        typer.echo(tex(result_tables(found), table_notes(studies, top)), nl=False)
+        typer.echo(to_tex(result_tables(results), result_notes(studies, top)), nl=False)
     else:
-        show_sheets(result_tables(found), table_notes(studies, top), plain=format == "md")
+        print_tables(result_tables(results), result_notes(studies, top), as_markdown=format == "md")
 
 
-def show_sheets(sheets: "Sequence[TextTable]", notes: Sequence[str], plain: bool) -> None:
-    """Print tables on a terminal; elsewhere, or if ``plain``, Markdown."""
+def warn_unfinished(studies: "Sequence[Study]") -> None:
+    """Print on standard error how many trials of each study are unfinished."""
+    for study in studies:
+        if message := study.unfinished_message():
+            typer.echo(message, err=True)
+
+
+def print_tables(tables: "Sequence[TextTable]", notes: Sequence[str], as_markdown: bool) -> None:
+    """Print tables with lines and colours on a terminal; elsewhere, or if ``as_markdown``, as Markdown."""
     from rich.console import Console
 
-    from comet_moe.analysis.render import markdown, markdown_text, terminal
+    from comet_moe.analysis.render import escape_markdown, to_markdown, to_rich
 
     console = Console()
-    if plain or not console.is_terminal:
-        typer.echo("\n".join([*map(markdown, sheets), *(markdown_text(note) + "\n" for note in notes)]))
+    if as_markdown or not console.is_terminal:
+        paragraphs = [*map(to_markdown, tables), *(escape_markdown(note) + "\n" for note in notes)]
+        typer.echo("\n".join(paragraphs))
         return
-    for sheet in sheets:
-        console.print(terminal(sheet))
+    for table in tables:
+        console.print(to_rich(table))
     for note in notes:
         console.print(note, markup=False, highlight=False)

@@ -20,10 +20,10 @@ import numpy as np
 import pandas as pd
 from pydantic import BaseModel, RootModel
 
-from comet_moe.analysis.budget import curve_rows
+from comet_moe.analysis.budget import compute_loss_curves
 from comet_moe.analysis.reading import read_json, read_lines, read_yaml
-from comet_moe.analysis.study import Study, ranked, used
-from comet_moe.analysis.table import TOP
+from comet_moe.analysis.study import Study, rank_trials, select_trials
+from comet_moe.analysis.table import TOP_PERCENT
 from comet_moe.report.format import brief, briefs
 
 
@@ -109,7 +109,7 @@ def runs_here(gate: str, trials: pd.DataFrame) -> list[Run]:
 
 def best_runs(study: Study) -> dict[str, Run]:
     """For each gate the run here that has the lowest validation loss."""
-    runs = {gate: runs_here(gate, ranked(study.of(gate))) for gate in study.gates}
+    runs = {gate: runs_here(gate, rank_trials(study.trials_of(gate))) for gate in study.gates}
     return {gate: found[0] for gate, found in runs.items() if found}
 
 
@@ -124,7 +124,10 @@ COLUMNS = {
 def columns(study: Study) -> dict[str, dict[str, Any]]:
     """For each gate its complete trials: index, losses, costs and the settings that were drawn."""
     drawn = {parameter["name"]: parameter for parameter in parameters(study)}
-    return {gate: _of_gate(ranked(study.of(gate)), study.space.get(gate, {}), drawn) for gate in study.gates}
+    return {
+        gate: _of_gate(rank_trials(study.trials_of(gate)), study.space.get(gate, {}), drawn)
+        for gate in study.gates
+    }
 
 
 def _of_gate(trials: pd.DataFrame, space: dict[str, Any], drawn: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -182,7 +185,7 @@ FEW = 5
 
 def loss_curves(study: Study) -> dict[str, dict[str, Any]]:
     """For each gate its best few runs, epoch by epoch, and the range of all that the table counts."""
-    found = {gate: runs_here(gate, used(study, gate, TOP)) for gate in study.gates}
+    found = {gate: runs_here(gate, select_trials(study, gate, TOP_PERCENT)) for gate in study.gates}
     return {gate: _curves(runs) for gate, runs in found.items() if runs}
 
 
@@ -217,7 +220,7 @@ def _range(curves: list[list[float | None]]) -> dict[str, list[float | None]]:
 def bootstrap_curves(study: Study) -> dict[str, dict[str, Any]]:
     """For each gate with complete trials: budgets, expected test loss, and the middle 90 % of the draws."""
     found: dict[str, dict[str, list[Any]]] = {}
-    for row in curve_rows(study):
+    for row in compute_loss_curves(study):
         curve = found.setdefault(row["gate"], {"trials": [], "mean": [], "low": [], "high": []})
         curve["trials"].append(row["budget"])
         curve["mean"] += briefs([row["expected"]])

@@ -27,7 +27,7 @@ def briefs(values: Iterable[float | None], digits: int = DIGITS) -> list[float |
 
 def decimals(errors: Iterable[float | None]) -> int:
     """Places after the point, by the rule of the tables: the page has room for two digits of an error."""
-    return render.decimals(errors, digits=2)
+    return render.choose_decimals(errors, digits=2)
 
 
 def plus_minus(mean: float | None, error: float | None, places: int) -> str:
@@ -39,7 +39,7 @@ def plus_minus(mean: float | None, error: float | None, places: int) -> str:
 
 def p_value(p: float | None) -> str:
     """A probability, by the rule of the tables."""
-    return render.p_value(p, SPACE) or "-"
+    return render.format_p_value(p, SPACE) or "-"
 
 
 def p_said(p: float) -> str:

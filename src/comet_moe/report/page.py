@@ -92,7 +92,7 @@ def _overview_row(chapter: Chapter) -> Html:
     best = next((row for row in rows if row["lowest"]), None)
     places = decimals([row["test_loss_se"] for row in rows])
     complete = sum(row["trials_complete"] for row in rows)
-    asked = sum(row["trials_asked"] for row in rows)
+    asked = sum(row["trials_planned"] for row in rows)
     cells = (
         KINDS[study.kind].lower(),
         str(len(study.gates)),

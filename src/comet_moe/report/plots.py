@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from comet_moe.analysis.budget import BAND, REPEATS
+from comet_moe.analysis.budget import BAND_QUANTILES, DEFAULT_REPEATS
 from comet_moe.report.data import COLUMNS, FEW
 from comet_moe.report.markup import Html, element, join
 
@@ -121,7 +121,7 @@ PLOTS = (
         title="Test loss by tuning budget",
         sentence=f"What to expect of the best of s random trials, chosen by validation loss: the lower and "
         f"the further left a curve, the less tuning the gate needs. The line is the exact mean; in the band "
-        f"are the middle {100 * (BAND[1] - BAND[0]):.0f} % of {REPEATS:,} draws.",
+        f"are the middle {100 * (BAND_QUANTILES[1] - BAND_QUANTILES[0]):.0f} % of {DEFAULT_REPEATS:,} draws.",
         gates=_in("bootstrap"),
     ),
     Plot(

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from comet_moe.analysis.study import Study
-from comet_moe.analysis.table import gate_rows
+from comet_moe.analysis.table import summarise_gates
 from comet_moe.report.data import best_runs, bootstrap_curves, columns, loss_curves, parameters, routing_of
 from comet_moe.report.format import brief, counted, p_said, plus_minus
 from comet_moe.report.markup import Html, element, join
@@ -49,15 +49,15 @@ class Chapter:
         if study.alpha is not None:
             said += f", weight of the first task α\u00a0=\u00a0{study.alpha:g}"
         if study.kind == "tuning":
-            return f"{said}, {counted(study.asked, 'trial')} a gate with settings drawn at random."
+            return f"{said}, {counted(study.trials_per_gate, 'trial')} a gate with settings drawn at random."
         if study.kind == "ablation":
-            return f"{said}, {counted(study.asked, 'seed')} a gate with fixed settings."
+            return f"{said}, {counted(study.trials_per_gate, 'seed')} a gate with fixed settings."
         return f"{said}, {counted(len(study.trials), 'run')}."
 
     @property
     def unfinished(self) -> str | None:
         """What is still to come, in a sentence."""
-        said = self.study.unfinished()
+        said = self.study.unfinished_message()
         return f"Unfinished. {said}." if said else None
 
     def html(self, alone: bool) -> Html:
@@ -76,7 +76,7 @@ class Chapter:
 
 def build_chapter(study: Study, place: int) -> Chapter:
     """Read what the chapter at ``place`` shows; a part that there is nothing for is left out."""
-    rows = gate_rows(study)
+    rows = summarise_gates(study)
     runs = best_runs(study)
     best = {gate: routing_of(run) for gate, run in runs.items()}
     data = {

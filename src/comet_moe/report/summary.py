@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from comet_moe.analysis.study import Study
-from comet_moe.analysis.table import TOP
+from comet_moe.analysis.table import TOP_PERCENT
 from comet_moe.report.format import brief, counted, decimals, p_said, p_value, plus_minus, scaled
 from comet_moe.report.markup import Html, element, join, table
 
@@ -75,7 +75,9 @@ def gate_name(gate: str) -> Html:
 
 def _caption(study: Study) -> str:
     if study.kind == "tuning":
-        return f"Means ± standard errors over each gate's best {TOP:g} % of trials by validation loss."
+        return (
+            f"Means ± standard errors over each gate's best {TOP_PERCENT:g} % of trials by validation loss."
+        )
     return "Means ± standard errors over each gate's complete runs."
 
 

@@ -20,7 +20,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState
 
-from comet_moe.analysis.study import FIGURES
+from comet_moe.analysis.study import METRIC_COLUMNS
 from comet_moe.config import Choice, Distribution, LogUniform
 from comet_moe.exceptions import StudyError
 from comet_moe.tuning.storage import Storage
@@ -163,7 +163,7 @@ class Queue:
         if result["status"] == "failed":
             self.fail(claim, result["reason"])
             return
-        kept = {name: result[name] for name in (*FIGURES, "tasks")}
+        kept = {name: result[name] for name in (*METRIC_COLUMNS, "tasks")}
         with suppress(UpdateFinishedTrialError):  # its worker was thought dead, and another one ran it
             self.storage.tables.set_trial_user_attr(claim.trial_id, "result", kept)
             self.storage.tables.set_trial_state_values(
@@ -288,6 +288,6 @@ def _row(definition: Definition, gate: str, index: int, attempts: list[FrozenTri
         "worker": worker,
         "run": run_name(gate, index),
         "params": {**definition.values(gate, index), "seed": definition.base[gate].seed + index},
-        **{name: result.get(name) for name in FIGURES},
+        **{name: result.get(name) for name in METRIC_COLUMNS},
         "tasks": result.get("tasks", {}),
     }

@@ -8,32 +8,29 @@ import pytest
 from made_studies import GATES, made_study, random_trials, trial
 from rich.console import Console
 
-from comet_moe.analysis.budget import curve_rows, default_pairs, reduction_rows
+from comet_moe.analysis.budget import compute_loss_curves, compute_speedups, default_pairs
 from comet_moe.analysis.render import (
     Cell,
     Column,
     TextTable,
-    comma_separated,
-    curve_table,
-    decimals,
-    flat,
-    markdown,
-    number,
-    p_value,
-    reduction_table,
-    result_tables,
-    table_notes,
-    terminal,
-    tex,
-    tex_text,
+    choose_decimals,
+    escape_tex,
+    flatten_metrics,
+    format_p_value,
+    number_cell,
+    to_csv,
+    to_markdown,
+    to_rich,
+    to_tex,
 )
-from comet_moe.analysis.table import gate_rows
+from comet_moe.analysis.table import summarise_gates
+from comet_moe.analysis.text_tables import curve_table, result_notes, result_tables, speedup_table
 
 SHEET = TextTable(
     "50%_a|b [x]",
     [Column("gate", "Gate"), Column("loss", "Loss"), Column("p")],
     [
-        [Cell("comet+", in_paper="COMET+"), Cell("40.69", "0.02", bold=True, starred=True), Cell("<0.001")],
+        [Cell("comet+", tex="COMET+"), Cell("40.69", "0.02", bold=True, starred=True), Cell("<0.001")],
         [Cell("my_gate"), Cell("40.82", "0.02"), Cell("")],
     ],
 )
@@ -41,12 +38,12 @@ SHEET = TextTable(
 
 def shown(sheet):
     text = io.StringIO()
-    Console(file=text, width=120).print(terminal(sheet))
+    Console(file=text, width=120).print(to_rich(sheet))
     return text.getvalue()
 
 
 def test_markdown_marks_and_escapes():
-    assert markdown(SHEET).splitlines() == [
+    assert to_markdown(SHEET).splitlines() == [
         r"**50%\_a\|b [x]**",
         "",
         "| gate | loss | p |",
@@ -57,7 +54,7 @@ def test_markdown_marks_and_escapes():
 
 
 def test_tex_is_a_plain_tabular_as_in_the_paper():
-    assert tex([SHEET, SHEET], ["A note of 5 %."]).splitlines() == [
+    assert to_tex([SHEET, SHEET], ["A note of 5 %."]).splitlines() == [
         "% A note of 5 %.",
         r"\begin{tabular}{|l|l|l|}",
         r"\hline",
@@ -71,8 +68,8 @@ def test_tex_is_a_plain_tabular_as_in_the_paper():
 
 
 def test_tex_escapes_every_special_sign():
-    assert tex_text("a&b%c$d#e_f{g}") == r"a\&b\%c\$d\#e\_f\{g\}"
-    assert tex_text("~^\\<>") == (
+    assert escape_tex("a&b%c$d#e_f{g}") == r"a\&b\%c\$d\#e\_f\{g\}"
+    assert escape_tex("~^\\<>") == (
         r"\textasciitilde{}\textasciicircum{}\textbackslash{}\textless{}\textgreater{}"
     )
 
@@ -83,15 +80,15 @@ def test_the_terminal_shows_titles_as_they_are():
 
 
 def test_figures_are_rounded_to_the_first_digit_of_the_smallest_error():
-    assert decimals([0.02, 0.14, None, 0.0]) == 2
-    assert decimals([0.005, 0.002]) == 3
-    assert decimals([0.005, 0.002], digits=2) == 4
-    assert decimals([None], least=4) == 4
-    assert decimals([1e-9]) == 6
-    assert number(21.9062, 0.00512, 3) == Cell("21.906", "0.005")
-    assert number(None, None, 2) == Cell("")
-    assert [p_value(p) for p in (None, 0.0004, 0.0316, 0.5)] == ["", "<0.001", "0.032", "0.500"]
-    assert p_value(0.0004, space=" ") == "< 0.001"
+    assert choose_decimals([0.02, 0.14, None, 0.0]) == 2
+    assert choose_decimals([0.005, 0.002]) == 3
+    assert choose_decimals([0.005, 0.002], digits=2) == 4
+    assert choose_decimals([None], least=4) == 4
+    assert choose_decimals([1e-9]) == 6
+    assert number_cell(21.9062, 0.00512, 3) == Cell("21.906", "0.005")
+    assert number_cell(None, None, 2) == Cell("")
+    assert [format_p_value(p) for p in (None, 0.0004, 0.0316, 0.5)] == ["", "<0.001", "0.032", "0.500"]
+    assert format_p_value(0.0004, space=" ") == "< 0.001"
 
 
 def test_a_table_has_what_the_paper_has_and_p_values():
@@ -101,9 +98,9 @@ def test_a_table_has_what_the_paper_has_and_p_values():
         for at in range(60)
     ]
     study = made_study(lines, alpha=0.9)
-    rows = gate_rows(study)
+    rows = summarise_gates(study)
     found = [(study, rows)]
-    text = markdown(result_tables(found)[0])
+    text = to_markdown(result_tables(found)[0])
     assert (
         r"| n | gate | used/complete | failed | test loss x100 | experts | accuracy | mse\_5 | p ex" in text
     )
@@ -111,7 +108,7 @@ def test_a_table_has_what_the_paper_has_and_p_values():
     (line,) = (line for line in text.splitlines() if "| comet+ |" in line)
     assert line.startswith(f"| 8 | comet+ | 3/57 | 3 | \\* **{comet['test_loss_mean']:.2f}** ± ")
     assert f"| {comet['p_existing']:.3f} ({comet['best_existing']}) | {comet['p_search']:.3f} |" in line
-    printed = tex(result_tables(found), table_notes([study], 5))
+    printed = to_tex(result_tables(found), result_notes([study], 5))
     assert "made (alpha=0.9) & 8 & Softmax & $" in printed
     assert r"mse\_5 \\ \hline" in printed
     body = printed[printed.index(r"\begin") :]
@@ -124,18 +121,18 @@ def test_a_table_has_what_the_paper_has_and_p_values():
 
 def test_notes_say_which_trials_count_and_what_the_asterisk_means():
     tuning, ablation = (made_study(random_trials(["comet"], 3), kind=kind) for kind in ("tuning", "ablation"))
-    assert [len(table_notes(studies, 5)) for studies in ([tuning], [ablation], [tuning, ablation])] == [
+    assert [len(result_notes(studies, 5)) for studies in ([tuning], [ablation], [tuning, ablation])] == [
         2,
         2,
         3,
     ]
-    assert "the best 7.5 % of the trials" in table_notes([tuning], 7.5)[1]
-    assert "Welch" in table_notes([ablation], 5)[1]
+    assert "the best 7.5 % of the trials" in result_notes([tuning], 7.5)[1]
+    assert "Welch" in result_notes([ablation], 5)[1]
 
 
 def test_csv_holds_every_figure_in_full_precision():
-    rows = [flat(row) for row in gate_rows(made_study(random_trials(GATES, 60)))]
-    read = list(csv.DictReader(io.StringIO(comma_separated(rows))))
+    rows = [flatten_metrics(row) for row in summarise_gates(made_study(random_trials(GATES, 60)))]
+    read = list(csv.DictReader(io.StringIO(to_csv(rows))))
     assert len(read) == len(rows)
     for written, row in zip(read, rows, strict=True):
         assert written.keys() >= row.keys()
@@ -149,15 +146,15 @@ def test_csv_holds_every_figure_in_full_precision():
 def test_curves_are_shown_a_column_a_gate_and_factors_at_half_and_all_of_the_budget():
     lines = [*random_trials(["topk", "comet"], 20), *random_trials(["topk+"], 10)]
     study = made_study(lines, trials=20)
-    rows = curve_rows(study, repeats=50)
-    text = markdown(curve_table(study, rows)).splitlines()
+    rows = compute_loss_curves(study, repeats=50)
+    text = to_markdown(curve_table(study, rows)).splitlines()
     assert text[2] == "| trials | topk | comet | topk+ |"
     assert [line.split(" | ")[0] for line in text[4:]] == ["| 1", "| 2", "| 5", "| 10", "| 15", "| 20"]
     assert text[-1].endswith("|  |")  # topk+ has 10 trials
     first = rows[0]
     assert f"| 1 | {first['expected']:.2f} ({first['low']:.2f}-{first['high']:.2f}) |" in text[4]
-    factors = reduction_rows(study, default_pairs(study), repeats=50)
-    lines = markdown(reduction_table(study, factors)).splitlines()[4:]
+    factors = compute_speedups(study, default_pairs(study), repeats=50)
+    lines = to_markdown(speedup_table(study, factors)).splitlines()[4:]
     assert [line.split(" | ")[:3] for line in lines] == [
         ["| topk+", "topk", "10"],
         ["| topk+", "topk", "20"],
@@ -172,16 +169,16 @@ def test_a_factor_that_does_not_exist_is_called_never():
         *(trial("topk", at, 1.0, 1.0) for at in range(5)),
     ]
     study = made_study(lines)
-    rows = reduction_rows(study, [("comet", "topk")], repeats=10)
-    last = markdown(reduction_table(study, rows)).splitlines()[-1]
-    assert last == "| comet | topk | 5 | 1.00 | 1 | never | never | never to never | 100 % |"
+    rows = compute_speedups(study, [("comet", "topk")], repeats=10)
+    last = to_markdown(speedup_table(study, rows)).splitlines()[-1]
+    assert last == "| comet | topk | 5 | 1.00 | 1 | none | none | none to none | 100 % |"
 
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_few_trials_are_shown_too(count):
     study = made_study(random_trials(["topk", "comet"], count))
-    assert markdown(curve_table(study, curve_rows(study))).count("\n") == 4 + len(
+    assert to_markdown(curve_table(study, compute_loss_curves(study))).count("\n") == 4 + len(
         {1, 2} & set(range(1, count + 1))
     )
-    assert "comet" in markdown(result_tables([(study, gate_rows(study))])[0])
-    assert markdown(reduction_table(study, reduction_rows(study, [("comet", "topk")]))).count("\n") >= 5
+    assert "comet" in to_markdown(result_tables([(study, summarise_gates(study))])[0])
+    assert to_markdown(speedup_table(study, compute_speedups(study, [("comet", "topk")]))).count("\n") >= 5

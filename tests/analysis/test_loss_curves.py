@@ -12,31 +12,30 @@ from made_studies import GATES, made_study, random_trials, trial, waiting
 from scipy.stats import chisquare
 
 from comet_moe.analysis.budget import (
-    best_ranks,
-    budgets,
-    curve_rows,
-    losses_by_rank,
-    rank_probabilities,
-    without_curve,
+    best_rank_probabilities,
+    budget_grid,
+    compute_loss_curves,
+    draw_best_ranks,
+    ranked_test_losses,
 )
 from comet_moe.exceptions import StudyError
 
 
 def test_budgets_are_the_papers_as_far_as_there_are_trials():
-    assert budgets(500) == [1, 2, *range(5, 251, 5)]
-    assert budgets(60) == [1, 2, *range(5, 61, 5)]
-    assert budgets(7) == [1, 2, 5]
-    assert budgets(1) == [1]
+    assert budget_grid(500) == [1, 2, *range(5, 251, 5)]
+    assert budget_grid(60) == [1, 2, *range(5, 61, 5)]
+    assert budget_grid(7) == [1, 2, 5]
+    assert budget_grid(1) == [1]
 
 
 @pytest.mark.parametrize("trials", [1, 2, 9, 60, 500])
 def test_the_probability_of_a_rank_is_the_quotient_of_binomials(trials):
-    sizes = np.array(budgets(trials))
+    sizes = np.array(budget_grid(trials))
     exact = [
         [float(Fraction(comb(trials - r, s - 1), comb(trials, s))) for r in range(1, trials + 1)]
         for s in sizes
     ]
-    found = rank_probabilities(sizes, trials)
+    found = best_rank_probabilities(sizes, trials)
     # A product of up to 500 quotients is exact to 500 roundings; far tails below 1e-300 may vanish.
     np.testing.assert_allclose(found, exact, rtol=500 * 2.3e-16, atol=1e-300)
     np.testing.assert_allclose(found.sum(axis=1), 1, rtol=1e-12)
@@ -53,15 +52,15 @@ def test_the_expectation_is_the_mean_over_all_draws(pairs, failed):
         ranked = [(pairs[at][0], at) for at in drawn if at < len(pairs)]
         return pairs[min(ranked)[1]][1] if ranked else worst
 
-    for row in curve_rows(made_study(lines), repeats=2):
+    for row in compute_loss_curves(made_study(lines), repeats=2):
         draws = list(combinations(range(len(lines)), row["budget"]))
         assert row["expected"] == pytest.approx(np.mean([outcome(drawn) for drawn in draws]), abs=1e-9)
         empty = sum(min(drawn) >= len(pairs) for drawn in draws) / len(draws)
-        assert row["nothing"] == pytest.approx(empty, abs=1e-12)
+        assert row["all_failed_probability"] == pytest.approx(empty, abs=1e-12)
 
 
 def test_draws_come_to_the_expectation_within_their_error():
-    for row in curve_rows(made_study(random_trials(GATES, 60, failed=6)), repeats=4000, seed=1):
+    for row in compute_loss_curves(made_study(random_trials(GATES, 60, failed=6)), repeats=4000, seed=1):
         # 84 rows: beyond four and a half standard errors lies one in 150,000, and nothing at no error.
         assert abs(row["mean"] - row["expected"]) <= 4.5 * row["mean_se"] + 1e-9
         assert row["low"] <= row["mean"] <= row["high"] or row["mean_se"] < 0.01
@@ -69,8 +68,8 @@ def test_draws_come_to_the_expectation_within_their_error():
 
 def test_drawn_ranks_have_the_probabilities_of_the_closed_form():
     sizes, repeats = np.array([1, 2, 5, 10]), 20000
-    drawn = best_ranks(sizes, 12, repeats, np.random.default_rng(0))
-    for at, chances in enumerate(rank_probabilities(sizes, 12)):
+    drawn = draw_best_ranks(sizes, 12, repeats, np.random.default_rng(0))
+    for at, chances in enumerate(best_rank_probabilities(sizes, 12)):
         possible = chances > 0
         counts = np.bincount(drawn[:, at], minlength=12)
         assert counts[~possible].sum() == 0
@@ -79,7 +78,7 @@ def test_drawn_ranks_have_the_probabilities_of_the_closed_form():
 
 def test_the_band_holds_the_middle_ninety_percent_of_the_draws():
     trials = [trial("comet", at, float(at), float(at)) for at in range(100)]
-    row = curve_rows(made_study(trials), repeats=20000)[0]
+    row = compute_loss_curves(made_study(trials), repeats=20000)[0]
     # One trial of 0..99: the 5th and 95th percentile, to four standard errors of a quantile, 0.15 each.
     assert (row["low"], row["high"]) == (pytest.approx(4.5, abs=0.7), pytest.approx(94.5, abs=0.7))
 
@@ -88,7 +87,7 @@ def test_the_band_holds_the_middle_ninety_percent_of_the_draws():
 def test_more_trials_are_never_worse_where_validation_is_the_test(losses, failed):
     lines = [trial("comet", at, loss, loss) for at, loss in enumerate(losses)]
     lines += [trial("comet", len(losses) + at, None, None) for at in range(failed)]
-    rows = curve_rows(made_study(lines), repeats=20)
+    rows = compute_loss_curves(made_study(lines), repeats=20)
     for name in ("expected", "mean", "low", "high"):
         curve = [row[name] for row in rows]
         assert np.all(np.diff(curve) <= 1e-9)
@@ -101,22 +100,22 @@ def test_more_trials_are_never_worse_where_validation_is_the_test(losses, failed
 def test_curves_do_not_depend_on_the_order_of_trials_or_on_other_gates(random):
     lines = list(random_trials(["topk", "comet"], 12, failed=2))
     alone = [line for line in lines if line["gate"] == "comet"]
-    expected = curve_rows(made_study(alone), repeats=50, seed=7)
-    shuffled = curve_rows(made_study(random.sample(lines, len(lines))), repeats=50, seed=7)
+    expected = compute_loss_curves(made_study(alone), repeats=50, seed=7)
+    shuffled = compute_loss_curves(made_study(random.sample(lines, len(lines))), repeats=50, seed=7)
     assert [row for row in shuffled if row["gate"] == "comet"] == expected
 
 
 def test_trials_that_are_not_done_take_no_part():
     lines = list(random_trials(["comet"], 10))
     more = [*lines, *(waiting("comet", at) for at in range(10, 20))]
-    assert curve_rows(made_study(more)) == curve_rows(made_study(lines))
+    assert compute_loss_curves(made_study(more)) == compute_loss_curves(made_study(lines))
 
 
 def test_a_gate_without_a_complete_trial_has_no_curve():
     study = made_study([*random_trials(["comet"], 3), trial("topk", 0, None, None)])
-    assert {row["gate"] for row in curve_rows(study)} == {"comet"}
-    assert without_curve(study) == ["topk"]
+    assert {row["gate"] for row in compute_loss_curves(study)} == {"comet"}
+    assert study.gates_with_results == ["comet"]
     with pytest.raises(StudyError, match="topk of made has no complete trial"):
-        losses_by_rank(study, "topk")
-    with pytest.raises(StudyError, match="1 repeats give no spread"):
-        curve_rows(study, repeats=1)
+        ranked_test_losses(study, "topk")
+    with pytest.raises(StudyError, match="repeats must be at least 2 to have a spread, got 1"):
+        compute_loss_curves(study, repeats=1)

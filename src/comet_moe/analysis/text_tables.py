@@ -1,0 +1,169 @@
+"""What the tables of studies contain: results of the gates, loss by number of trials, and speedups.
+
+Numbers come in as rows (:mod:`comet_moe.analysis.table`, :mod:`comet_moe.analysis.budget`) and leave as
+``TextTable``, which :mod:`comet_moe.analysis.render` writes in any format.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from comet_moe.analysis.render import (
+    EMPTY,
+    Cell,
+    Column,
+    TextTable,
+    choose_decimals,
+    escape_tex,
+    format_p_value,
+    number_cell,
+)
+from comet_moe.analysis.stats import select_task_means
+from comet_moe.analysis.study import Study
+
+Row = dict[str, Any]
+
+_PAPER_NAMES = {
+    "softmax": "Softmax",
+    "hash": "Hash-r",
+    "topk": "Top-k",
+    "dselect": "DSelect-k",
+    "comet": "COMET",
+}
+_RESULT_NOTE = "Mean ± standard error over the trials used. Bold: the lowest mean of the study."
+_TUNING_NOTE = (
+    "Tuning: over the best {top_percent:g} % of the trials by validation loss; * where a gate is below the "
+    "best existing one (softmax, hash, topk, dselect) with p < 0.05 in Student's one-sided t-test."
+)
+_OTHER_NOTE = (
+    "Ablation or plain runs: over all complete trials; * where a gate with local search is below itself "
+    "without with p < 0.05 in Welch's one-sided t-test."
+)
+CURVE_NOTE = (
+    "Test loss x100 of the trial with the lowest validation loss among that many trials drawn at random: "
+    "expected value, and the range of the middle 90 % of the draws."
+)
+SPEEDUP_NOTE = (
+    "loss: expected test loss of the baseline with half or all of its trials; baseline trials, gate trials: "
+    "the fewest with an expected loss as low; speedup: their ratio; 95 %, not reached: over bootstrap "
+    "resamples of the trials."
+)
+
+
+def result_tables(results: Sequence[tuple[Study, list[Row]]]) -> list[TextTable]:
+    """One table per study, all with the same columns, from studies and their `summarise_gates`."""
+    metrics = list(
+        dict.fromkeys(
+            name for _, rows in results for row in rows for name in select_task_means(row["metrics"])
+        )
+    )
+    columns = [
+        Column("n", "$n$"),
+        Column("gate", "Gate"),
+        Column("used/complete"),
+        Column("failed"),
+        Column("test loss x100", r"Test Loss ($\times100$) $\downarrow$"),
+        Column("experts", r"$n/s$ $\downarrow$"),
+        *(Column(name, escape_tex(name)) for name in metrics),
+        Column("p existing"),
+        Column("p search"),
+    ]
+    return [TextTable(study.title, columns, _result_cells(study, rows, metrics)) for study, rows in results]
+
+
+def result_notes(studies: Sequence[Study], top_percent: float) -> list[str]:
+    """How to read the result tables."""
+    notes = [_RESULT_NOTE]
+    if any(study.kind == "tuning" for study in studies):
+        notes.append(_TUNING_NOTE.format(top_percent=top_percent))
+    if any(study.kind != "tuning" for study in studies):
+        notes.append(_OTHER_NOTE)
+    return notes
+
+
+def _result_cells(study: Study, rows: list[Row], metrics: list[str]) -> list[list[Cell]]:
+    places = choose_decimals(row["test_loss_se"] for row in rows)
+    return [
+        [
+            Cell("" if study.experts is None else str(study.experts)),
+            _gate_cell(row["gate"]),
+            Cell(f"{row['trials_used']}/{row['trials_complete']}"),
+            Cell(str(row["trials_failed"] or "")),
+            number_cell(row["test_loss_mean"], row["test_loss_se"], places, row["lowest"], row["asterisk"]),
+            number_cell(row["experts_per_sample_mean"], row["experts_per_sample_se"], 2),
+            *(_metric_cell(rows, row, name) for name in metrics),
+            _existing_cell(row),
+            Cell(format_p_value(row["p_search"])),
+        ]
+        for row in rows
+    ]
+
+
+def _gate_cell(name: str) -> Cell:
+    plain = name.removesuffix("+")
+    return Cell(name, tex=_PAPER_NAMES.get(plain, plain) + ("+" if name.endswith("+") else ""))
+
+
+def _metric_cell(rows: list[Row], row: Row, name: str) -> Cell:
+    of_gates = [select_task_means(other["metrics"]).get(name) for other in rows]
+    places = choose_decimals((metric["se"] for metric in of_gates if metric), least=4)
+    metric = select_task_means(row["metrics"]).get(name)
+    return number_cell(metric["mean"], metric["se"], places) if metric else EMPTY
+
+
+def _existing_cell(row: Row) -> Cell:
+    p = format_p_value(row["p_existing"])
+    return Cell(f"{p} ({row['best_existing']})") if p else EMPTY
+
+
+def curve_table(study: Study, rows: list[Row]) -> TextTable:
+    """One column per gate and one row per number of trials, from `compute_loss_curves`."""
+    gates = list(dict.fromkeys(row["gate"] for row in rows))
+    by_gate_and_budget = {(row["gate"], row["budget"]): row for row in rows}
+    places = choose_decimals(row["mean_se"] for row in rows if row["budget"] == 1)
+    cells = [
+        [Cell(str(budget)), *(_loss_cell(by_gate_and_budget.get((gate, budget)), places) for gate in gates)]
+        for budget in sorted({row["budget"] for row in rows})
+    ]
+    return TextTable(study.title, [Column("trials"), *map(Column, gates)], cells)
+
+
+def _loss_cell(row: Row | None, places: int) -> Cell:
+    if row is None:
+        return EMPTY
+    return Cell(f"{row['expected']:.{places}f} ({row['low']:.{places}f}-{row['high']:.{places}f})")
+
+
+def speedup_table(study: Study, rows: list[Row]) -> TextTable:
+    """Two rows per pair of gates, at half and at all of the baseline's trials, from `compute_speedups`."""
+    by_pair: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        by_pair.setdefault((row["gate"], row["baseline"]), []).append(row)
+    names = ("gate", "baseline", "budget", "loss", "baseline trials", "gate trials", "speedup", "95 %")
+    columns = [*map(Column, names), Column("not reached")]
+    cells = [_speedup_cells(row) for of_pair in by_pair.values() for row in _half_and_all(of_pair)]
+    return TextTable(f"{study.title}: speedup", columns, cells)
+
+
+def _half_and_all(rows: list[Row]) -> list[Row]:
+    largest = max(row["budget"] for row in rows)
+    half = max((row["budget"] for row in rows if 2 * row["budget"] <= largest), default=largest)
+    return [row for row in rows if row["budget"] in (half, largest)]
+
+
+def _speedup_cells(row: Row) -> list[Cell]:
+    texts = [
+        row["gate"],
+        row["baseline"],
+        str(row["budget"]),
+        f"{row['loss']:.2f}",
+        str(row["baseline_trials"]),
+        "none" if row["gate_trials"] is None else str(row["gate_trials"]),
+        _format_speedup(row["speedup"]),
+        f"{_format_speedup(row['speedup_low'])} to {_format_speedup(row['speedup_high'])}",
+        f"{100 * row['not_reached']:.0f} %",
+    ]
+    return [Cell(text) for text in texts]
+
+
+def _format_speedup(speedup: float | None) -> str:
+    return "none" if speedup is None else f"{speedup:.3g}"
