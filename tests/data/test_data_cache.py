@@ -8,7 +8,7 @@ import pytest
 from raw_files import some_ratings, write_ml100k
 
 from comet_moe import data
-from comet_moe.data import cache, load, prepare
+from comet_moe.data import cache, load, loading, prepare
 from comet_moe.exceptions import DataError
 
 NAME = "movielens-100k"
@@ -36,8 +36,8 @@ def test_what_is_prepared_opens_without_its_source(raw, store):
 
 def test_preparing_twice_builds_once_and_another_source_builds_again(raw, store, monkeypatch):
     built = []
-    write = cache.write
-    monkeypatch.setattr(cache, "write", lambda *given: (built.append(given[0]), write(*given)))
+    write = loading.write_dataset
+    monkeypatch.setattr(loading, "write_dataset", lambda *given: (built.append(given[0]), write(*given)))
     for _ in range(2):
         prepare(NAME, source=raw, cache=store, strict=False)
     assert len(built) == 1
@@ -74,7 +74,7 @@ def test_what_is_not_prepared_is_an_error_with_files_and_command(store):
 
 
 def test_a_failure_before_the_rename_leaves_nothing(raw, store, monkeypatch):
-    monkeypatch.setattr(cache, "_swap", lambda aside, folder: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(cache, "_replace", lambda aside, folder: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         prepare(NAME, source=raw, cache=store, strict=False)
     assert list(store.iterdir()) == []
@@ -99,11 +99,11 @@ def test_a_full_disk_is_an_error_that_names_the_folder_and_leaves_nothing(raw, s
 def test_a_really_full_disk_is_an_error():
     if not Path("/dev/full").exists():
         pytest.skip("this system has no /dev/full")
-    blocks = data.types.Blocks(
+    blocks = data.types.BlockwiseArray(
         (4, 100_000), np.dtype(np.uint8), lambda: iter([np.zeros((4, 100_000), np.uint8)])
     )
     with pytest.raises(OSError, match="No space left"):
-        cache._save(Path("/dev/full"), blocks)
+        cache._save_array(Path("/dev/full"), blocks)
 
 
 def test_a_cache_that_is_a_file_is_an_error(raw, store):

@@ -81,7 +81,7 @@ def test_a_count_that_disagrees_is_an_error(tmp_path):
     lines = path.read_text().splitlines()
     lines[2] = "99.0," + lines[2].split(",", 1)[1]
     path.write_text("\n".join(lines))
-    with pytest.raises(DataError, match="counts 99 ratings in row 3"):
+    with pytest.raises(DataError, match="says that row 3 has 99 ratings but has"):
         prepare("jester", source=tmp_path, cache=tmp_path / "c", strict=False)
 
 

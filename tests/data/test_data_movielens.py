@@ -4,7 +4,7 @@ import pytest
 from raw_files import some_ratings, write_ml1m, write_ml100k
 
 from comet_moe.data import prepare
-from comet_moe.data.recommender import rated, with_unrated
+from comet_moe.data.recommender import add_unrated_pairs, make_rated_table
 from comet_moe.data.splits import movielens_sizes, stratified_split
 from comet_moe.exceptions import DataError
 
@@ -96,10 +96,10 @@ def write_authors_split(folder, ratings):
     user, movies = ratings["user_id"].to_numpy(np.int32), np.unique(ratings["movie_id"])
     users = np.unique(user)
     item = np.searchsorted(movies, ratings["movie_id"]).astype(np.int32)
-    positives = rated(
+    positives = make_rated_table(
         np.searchsorted(users, user).astype(np.int32), item, ratings["rating"].to_numpy(np.float32)
     )
-    table = with_unrated(positives, len(users), len(movies), np.random.default_rng(5))
+    table = add_unrated_pairs(positives, len(users), len(movies), np.random.default_rng(5))
     parts = stratified_split(table.watched == 1, movielens_sizes(len(table)), np.random.default_rng(6))
     frames = []
     for name, index in zip(("train", "val", "test"), parts, strict=True):
@@ -164,7 +164,7 @@ def test_subset_has_a_fifteenth_of_each_part_from_the_heaviest_users(tmp_path):
 
 def test_too_few_rows_for_the_subset_are_an_error(tmp_path):
     write_ml1m(tmp_path, some_ratings(users=10, items=10))
-    with pytest.raises(DataError, match="too few; use the whole set, movielens"):
+    with pytest.raises(DataError, match="too few; use the complete set, movielens"):
         prepare("movielens-200k", source=tmp_path, cache=tmp_path / "c", strict=False)
 
 
@@ -206,7 +206,7 @@ def test_a_cut_off_parquet_file_is_an_error_that_names_it(tmp_path):
 
 def test_ratings_that_are_no_numbers_are_an_error(tmp_path):
     some_ratings().astype({"rating": str}).to_parquet(tmp_path / "ratings.parquet")
-    with pytest.raises(DataError, match=r"has the column rating as .* where numbers are due"):
+    with pytest.raises(DataError, match=r"has the column rating as .*; it must hold numbers"):
         prepare("movielens", source=tmp_path, cache=tmp_path / "c", strict=False)
 
 

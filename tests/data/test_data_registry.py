@@ -12,8 +12,8 @@ import pytest
 from raw_files import some_ratings, write_ml100k
 
 from comet_moe.data import DATASETS, load, prepare
-from comet_moe.data.download import Remote, fetch
-from comet_moe.data.io import RequiredFile, locate, reading
+from comet_moe.data.download import RemoteFile, download_files
+from comet_moe.data.io import RequiredFile, find_files, wrap_read_errors
 from comet_moe.exceptions import DataError
 
 NAME = "movielens-100k"
@@ -56,7 +56,7 @@ def test_every_name_of_the_house_is_there_with_terms_and_files():
 
 def test_a_published_archive_is_fetched_checked_unpacked_and_prepared(served, tmp_path, monkeypatch):
     folder, address = served
-    remote = Remote(address + "ml-100k.zip", zipped_ratings(folder), member="ml-100k/u.data")
+    remote = RemoteFile(address + "ml-100k.zip", zipped_ratings(folder), member="ml-100k/u.data")
     monkeypatch.setitem(DATASETS, NAME, replace(DATASETS[NAME], downloads=(remote,)))
     dataset = prepare(NAME, source=None, cache=tmp_path / "c", strict=False)
     assert dataset.meta["sources"][0]["file"] == "u.data"
@@ -66,16 +66,16 @@ def test_a_published_archive_is_fetched_checked_unpacked_and_prepared(served, tm
 def test_a_wrong_checksum_is_an_error_that_leaves_no_file(served, tmp_path):
     folder, address = served
     zipped_ratings(folder)
-    with pytest.raises(DataError, match=r"ml-100k\.zip could not be fetched .*: do this"):
-        fetch([Remote(address + "ml-100k.zip", "0" * 64)], tmp_path / "into", "do this.")
+    with pytest.raises(DataError, match=r"ml-100k\.zip could not be downloaded .*: do this"):
+        download_files([RemoteFile(address + "ml-100k.zip", "0" * 64)], tmp_path / "into", "do this.")
     assert list((tmp_path / "into").iterdir()) == []
 
 
 def test_no_network_is_an_error_that_says_what_to_put_where(tmp_path, monkeypatch):
-    nobody = Remote("http://127.0.0.1:9/ml-100k.zip", "0" * 64)
+    nobody = RemoteFile("http://127.0.0.1:9/ml-100k.zip", "0" * 64)
     monkeypatch.setitem(DATASETS, NAME, replace(DATASETS[NAME], downloads=(nobody,)))
     with pytest.raises(
-        DataError, match=r"could not be fetched .*put u\.data .*prepare movielens-100k --from DIR"
+        DataError, match=r"could not be downloaded .*put u\.data .*prepare movielens-100k --from DIR"
     ):
         prepare(NAME, source=None, cache=tmp_path)
 
@@ -86,7 +86,7 @@ def test_no_network_is_an_error_that_says_what_to_put_where(tmp_path, monkeypatc
 )
 def test_what_cannot_be_fetched_says_what_to_put_where(tmp_path, name, split, file):
     with pytest.raises(
-        DataError, match=rf"cannot be fetched for you: put .*{file}.*prepare {name} --from DIR"
+        DataError, match=rf"cannot be downloaded for you: put .*{file}.*prepare {name} --from DIR"
     ):
         prepare(name, source=None, cache=tmp_path, split=split)
 
@@ -108,15 +108,15 @@ def test_files_are_found_in_the_folder_first_then_below(tmp_path):
     needs = (RequiredFile("a", ("a.txt", "a.dat")),)
     (tmp_path / "x" / "y").mkdir(parents=True)
     with pytest.raises(DataError, match=r"has no a\.txt or a\.dat"):
-        locate(tmp_path, needs, "random")
+        find_files(tmp_path, needs, "random")
     (tmp_path / "x" / "y" / "a.txt").touch()
-    assert locate(tmp_path, needs, "random") == {"a": tmp_path / "x" / "y" / "a.txt"}
+    assert find_files(tmp_path, needs, "random") == {"a": tmp_path / "x" / "y" / "a.txt"}
     (tmp_path / "a.dat").touch()
-    assert locate(tmp_path, needs, "random") == {"a": tmp_path / "a.dat"}
-    assert locate(tmp_path / "a.dat", needs, "random") == {"a": tmp_path / "a.dat"}
+    assert find_files(tmp_path, needs, "random") == {"a": tmp_path / "a.dat"}
+    assert find_files(tmp_path / "a.dat", needs, "random") == {"a": tmp_path / "a.dat"}
     (tmp_path / "other").touch()
     with pytest.raises(DataError, match=r"other is not a\.txt or a\.dat"):
-        locate(tmp_path / "other", needs, "random")
+        find_files(tmp_path / "other", needs, "random")
 
 
 def test_a_name_that_is_there_twice_is_an_error(tmp_path):
@@ -124,7 +124,7 @@ def test_a_name_that_is_there_twice_is_an_error(tmp_path):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "a.txt").touch()
     with pytest.raises(DataError, match="could both be meant"):
-        locate(tmp_path, (RequiredFile("a", ("a.txt",)),), "random")
+        find_files(tmp_path, (RequiredFile("a", ("a.txt",)),), "random")
 
 
 def test_a_source_that_does_not_exist_is_an_error(tmp_path):
@@ -135,7 +135,7 @@ def test_a_source_that_does_not_exist_is_an_error(tmp_path):
 def test_a_refused_reading_is_an_error_that_names_the_file():
     with (
         pytest.raises(DataError, match=r"x\.csv cannot be opened \(Permission denied\)"),
-        reading(Path("x.csv"), "table"),
+        wrap_read_errors(Path("x.csv"), "table"),
     ):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from comet_moe.data.splits import movielens_sizes, percent_sizes, random_split, stratified_split, stream
+from comet_moe.data.splits import make_rng, movielens_sizes, percent_sizes, random_split, stratified_split
 from comet_moe.exceptions import DataError
 
 
@@ -36,7 +36,7 @@ def test_an_empty_part_is_an_error():
 
 
 def test_streams_of_different_names_or_seeds_differ_and_repeat():
-    first = stream(0, "split").integers(0, 2**62)
-    assert first == stream(0, "split").integers(0, 2**62)
-    assert first != stream(0, "negatives").integers(0, 2**62)
-    assert first != stream(1, "split").integers(0, 2**62)
+    first = make_rng(0, "split").integers(0, 2**62)
+    assert first == make_rng(0, "split").integers(0, 2**62)
+    assert first != make_rng(0, "negatives").integers(0, 2**62)
+    assert first != make_rng(1, "split").integers(0, 2**62)

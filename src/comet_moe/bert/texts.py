@@ -16,14 +16,14 @@ import pandas as pd
 from comet_moe.bert.tasks import Layout, Task
 from comet_moe.data.io import (
     RequiredFile,
-    locate,
-    read_parquet,
-    reading,
+    find_files,
     require_columns,
     require_range,
     require_rows,
+    wrap_read_errors,
 )
-from comet_moe.data.splits import stream
+from comet_moe.data.splits import make_rng
+from comet_moe.data.table_files import read_table
 from comet_moe.exceptions import DataError
 
 MRPC_DEV = 408
@@ -60,7 +60,7 @@ def read_texts(task: Task, source: Path, seed: int = 0, train_rows: int | None =
         seed: of what is drawn: development rows where there is no such file, ``train_rows``.
         train_rows: take as many train rows at random; None for all.
     """
-    files = locate(source, _needs(task), "")
+    files = find_files(source, _needs(task), "")
     if not {"train", "dev", "all"} & files.keys():
         raise DataError(
             f"{source} has no {' or '.join(_needs(task)[0].names)}; give the folder that holds it."
@@ -81,7 +81,7 @@ def read_texts(task: Task, source: Path, seed: int = 0, train_rows: int | None =
     parts.pop("all", None)
     if train_rows is not None and train_rows < len(parts["train"]):
         notes.append(f"{train_rows:,} of {len(parts['train']):,} train rows, drawn with seed {seed}")
-        kept = stream(seed, "train rows").permutation(len(parts["train"]))[:train_rows]
+        kept = make_rng(seed, "train rows").permutation(len(parts["train"]))[:train_rows]
         parts["train"] = parts["train"].iloc[np.sort(kept)].reset_index(drop=True)
     return Texts(parts, {role: path.name for role, path in files.items()}, notes)
 
@@ -125,7 +125,7 @@ def _needs(task: Task) -> list[RequiredFile]:
 
 def _dealt(task: Task, rows: pd.DataFrame, seed: int) -> tuple[pd.DataFrame, pd.DataFrame, str]:
     """Train rows, development rows, and how many of how many the latter are."""
-    generator = stream(seed, "dev")
+    generator = make_rng(seed, "dev")
     if task.kind == "answers":
         titles = rows["title"].unique()
         count = max(1, round(DEV_SHARE * len(titles)))
@@ -145,7 +145,7 @@ def _read_labelled(path: Path, task: Task) -> pd.DataFrame:
     """Columns a, perhaps b, and label."""
     assert task.layout is not None
     raw = (
-        read_parquet(path, (*task.texts, "label"))
+        read_table(path, (*task.texts, "label"))
         if path.suffix == ".parquet"
         else _read_tsv(path, task.layout, (*task.texts, "label"))
     )
@@ -158,7 +158,7 @@ def _read_labelled(path: Path, task: Task) -> pd.DataFrame:
 def _read_tsv(path: Path, layout: Layout, columns: tuple[str, ...]) -> pd.DataFrame:
     """The texts and the label as ``columns``; lines that lack fields (QQP has a few) are only counted."""
     wanted = (*layout.texts, layout.label)
-    with reading(path, "tab-separated table"):
+    with wrap_read_errors(path, "tab-separated table"):
         lines = [
             line.split("\t") for line in path.read_text(encoding="utf-8-sig").split("\n") if line.strip()
         ]
@@ -193,9 +193,9 @@ def _numbered(path: Path, label: pd.Series, task: Task) -> pd.Series:
 def _read_questions(path: Path, task: Task) -> pd.DataFrame:
     """Columns title, context, question, answer_texts and answer_starts, empty where there is no answer."""
     if path.suffix == ".parquet":
-        table = read_parquet(path, _QUESTION_COLUMNS)
+        table = read_table(path, _QUESTION_COLUMNS)
     else:
-        with reading(path, "SQuAD file"):
+        with wrap_read_errors(path, "SQuAD file"):
             table = pd.DataFrame(_questions(json.loads(path.read_text(encoding="utf-8"))))
         require_columns(path, _QUESTION_COLUMNS, table.columns)
         require_rows(path, len(table))

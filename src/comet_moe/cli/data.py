@@ -18,10 +18,10 @@ def list_all(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """List the data sets: which are prepared, and on which terms they are published."""
-    from comet_moe.data import DATASETS, default_cache, prepared
+    from comet_moe.data import DATASETS, default_cache, list_prepared
 
     cache = default_cache()
-    ready = prepared(cache)
+    ready = list_prepared(cache)
     rows = [
         {
             "name": name,

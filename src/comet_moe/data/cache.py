@@ -1,7 +1,7 @@
-"""Prepared data sets on disk: a folder of .npy files, vocabularies, and a meta.json with every file's size.
+"""Prepared data sets on disk: folders of .npy files, vocabularies, and a meta.json with all files' sizes.
 
-A folder is written aside, under a hidden name beside its final one, and renamed when it is complete: one that
-was interrupted is never opened.
+A folder is first written under a hidden name beside its final one, and renamed when it is complete: one whose
+preparation was interrupted is never opened.
 """
 
 from __future__ import annotations
@@ -14,148 +14,146 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from comet_moe.data.io import reading
+from comet_moe.data.io import wrap_read_errors
 from comet_moe.data.splits import SPLITS
-from comet_moe.data.types import Array, Blocks, Dataset, RawDataset, Split
+from comet_moe.data.types import Array, BlockwiseArray, Dataset, RawDataset, Split
 from comet_moe.exceptions import DamagedCacheError, DataError
 
 FORMAT = 1
 _META = "meta.json"
 
 
-def write(folder: Path, draft: RawDataset, meta: dict[str, Any]) -> None:
-    """Write ``draft`` as ``folder``, replacing what is there; on any failure nothing is left behind."""
-    aside = folder.parent / f".{folder.name}.{secrets.token_hex(4)}"
+def write_dataset(folder: Path, raw: RawDataset, meta: dict[str, Any]) -> None:
+    """Write ``raw`` as ``folder``, replacing an earlier one; on any failure nothing new is left on disk."""
+    temporary = _hidden_sibling(folder)
     try:
-        aside.mkdir(parents=True)
-        _fill(aside, draft, meta)
-        _swap(aside, folder)
+        temporary.mkdir(parents=True)
+        _write_files(temporary, raw, meta)
+        _replace(temporary, folder)
     except OSError as error:
         raise DataError(
             f"{folder.parent} cannot be written ({error.strerror or error}); free space there or name "
             f"another folder with COMET_MOE_CACHE."
         ) from error
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _fill(aside: Path, draft: RawDataset, meta: dict[str, Any]) -> None:
-    parts = dict(zip(SPLITS, (draft.train, draft.validation, draft.test), strict=True))
+def _hidden_sibling(folder: Path) -> Path:
+    return folder.parent / f".{folder.name}.{secrets.token_hex(4)}"
+
+
+def _write_files(folder: Path, raw: RawDataset, meta: dict[str, Any]) -> None:
+    splits = dict(zip(SPLITS, (raw.train, raw.validation, raw.test), strict=True))
     arrays: dict[str, dict[str, dict[str, str]]] = {}
-    for split, part in parts.items():
+    for split, content in splits.items():
         arrays[split] = {"features": {}, "targets": {}}
-        for kind, group in (("features", part.features), ("targets", part.targets)):
+        for kind, group in (("features", content.features), ("targets", content.targets)):
             for name, array in group.items():
                 file = f"{split}.{name}.npy"
-                _save(aside / file, array)
+                _save_array(folder / file, array)
                 arrays[split][kind][name] = file
-    vocabularies = {feature: f"{feature}.vocabulary.json" for feature in draft.vocabularies}
+    vocabularies = {feature: f"{feature}.vocabulary.json" for feature in raw.vocabularies}
     for feature, file in vocabularies.items():
-        draft.vocabularies[feature].save(aside / file)
-    rows = {split: next(iter(part.features.values())).shape[0] for split, part in parts.items()}
-    sizes = {path.name: path.stat().st_size for path in sorted(aside.iterdir())}
-    content = {
+        raw.vocabularies[feature].save(folder / file)
+    description = {
         **meta,
-        **draft.meta,
-        "rows": rows,
+        **raw.meta,
+        "rows": {split: next(iter(content.features.values())).shape[0] for split, content in splits.items()},
         "arrays": arrays,
         "vocabularies": vocabularies,
-        "files": sizes,
+        "files": {path.name: path.stat().st_size for path in sorted(folder.iterdir())},
         "format": FORMAT,
     }
-    (aside / _META).write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    text = json.dumps(description, indent=1, ensure_ascii=False) + "\n"
+    (folder / _META).write_text(text, encoding="utf-8")
 
 
-def _save(path: Path, array: Array | Blocks) -> None:
-    with path.open("wb") as stream:
-        if isinstance(array, Blocks):
-            _save_blocks(stream, array)
+def _save_array(path: Path, array: Array | BlockwiseArray) -> None:
+    with path.open("wb") as file:
+        if isinstance(array, BlockwiseArray):
+            _save_blocks(file, array)
         else:
-            np.save(stream, array, allow_pickle=False)
+            np.save(file, array, allow_pickle=False)
 
 
-def _save_blocks(stream: BinaryIO, blocks: Blocks) -> None:
-    header = {"descr": blocks.dtype.str, "fortran_order": False, "shape": blocks.shape}
-    np.lib.format.write_array_header_1_0(stream, header)
-    # Plain writes, not a memory map: on a full disk they raise OSError where a map ends the process.
-    for block in blocks.make():
-        stream.write(np.ascontiguousarray(block, dtype=blocks.dtype).data)
+def _save_blocks(file: BinaryIO, array: BlockwiseArray) -> None:
+    header = {"descr": array.dtype.str, "fortran_order": False, "shape": array.shape}
+    np.lib.format.write_array_header_1_0(file, header)
+    # Plain writes, not a memory map: on a full disk they raise OSError, where a map kills the process.
+    for block in array.make_blocks():
+        file.write(np.ascontiguousarray(block, dtype=array.dtype).data)
 
 
-def _swap(aside: Path, folder: Path) -> None:
-    """Put ``aside`` in the place of ``folder``; maps of the old files stay valid for those who hold them."""
+def _replace(temporary: Path, folder: Path) -> None:
+    """Rename ``temporary`` to ``folder``; arrays that are mapped from an earlier ``folder`` stay valid."""
     try:
-        aside.rename(folder)
+        temporary.rename(folder)
     except OSError:
         if not folder.is_dir():
             raise
-        # Another process may have prepared the same in the meantime: its folder serves, and may be in use.
-        if _equal(aside, folder):
+        # Another process may have prepared the same in the meantime, and may use it: then its folder stays.
+        if _has_same_meta(temporary, folder):
             return
-        old = folder.parent / f".{folder.name}.{secrets.token_hex(4)}"
+        old = _hidden_sibling(folder)
         folder.rename(old)
-        aside.rename(folder)
+        temporary.rename(folder)
         shutil.rmtree(old, ignore_errors=True)
 
 
-def _equal(aside: Path, folder: Path) -> bool:
-    """Whether ``folder`` is whole and described as ``aside`` is: same sources, seed and options."""
+def _has_same_meta(temporary: Path, folder: Path) -> bool:
+    """Whether ``folder`` is undamaged and has the meta data of ``temporary``: same sources, seed, options."""
     try:
-        return open_folder(folder).meta == read_meta(aside)
+        return open_dataset(folder).meta == read_meta(temporary)
     except DamagedCacheError:
         return False
 
 
-def exists(folder: Path) -> bool:
-    """Whether ``folder`` holds a prepared data set, damaged or not."""
-    return folder.is_dir()
-
-
-def open_folder(folder: Path) -> Dataset:
+def open_dataset(folder: Path) -> Dataset:
     """Open a prepared data set by memory maps; DamagedCacheError if a file has not its recorded size."""
     meta = read_meta(folder)
-    again = f"delete {folder} and run `comet-moe data prepare {meta['name']} --from DIR` again"
+    remedy = f"delete {folder} and run `comet-moe data prepare {meta['name']} --from DIR` again"
     try:
         for file, size in meta["files"].items():
-            found = (folder / file).stat().st_size
-            if found != size:
+            actual = (folder / file).stat().st_size
+            if actual != size:
                 raise DamagedCacheError(
-                    f"{folder / file} has {found:,} bytes where {size:,} were written; {again}."
+                    f"{folder / file} has {actual:,} bytes where {size:,} were written; {remedy}."
                 )
         train, validation, test = (_open_split(folder, meta["arrays"][split]) for split in SPLITS)
     except DamagedCacheError:
         raise
     except (OSError, ValueError, KeyError) as error:
-        raise DamagedCacheError(f"{folder} cannot be opened ({error}); {again}.") from error
+        raise DamagedCacheError(f"{folder} cannot be opened ({error}); {remedy}.") from error
     return Dataset(meta["name"], train, validation, test, meta, folder)
 
 
 def _open_split(folder: Path, files: dict[str, dict[str, str]]) -> Split:
     features, targets = (
-        {name: _map(folder / file) for name, file in files[group].items()}
+        {name: _map_array(folder / file) for name, file in files[group].items()}
         for group in ("features", "targets")
     )
     return Split(features, targets)
 
 
+def _map_array(path: Path) -> Array:
+    # Without the memmap class around it, slicing is several times faster.
+    return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+
+
 def read_meta(folder: Path) -> dict[str, Any]:
-    """Read the description of a prepared data set."""
+    """Read the meta data of a prepared data set."""
     path = folder / _META
     try:
-        with reading(path, "description of a prepared data set"):
+        with wrap_read_errors(path, "description of a prepared data set"):
             meta: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
             version = meta["format"]
     except DataError as error:
         raise DamagedCacheError(
-            f"{str(error).rstrip('.')}, or delete {folder} and prepare the data set again."
+            f"{str(error).rstrip('.')}; delete {folder} and prepare the data set again."
         ) from error
     if version != FORMAT:
         raise DamagedCacheError(
-            f"{path} has format {version} where {FORMAT} is read; delete {folder} and prepare again."
+            f"{path} has format {version}, not {FORMAT}; delete {folder} and prepare the data set again."
         )
     return meta
-
-
-def _map(path: Path) -> Array:
-    # Without the memmap class around it, slicing is several times faster.
-    return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))

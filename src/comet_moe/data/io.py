@@ -1,7 +1,4 @@
-"""Finding a data set's raw files in the folder that the user names, and telling their contents apart.
-
-The one exception of this room, and the context that turns any parser's failure into it.
-"""
+"""Raw files: where they are, what they contain, and one clear sentence if something is wrong with them."""
 
 from __future__ import annotations
 
@@ -19,90 +16,115 @@ from comet_moe.exceptions import DataError
 
 @dataclass(frozen=True)
 class RequiredFile:
-    """A raw file by its role; ``names`` are the forms it comes in (or patterns), the preferred one first."""
+    """A raw file that a data set is built from.
+
+    Attributes:
+        role: the key under which the builder of the data set finds the file's path.
+        names: the names (or glob patterns) that the file may have, the preferred one first.
+        required: False if the data set can also be built without it.
+        only_for_split: the split that the file is for; None if all splits use it.
+    """
 
     role: str
     names: tuple[str, ...]
     required: bool = True
     only_for_split: str | None = None
 
-    def wanted(self, split: str) -> bool:
-        """Whether a data set split this way looks for the file."""
+    def is_used_by(self, split: str) -> bool:
+        """Whether a data set that is split this way uses the file."""
         return self.only_for_split in (None, split)
 
     def __str__(self) -> str:
         return " or ".join(self.names)
 
 
-def locate(source: Path, needs: Sequence[RequiredFile], split: str) -> dict[str, Path]:
-    """Find each role's file: ``source`` itself, or in it, or up to two folders below it.
+def find_files(source: Path, files: Sequence[RequiredFile], split: str) -> dict[str, Path]:
+    """Find the path of each role: ``source`` itself, in it, or up to two folders below it.
 
-    Raises DataError for a required file that is not there and for a name that is there twice.
+    Raises DataError if a required file is missing, or if two files could be meant.
     """
     if not source.exists():
         raise DataError(f"{source} does not exist; give the folder that holds the raw files.")
-    if source.is_file() and not any(source.match(name) for need in needs for name in need.names):
+    if source.is_file() and not any(_matches(source, file) for file in files):
         raise DataError(
-            f"{source} is not {', '.join(map(str, needs))}; give such a file or a folder with it."
+            f"{source} is not {', '.join(map(str, files))}; give such a file or a folder with it."
         )
-    found = {}
-    for need in needs:
-        if not need.wanted(split):
+    paths = {}
+    for file in files:
+        if not file.is_used_by(split):
             continue
-        path = _find(source, need)
+        path = _find_file(source, file)
         if path is not None:
-            found[need.role] = path
-        elif need.required:
-            raise DataError(f"{source} has no {need}; put the file there or give the folder that holds it.")
-    return found
+            paths[file.role] = path
+        elif file.required:
+            raise DataError(f"{source} has no {file}; put the file there or give the folder that holds it.")
+    return paths
 
 
-def _find(source: Path, need: RequiredFile) -> Path | None:
-    if source.is_file() and any(source.match(name) for name in need.names):
+def _find_file(source: Path, file: RequiredFile) -> Path | None:
+    if source.is_file() and _matches(source, file):
         return source
     folder = source.parent if source.is_file() else source
-    # A lone file was named on purpose: what lies below its folder is not looked through.
+    # If the user named a single file, the others must be beside it: folders below are not searched.
     for prefix in ("",) if source.is_file() else ("", "*/", "*/*/"):
-        for name in need.names:
-            with reading(folder, "folder"):
-                hits = sorted(folder.glob(prefix + name))
-            if len(hits) > 1:
+        for name in file.names:
+            with wrap_read_errors(folder, "folder"):
+                paths = sorted(folder.glob(prefix + name))
+            if len(paths) > 1:
                 raise DataError(
-                    f"{hits[0]} and {hits[1]} could both be meant; give the folder that holds one."
+                    f"{paths[0]} and {paths[1]} could both be meant; give the folder that holds one."
                 )
-            if hits:
-                return hits[0]
+            if paths:
+                return paths[0]
     return None
 
 
-def record(path: Path) -> dict[str, Any]:
+def _matches(path: Path, file: RequiredFile) -> bool:
+    return any(path.match(name) for name in file.names)
+
+
+def describe_file(path: Path) -> dict[str, Any]:
     """Identify a file by name, size and sha256; a folder by the names and sizes of its files."""
-    with reading(path, "file"):
+    with wrap_read_errors(path, "file"):
         if path.is_dir():
             listing = sorted((entry.name, entry.stat().st_size) for entry in path.iterdir())
             digest = hashlib.sha256(repr(listing).encode()).hexdigest()
             return {"file": path.name, "bytes": sum(size for _, size in listing), "sha256_of_listing": digest}
-        with path.open("rb") as stream:
-            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
         return {"file": path.name, "bytes": path.stat().st_size, "sha256": digest}
 
 
-def read_parquet(path: Path, columns: Iterable[str]) -> pd.DataFrame:
-    """Read the given columns of a Parquet file; an error names those missing and those present."""
-    import pyarrow.parquet as pq
+@contextmanager
+def wrap_read_errors(path: Path, kind: str) -> Iterator[None]:
+    """Raise a DataError of one sentence for whatever goes wrong while a library reads ``path``, a ``kind``.
 
-    wanted = list(columns)
-    with reading(path, "Parquet file"):
-        present = pq.read_schema(path).names
-    require_columns(path, wanted, present)
-    with reading(path, "Parquet file"):
-        table = pd.read_parquet(path, columns=wanted)
-    require_rows(path, len(table))
-    return table
+    Damaged bytes make parsers raise nearly anything (zlib.error, EOFError, KeyError, struct.error), so every
+    exception is caught: keep all but the library's call out of the block.
+    """
+    try:
+        yield
+    except (DataError, MemoryError):
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise DataError(
+                f"{path} cannot be opened ({error.strerror}); check that it exists and that you may read it."
+            ) from error
+        raise DataError(
+            f"{path} is not a readable {kind} ({_reason(path, error)}); it is truncated, damaged or of "
+            f"another kind."
+        ) from error
+
+
+def _reason(path: Path, error: Exception) -> str:
+    # Arrow names the file before the reason, as the sentence does already.
+    text = str(error).rpartition(f"'{path}': ")[2].removeprefix("Invalid: ")
+    return " ".join(text.split())[:200].rstrip(".") or type(error).__name__
 
 
 def require_columns(path: Path, wanted: Iterable[str], present: Iterable[str]) -> None:
-    """Refuse a table that lacks a column."""
+    """Raise DataError if the table ``path`` lacks one of the ``wanted`` columns."""
     present = list(present)
     missing = [name for name in wanted if name not in present]
     if missing:
@@ -112,15 +134,15 @@ def require_columns(path: Path, wanted: Iterable[str], present: Iterable[str]) -
 
 
 def require_rows(path: Path, rows: int) -> None:
-    """Refuse an empty table."""
+    """Raise DataError if the table ``path`` is empty."""
     if rows == 0:
         raise DataError(f"{path} has no rows; at least one is needed.")
 
 
 def require_range(path: Path, column: str, values: pd.Series, low: int, high: int) -> None:
-    """Refuse a table with a value outside of low..high, a missing one included."""
+    """Raise DataError if a value of the column is missing, not a number or not in low..high."""
     if not pd.api.types.is_numeric_dtype(values):
-        raise DataError(f"{path} has the column {column} as {values.dtype} where numbers are due.")
+        raise DataError(f"{path} has the column {column} as {values.dtype}; it must hold numbers.")
     wrong = ~values.between(low, high).fillna(False).to_numpy(bool)
     if wrong.any():
         row = int(wrong.argmax())
@@ -129,36 +151,10 @@ def require_range(path: Path, column: str, values: pd.Series, low: int, high: in
         )
 
 
-@contextmanager
-def reading(path: Path, form: str) -> Iterator[None]:
-    """Report whatever goes wrong while a library reads ``path`` as one sentence that names it.
-
-    Damaged bytes make parsers raise nearly anything (zlib.error, EOFError, KeyError, struct.error), so every
-    exception is meant; keep our own logic outside of the block.
-    """
-    try:
-        yield
-    except (DataError, MemoryError):
-        raise
-    except OSError as error:
-        if error.errno is None:
-            raise DataError(_unreadable(path, form, error)) from error
+def require_official_count(path: Path, what: str, count: int, official: int, strict: bool) -> None:
+    """Raise DataError if ``strict`` and the number of ``what`` in a published file is not the official."""
+    if strict and count != official:
         raise DataError(
-            f"{path} cannot be opened ({error.strerror}); check that it exists and that you may read it."
-        ) from error
-    except Exception as error:
-        raise DataError(_unreadable(path, form, error)) from error
-
-
-def _unreadable(path: Path, form: str, error: Exception) -> str:
-    reason = " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
-    return f"{path} is not a readable {form} ({reason}); it is cut off or of another kind: fetch it again."
-
-
-def check_count(path: Path, what: str, found: int, expected: int, strict: bool) -> None:
-    """Refuse a publisher's file whose number of ``what`` is not the official one, if ``strict``."""
-    if strict and found != expected:
-        raise DataError(
-            f"{path} has {found:,} {what} where the official release has {expected:,}: fetch it again, "
+            f"{path} has {count:,} {what} where the official release has {official:,}; download it again, "
             f"or accept it with --any-size (in training: --set data.any_size=true)."
         )

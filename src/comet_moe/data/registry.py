@@ -1,4 +1,4 @@
-"""All data sets by name: the files each needs, where its publisher has them, the terms, and who builds it."""
+"""All data sets by name: their files, publisher, licence and options, and the function that builds them."""
 
 from __future__ import annotations
 
@@ -8,33 +8,60 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from comet_moe.data import books, celeba, images, jester, movielens, table
-from comet_moe.data.download import Remote
+from comet_moe.data.books import BOOKS_FILES, build_books
+from comet_moe.data.celeba import CELEBA_FILES, CELEBA_OPTIONS, build_celeba
+from comet_moe.data.download import RemoteFile
+from comet_moe.data.images import (
+    DEMO_SIZES,
+    DIGITS_FILES,
+    MNIST_FILES,
+    PAPER_SIZES,
+    build_digits,
+    build_multidigits,
+    build_multimnist,
+)
 from comet_moe.data.io import RequiredFile
+from comet_moe.data.jester import JESTER_FILES, build_jester
+from comet_moe.data.movielens import (
+    ML1M_FILES,
+    ML100K_FILES,
+    build_movielens_1m,
+    build_movielens_100k,
+    build_movielens_200k,
+)
+from comet_moe.data.ratings import RATINGS_FILES, RATINGS_OPTIONS, build_ratings
 from comet_moe.data.types import RawDataset, Request
 from comet_moe.exceptions import DataError
 
 
 @dataclass(frozen=True)
-class Source:
-    """A data set's origin and its build function.
+class DatasetSpec:
+    """What a data set is built from, by which function, and under which licence.
 
-    ``downloads`` is empty where the files must be fetched by hand. ``keyed_by_path``: two sources are two
-    data sets, each with its own place in the cache.
+    Attributes:
+        name: the key in ``DATASETS``, and the name on the command line.
+        build: takes the raw files by role and the request.
+        files: the raw files; empty if a package carries the data.
+        publisher: where the files come from.
+        licence: in one sentence.
+        downloads: the files at their publisher; empty if the user must get them.
+        splits: the ways to split the rows.
+        options: with their defaults.
+        is_user_supplied: whether the data is the user's own, so that each path is a data set of its own.
     """
 
     name: str
     build: Callable[[Mapping[str, Path], Request], RawDataset]
-    needs: tuple[RequiredFile, ...]
+    files: tuple[RequiredFile, ...]
     publisher: str
     licence: str
-    downloads: tuple[Remote, ...] = ()
+    downloads: tuple[RemoteFile, ...] = ()
     splits: tuple[str, ...] = ("random",)
     options: Mapping[str, Any] = field(default_factory=dict)
-    keyed_by_path: bool = False
+    is_user_supplied: bool = False
 
-    def resolve(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Complete the options; one that this data set does not have is an error."""
+    def resolve_options(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Complete the options by the defaults; one that this data set does not have is an error."""
         unknown = next((name for name in given if name not in self.options), None)
         if unknown is not None:
             known = ", ".join(self.options) or "none"
@@ -43,42 +70,49 @@ class Source:
             resolved: dict[str, Any] = json.loads(json.dumps({**self.options, **given}))
         except TypeError as error:
             raise DataError(
-                f"an option of {self.name} is not plain data ({error}); give numbers or texts."
+                f"an option of {self.name} is not plain data ({error}); give numbers or text."
             ) from error
         return resolved
 
-    def by_hand(self, split: str) -> str:
+    def describe_manual_download(self, split: str) -> str:
         """Say which files to put where, and the command that takes them."""
-        needed = [need for need in self.needs if need.wanted(split)]
-        files = ", ".join(str(need) + ("" if need.required else " (optional)") for need in needed)
+        used = [file for file in self.files if file.is_used_by(split)]
+        files = ", ".join(str(file) + ("" if file.required else " (optional)") for file in used)
         return (
             f"put {files} (from {self.publisher}) in a folder DIR and run "
             f"`comet-moe data prepare {self.name} --from DIR`."
         )
 
 
-_GROUPLENS = (
+def get_spec(name: str) -> DatasetSpec:
+    """Return the data set called ``name``."""
+    if name not in DATASETS:
+        raise DataError(f"there is no data set {name!r}; there are {', '.join(DATASETS)}.")
+    return DATASETS[name]
+
+
+_GROUPLENS_LICENCE = (
     "GroupLens: research use; no redistribution, no commercial use without permission; "
     "cite Harper & Konstan 2015."
 )
-_MNIST_TERMS = "LeCun, Cortes and Burges: CC BY-SA 3.0."
+_MNIST_LICENCE = "LeCun, Cortes and Burges: CC BY-SA 3.0."
 
 
-def _remotes(base: str, sha256: Mapping[str, str]) -> tuple[Remote, ...]:
-    return tuple(Remote(base + file, digest) for file, digest in sha256.items())
+def _remote_files(base: str, sha256: Mapping[str, str]) -> tuple[RemoteFile, ...]:
+    return tuple(RemoteFile(base + file, digest) for file, digest in sha256.items())
 
 
-_ML1M_ZIP = Remote(
+_ML1M_ZIP = RemoteFile(
     "https://files.grouplens.org/datasets/movielens/ml-1m.zip",
     "a6898adb50b9ca05aa231689da44c217cb524e7ebd39d264c56e2832f2c54e20",
     member="ml-1m/ratings.dat",
 )
-_ML100K_ZIP = Remote(
+_ML100K_ZIP = RemoteFile(
     "https://files.grouplens.org/datasets/movielens/ml-100k.zip",
     "50d2a982c66986937beb9ffb3aa76efe955bf3d5c6b761f4e3a7cd717c6a3229",
     member="ml-100k/u.data",
 )
-_MNIST_GZ = _remotes(
+_MNIST_GZ = _remote_files(
     "https://storage.googleapis.com/cvdf-datasets/mnist/",
     {
         "train-images-idx3-ubyte.gz": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
@@ -87,7 +121,7 @@ _MNIST_GZ = _remotes(
         "t10k-labels-idx1-ubyte.gz": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
     },
 )
-_FASHION_GZ = _remotes(
+_FASHION_GZ = _remote_files(
     "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
     {
         "train-images-idx3-ubyte.gz": "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
@@ -96,7 +130,7 @@ _FASHION_GZ = _remotes(
         "t10k-labels-idx1-ubyte.gz": "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
     },
 )
-_SVHN_MAT = _remotes(
+_SVHN_MAT = _remote_files(
     "http://ufldl.stanford.edu/housenumbers/",
     {
         "train_32x32.mat": "435e94d69a87fde4fd4d7f3dd208dfc32cb6ae8af2240d066de1df7508d083b8",
@@ -106,63 +140,63 @@ _SVHN_MAT = _remotes(
 )
 
 
-_MOVIELENS = Source(
+_MOVIELENS = DatasetSpec(
     "movielens",
-    movielens.build_1m,
-    movielens.ML1M_NEEDS,
+    build_movielens_1m,
+    ML1M_FILES,
     publisher="https://grouplens.org/datasets/movielens/1m/",
-    licence=_GROUPLENS,
+    licence=_GROUPLENS_LICENCE,
     downloads=(_ML1M_ZIP,),
     splits=("random", "authors"),
 )
-_MULTIMNIST = Source(
+_MULTIMNIST = DatasetSpec(
     "multimnist",
-    images.build_from_idx,
-    images.IDX_NEEDS,
+    build_multimnist,
+    MNIST_FILES,
     publisher="https://storage.googleapis.com/cvdf-datasets/mnist/",
-    licence=_MNIST_TERMS,
+    licence=_MNIST_LICENCE,
     downloads=_MNIST_GZ,
-    options=images.PAPER_SIZES,
+    options=PAPER_SIZES,
 )
-_ALL = (
-    Source(
+_SPECS = (
+    DatasetSpec(
         "multidigits",
-        images.build_multidigits,
+        build_multidigits,
         (),
         publisher="scikit-learn, which carries it",
         licence="UCI optical recognition of handwritten digits: CC BY 4.0.",
-        options=images.DEMO_SIZES,
+        options=DEMO_SIZES,
     ),
     _MOVIELENS,
-    replace(_MOVIELENS, name="movielens-200k", build=movielens.build_200k),
-    Source(
+    replace(_MOVIELENS, name="movielens-200k", build=build_movielens_200k),
+    DatasetSpec(
         "movielens-100k",
-        movielens.build_100k,
-        movielens.ML100K_NEEDS,
+        build_movielens_100k,
+        ML100K_FILES,
         publisher="https://grouplens.org/datasets/movielens/100k/",
-        licence=_GROUPLENS,
+        licence=_GROUPLENS_LICENCE,
         downloads=(_ML100K_ZIP,),
     ),
-    Source(
+    DatasetSpec(
         "jester",
-        jester.build,
-        jester.NEEDS,
+        build_jester,
+        JESTER_FILES,
         publisher="https://eigentaste.berkeley.edu/dataset/, its .xls tables saved as .csv",
         licence="Ken Goldberg, UC Berkeley: free for research; cite Goldberg et al. 2001.",
     ),
-    Source(
+    DatasetSpec(
         "books",
-        books.build,
-        books.NEEDS,
+        build_books,
+        BOOKS_FILES,
         publisher="the Book-Crossing archive BX-CSV-Dump.zip",
         licence="C.-N. Ziegler, IIF Freiburg: free for research; cite Ziegler et al. 2005.",
     ),
-    Source(
+    DatasetSpec(
         "digits",
-        images.build_digits,
-        images.DIGITS_NEEDS,
+        build_digits,
+        DIGITS_FILES,
         publisher="https://storage.googleapis.com/cvdf-datasets/mnist/ and http://ufldl.stanford.edu/housenumbers/",
-        licence=f"{_MNIST_TERMS} SVHN: non-commercial use; cite Netzer et al. 2011.",
+        licence=f"{_MNIST_LICENCE} SVHN: non-commercial use; cite Netzer et al. 2011.",
         downloads=(*_MNIST_GZ, *_SVHN_MAT),
     ),
     _MULTIMNIST,
@@ -173,30 +207,23 @@ _ALL = (
         licence="Zalando SE: MIT.",
         downloads=_FASHION_GZ,
     ),
-    Source(
+    DatasetSpec(
         "celeba",
-        celeba.build,
-        celeba.NEEDS,
+        build_celeba,
+        CELEBA_FILES,
         publisher="https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html",
         licence="MMLab, CUHK: non-commercial research only; no redistribution of the images.",
-        options=celeba.OPTIONS,
+        options=CELEBA_OPTIONS,
     ),
-    Source(
+    DatasetSpec(
         "ratings",
-        table.build,
-        table.NEEDS,
+        build_ratings,
+        RATINGS_FILES,
         publisher="your own data",
         licence="your own.",
-        options=table.OPTIONS,
-        keyed_by_path=True,
+        options=RATINGS_OPTIONS,
+        is_user_supplied=True,
     ),
 )
 
-DATASETS: dict[str, Source] = {source.name: source for source in _ALL}
-
-
-def find(name: str) -> Source:
-    """Return the data set called ``name``."""
-    if name not in DATASETS:
-        raise DataError(f"there is no data set {name!r}; there are {', '.join(DATASETS)}.")
-    return DATASETS[name]
+DATASETS: dict[str, DatasetSpec] = {spec.name: spec for spec in _SPECS}

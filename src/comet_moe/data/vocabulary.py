@@ -1,4 +1,4 @@
-"""The ids of a raw table and the contiguous numbers that stand for them."""
+"""The ids of a raw table and the contiguous numbers 0, 1, 2, ... that a model knows them by."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from comet_moe.data.io import reading
+from comet_moe.data.io import wrap_read_errors
 from comet_moe.exceptions import DataError
 
 _INTEGER = re.compile(r"0|-?[1-9][0-9]*")
@@ -30,14 +30,14 @@ class Vocabulary:
         self._index = pd.Index(ids, dtype="str")
         if not self._index.is_unique:
             repeated = self._index[self._index.duplicated()][0]
-            raise DataError(f"the vocabulary holds the id {repeated!r} twice; every id must be there once.")
+            raise DataError(f"the vocabulary has the id {repeated!r} twice; every id must be unique.")
 
     def __len__(self) -> int:
         return len(self.ids)
 
     @classmethod
     def build(cls, values: npt.ArrayLike | pd.Series) -> Vocabulary:
-        """Collect the distinct ids of a column, in order of number if all are integers, else of text."""
+        """Collect the distinct ids of a column, sorted as numbers if all are integers, else as text."""
         ids = {_text(value) for value in pd.unique(pd.Series(values))}
         numerical = all(_INTEGER.fullmatch(text) for text in ids)
         return cls(sorted(ids, key=int) if numerical else sorted(ids))
@@ -46,7 +46,7 @@ class Vocabulary:
         """Map ids to their numbers, int32 of the same length; -1 for an id that is not in the vocabulary."""
         codes, distinct = pd.factorize(pd.Series(values))
         numbers = self._index.get_indexer(pd.Index([_text(value) for value in distinct], dtype="str"))
-        # factorize marks a missing value with -1, which would pick the last id: the appended -1 answers it.
+        # factorize gives missing values the code -1, which picks the last of the numbers: the appended -1.
         return np.append(numbers, -1).astype(np.int32)[codes]
 
     def save(self, path: Path) -> None:
@@ -56,15 +56,15 @@ class Vocabulary:
     @classmethod
     def load(cls, path: Path) -> Vocabulary:
         """Read what ``save`` wrote."""
-        with reading(path, "vocabulary"):
+        with wrap_read_errors(path, "vocabulary"):
             ids = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(ids, list) or not all(isinstance(value, str) for value in ids):
-            raise DataError(f"{path} is not a vocabulary, a JSON list of texts; prepare the data set again.")
+            raise DataError(f"{path} is not a vocabulary (a list of strings); prepare the data set again.")
         return cls(ids)
 
 
 def _text(value: object) -> str:
-    # A column of integers with a gap arrives as floats: 7.0 is the id 7.
+    # pandas turns a column of integers with a missing value into floats: 7.0 is the id 7.
     if isinstance(value, float | np.floating) and float(value).is_integer():
         return str(int(value))
     return str(value)

@@ -55,7 +55,7 @@ def take(split: Split, rows: npt.NDArray[np.int64] | slice) -> Batch:
 def load_dataset(config: TrainConfig) -> Dataset:
     """The data set of ``config``: from the cache, or prepared from ``data.path``; never from the network."""
     data = config.data
-    if data.path is None and data.name in DATASETS and DATASETS[data.name].keyed_by_path:
+    if data.path is None and data.name in DATASETS and DATASETS[data.name].is_user_supplied:
         raise RecipeError(f"recipe {config.recipe} needs data.path, a table of yours: --set data.path=my.csv")
     _refuse_what_load_names(data.options)
     return load(

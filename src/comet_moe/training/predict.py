@@ -46,7 +46,7 @@ def predict(run: LoadedRun, table: Path) -> pd.DataFrame:
         raise RunError(f"{run.folder.path} is a run on images: predict takes rating models")
     options = run.config.data.options
     columns = {role: options[role] for role in ("user", "item") if options.get(role) is not None}
-    pairs = read_pairs(table, columns, rated=False)
+    pairs = read_pairs(table, columns, with_rating=False)
     user, item = (run.folder.vocabulary(name).encode(pairs[name]) for name in ("user", "item"))
     keys = np.where(user < 0, _stand_in(pairs["user"], model.users.num_embeddings), user)
     with num_threads(run.config.training.threads):

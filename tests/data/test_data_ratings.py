@@ -97,7 +97,9 @@ def test_a_separator_at_the_end_of_each_row_shifts_nothing(tmp_path):
 
 def test_a_column_of_lists_is_no_column_of_ids(tmp_path):
     pd.DataFrame({"user": [[1], [2]], "item": [1, 2]}).to_parquet(tmp_path / "t.parquet")
-    with pytest.raises(DataError, match=r"t\.parquet has no whole numbers or texts in column user"):
+    with pytest.raises(
+        DataError, match=r"t\.parquet has the column user as .*; ids must be integers or text"
+    ):
         read_pairs(tmp_path / "t.parquet")
 
 
@@ -126,16 +128,16 @@ def test_a_byte_order_mark_is_no_part_of_the_first_name(tmp_path):
         (
             "t.csv",
             b"user,item,rating\na,b,good\n",
-            "has 'good' in column rating, data row 1, where a number is due",
+            "has 'good' in column rating, data row 1; it must be a number",
         ),
         (
             "t.csv",
             b"user,item,rating\na,b,1\na,b,inf\n",
-            "in column rating, data row 2, where a number is due",
+            "has inf in column rating, data row 2; it must be a finite number",
         ),
-        ("t.csv", b"user,item,rating\n,b,1\n", "in column user, data row 1, where an id is due"),
-        ("t.csv", b"PAR1\x00\x15\x04user,item", "is not text|not a readable UTF-8 table"),
-        ("t.csv", b"user,item\n\xff\xfe,b\n", "not a readable UTF-8 table"),
+        ("t.csv", b"user,item,rating\n,b,1\n", "has no value in column user, data row 1; it must be an id"),
+        ("t.csv", b"PAR1\x00\x15\x04user,item", "is not UTF-8 text"),
+        ("t.csv", b"user,item\n\xff\xfe,b\n", "has a value in column user, data row 1, that is not UTF-8"),
         ("t.parquet", b"user,item,rating\na,b,1\n", "not a readable Parquet file"),
         ("t.txt", b"user,item,rating\na,b,1\n", r"ends in '\.txt'"),
     ],
@@ -157,5 +159,5 @@ def test_training_needs_a_rating_and_enough_rows(tmp_path):
     with pytest.raises(DataError, match=r"no rating column .*user, item.*option rating"):
         prepare("ratings", source=tmp_path / "unrated.csv", cache=tmp_path / "c")
     own_table().head(2).to_csv(tmp_path / "short.csv", index=False)
-    with pytest.raises(DataError, match="so that no part is empty"):
+    with pytest.raises(DataError, match="so that no split is empty"):
         prepare("ratings", source=tmp_path / "short.csv", cache=tmp_path / "c")

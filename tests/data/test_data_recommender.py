@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from comet_moe.data.recommender import balanced_counts, draw_unseen
+from comet_moe.data.recommender import count_negatives, sample_unseen_items
 from comet_moe.exceptions import DataError
 
 
@@ -18,8 +18,8 @@ def seen_pairs(draw):
 @given(seen_pairs(), st.integers(0, 1000))
 def test_drawn_pairs_are_distinct_unseen_and_as_many_as_asked_for(pairs, seed):
     users, items, user, item = pairs
-    counts = balanced_counts(user, users, items)
-    drawn = draw_unseen(user, item, counts, items, np.random.default_rng(seed))
+    counts = count_negatives(user, users, items)
+    drawn = sample_unseen_items(user, item, counts, items, np.random.default_rng(seed))
     owner = np.repeat(np.arange(users), counts)
     new = set(zip(owner.tolist(), drawn.tolist(), strict=True))
     assert len(new) == len(drawn) == counts.sum()
@@ -31,7 +31,7 @@ def test_drawn_pairs_are_distinct_unseen_and_as_many_as_asked_for(pairs, seed):
 def test_asking_for_all_unseen_items_gives_each_once(pairs):
     users, items, user, item = pairs
     counts = items - np.bincount(user, minlength=users)
-    drawn = draw_unseen(user, item, counts, items, np.random.default_rng(0))
+    drawn = sample_unseen_items(user, item, counts, items, np.random.default_rng(0))
     assert len(drawn) + len(user) == users * items
 
 
@@ -40,7 +40,7 @@ def test_every_unseen_item_is_drawn_equally_often(count):
     users, items = 20_000, 6
     user = np.arange(users, dtype=np.int32)
     seen = np.full(users, 2, dtype=np.int32)
-    drawn = draw_unseen(user, seen, np.full(users, count), items, np.random.default_rng(1))
+    drawn = sample_unseen_items(user, seen, np.full(users, count), items, np.random.default_rng(1))
     share = np.bincount(drawn, minlength=items) / users
     expected = count / 5
     five_sigma = 5 * np.sqrt(expected * (1 - expected) / users)
@@ -51,4 +51,4 @@ def test_every_unseen_item_is_drawn_equally_often(count):
 def test_more_than_there_are_is_an_error_that_names_the_user():
     one = np.array([0], dtype=np.int32)
     with pytest.raises(DataError, match="user number 0 needs 3 unseen items but has 2"):
-        draw_unseen(one, one, np.array([3]), 3, np.random.default_rng(0))
+        sample_unseen_items(one, one, np.array([3]), 3, np.random.default_rng(0))

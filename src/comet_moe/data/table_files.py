@@ -1,0 +1,178 @@
+"""Reading columns of a table file (.csv, .tsv or .parquet) by ``pyarrow.dataset``.
+
+CSV and TSV files are UTF-8 text whose first line names the columns; a CSV file may be separated by commas,
+semicolons or tabs. Spaces before a value do not belong to it, and an empty value is a missing one.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Collection, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.dataset as ds
+from pyarrow.fs import LocalFileSystem
+
+from comet_moe.data.io import require_columns, require_rows, wrap_read_errors
+from comet_moe.exceptions import DataError
+
+_BLOCK = 2**20  # Arrow's size of a block: the header, and every row, must be shorter
+_PARQUET = "Parquet file"
+_TEXT = "UTF-8 table"
+
+
+def read_column_names(path: Path) -> list[str]:
+    """Return the names of all columns; of a CSV or TSV file only the beginning is read."""
+    return _inspect_parquet(path).names if path.suffix == ".parquet" else list(_read_header(path).names)
+
+
+def read_table(path: Path, columns: Iterable[str], numbers: Collection[str] = ()) -> pd.DataFrame:
+    """Read the given columns, and only these, in the order of the rows.
+
+    Args:
+        path: a file that ends in .csv, .tsv or .parquet.
+        columns: the names of the columns to read. DataError if one is not there.
+        numbers: those of a CSV or TSV file that are float64, NaN where the value is missing. Its other
+            columns are text, so that the id 007 is not 7. Columns of a Parquet file have the file's types.
+    """
+    wanted = list(columns)
+    table = (
+        _read_parquet(path, wanted) if path.suffix == ".parquet" else _read_text(path, wanted, set(numbers))
+    )
+    require_rows(path, table.num_rows)
+    return table.to_pandas(ignore_metadata=True)  # an index that pandas stored is a column like any other
+
+
+def _inspect_parquet(path: Path) -> pa.Schema:
+    with wrap_read_errors(path, _PARQUET):
+        with path.open("rb"):  # names the reason if the file cannot be opened, which Arrow does not
+            pass
+        return ds.ParquetFileFormat().inspect(str(path), filesystem=LocalFileSystem())
+
+
+def _read_parquet(path: Path, columns: list[str]) -> pa.Table:
+    schema = _inspect_parquet(path)
+    _require_distinct_columns(path, columns, schema.names)
+    with wrap_read_errors(path, _PARQUET):
+        dataset = ds.dataset(str(path), schema=schema, format="parquet", filesystem=LocalFileSystem())
+        return dataset.to_table(columns=columns)
+
+
+@dataclass(frozen=True)
+class _Header:
+    """How a CSV or TSV file begins.
+
+    Attributes:
+        separator: of the values of a row.
+        names: of the columns.
+        lines: how many lines the names take.
+        has_open_rows: whether rows end in a separator that the header does not have.
+    """
+
+    separator: str
+    names: tuple[str, ...]
+    lines: int
+    has_open_rows: bool
+
+
+def _read_text(path: Path, columns: list[str], numbers: set[str]) -> pa.Table:
+    header = _read_header(path)
+    _require_distinct_columns(path, columns, header.names)
+    schema = pa.schema([(name, pa.float64() if name in numbers else pa.string()) for name in columns])
+    # Arrow refuses names that are there twice, even of columns that are not read: these go by their number.
+    names = [name if name in columns else f"\0{index}" for index, name in enumerate(header.names)]
+    if header.has_open_rows:
+        names.append(f"\0{len(names)}")
+    text_format = ds.CsvFileFormat(
+        read_options=pyarrow.csv.ReadOptions(column_names=names, skip_rows=header.lines, block_size=_BLOCK),
+        parse_options=pyarrow.csv.ParseOptions(delimiter=header.separator, newlines_in_values=True),
+        convert_options=pyarrow.csv.ConvertOptions(
+            column_types=schema, null_values=[""], strings_can_be_null=True
+        ),
+    )
+    with wrap_read_errors(path, _TEXT):
+        try:
+            dataset = ds.dataset(str(path), schema=schema, format=text_format, filesystem=LocalFileSystem())
+            table = dataset.to_table()
+        except pa.ArrowInvalid as error:
+            explained = _explain(path, header, str(error))
+            if explained is None:
+                raise
+            raise DataError(explained) from error
+    for index, name in enumerate(columns):
+        if name not in numbers:
+            table = table.set_column(index, name, _trim(path, name, table[name]))
+    return table
+
+
+def _read_header(path: Path) -> _Header:
+    if path.suffix not in (".csv", ".tsv"):
+        raise DataError(f"{path} ends in {path.suffix!r}; give a .csv, .tsv or .parquet table.")
+    # Of bytes that are not UTF-8 further down, Arrow tells the column and the row.
+    with wrap_read_errors(path, _TEXT), path.open(encoding="utf-8-sig", errors="replace") as file:
+        head = file.read(_BLOCK)
+    first_line = head.partition("\n")[0]
+    if not first_line.strip():
+        raise DataError(f"{path} is empty; give a table whose first line names its columns.")
+    if "\0" in first_line or "\ufffd" in first_line:
+        raise DataError(f"{path} is not UTF-8 text; give a table that is saved as UTF-8.")
+    separator = "\t" if path.suffix == ".tsv" else max((",", ";", "\t"), key=first_line.count)
+    rows = csv.reader(io.StringIO(head), delimiter=separator)
+    with wrap_read_errors(path, _TEXT):
+        names = tuple(name.strip() for name in next(rows))
+    lines = rows.line_num
+    if not "".join(head.split("\n")[lines:]).strip():
+        require_rows(path, 0)
+    row: list[str] = []
+    with suppress(csv.Error):  # a value longer than Python's csv module accepts
+        row = next(filter(None, rows), row)
+    return _Header(separator, names, lines, len(row) == len(names) + 1 and not row[-1].strip())
+
+
+def _explain(path: Path, header: _Header, reason: str) -> str | None:
+    """Say what Arrow found wrong with a row in the terms of the table; None if it is something else."""
+    ragged = re.search(r"Row #(\d+): Expected (\d+) columns, got (\d+)", reason)
+    if ragged:
+        row, expected, actual = (int(number) for number in ragged.groups())
+        return (
+            f"{path} has {actual} values instead of {expected} in data row {row - header.lines}; complete "
+            f"the row, or put quotes, with no space before them, around a value with a {header.separator!r}."
+        )
+    value = re.search(r"column #(\d+): Row #(\d+): CSV conversion error to (\w+)(.*)", reason, re.DOTALL)
+    if value:
+        where = f"in column {header.names[int(value[1])]}, data row {int(value[2]) - header.lines}"
+        if value[3] == "string":
+            return f"{path} has a value {where}, that is not UTF-8; save the table as UTF-8."
+        text = value[4].removeprefix(": invalid value ")[:100]
+        return f"{path} has {text} {where}; it must be a number."
+    if "straddling object" in reason:
+        return f"{path} has a row of more than {_BLOCK:,} bytes; look for a quote that is never closed."
+    return None
+
+
+def _trim(path: Path, name: str, values: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Drop the spaces before each text; a text of spaces alone is missing."""
+    trimmed = pc.utf8_ltrim(values, " \t")
+    if pc.all(pc.equal(trimmed, values)).as_py():
+        return values
+    quoted = pc.index(pc.match_substring_regex(values, '^[ \t]+"'), True).as_py()
+    if quoted >= 0:
+        raise DataError(
+            f"{path} has a space before a quote in column {name}, data row {quoted + 1}; remove the space."
+        )
+    return pc.if_else(pc.equal(trimmed, ""), None, trimmed)
+
+
+def _require_distinct_columns(path: Path, columns: list[str], present: Collection[str]) -> None:
+    require_columns(path, columns, present)
+    repeated = next((name for name in columns if list(present).count(name) > 1), None)
+    if repeated is not None:
+        raise DataError(f"{path} has more than one column {repeated}; rename the others.")
