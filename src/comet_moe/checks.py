@@ -1,7 +1,7 @@
-"""What every room says about bad input: the value, the limit, and so the fix, in one sentence.
+"""Checks of arguments and inputs: each error names the value and the limit, and so the fix.
 
-Shapes and dtypes are always checked. Checks that read values (NaN, key range) run in eager mode only and
-can be switched off with :func:`set_value_checks`.
+Shapes and dtypes are always checked. Checks that read values (NaN, key range) would make an accelerator wait
+for the host, so by default they run for tensors on the CPU only; see :func:`set_value_checks`.
 """
 
 import math
@@ -12,18 +12,37 @@ from operator import index
 import torch
 from torch import Tensor
 
-_value_checks = True
+PLAIN_TENSOR_TYPES = (Tensor, torch.nn.Parameter)
+"""Types whose memory holds their values; subclasses (fake tensors, DTensor) are something else."""
+
+_value_checks: bool | None = None
+"""True: check values on every device. False: on none. None: on the CPU."""
 
 
-def set_value_checks(enabled: bool) -> None:
-    """Switch the checks that read tensor values (NaN, infinity, key range) on or off."""
+def set_value_checks(enabled: bool | None) -> None:
+    """Set where tensor values (NaN, infinity, key range) are checked.
+
+    Args:
+        enabled: True checks tensors on every device, which synchronises an accelerator with the host at each
+            call of a gate; False checks none; None is the default, tensors on the CPU. Tensors without values
+            of their own (in graphs, under ``torch.func`` transforms and dispatch modes, tensor subclasses,
+            on the meta device) are never checked.
+
+    Example:
+        >>> import torch, comet_moe
+        >>> from comet_moe.gates import SoftmaxGate
+        >>> comet_moe.set_value_checks(False)
+        >>> bool(SoftmaxGate(4, 3)(torch.full((2, 4), float("nan"))).weights.isnan().all())
+        True
+        >>> comet_moe.set_value_checks(None)
+    """
     global _value_checks
     _value_checks = enabled
 
 
 @contextmanager
 def without_value_checks() -> Iterator[None]:
-    """Switch them off for the length of a ``with`` block or of a decorated function."""
+    """Check no values within a ``with`` block or a decorated function."""
     global _value_checks
     before, _value_checks = _value_checks, False
     try:
@@ -32,14 +51,31 @@ def without_value_checks() -> Iterator[None]:
         _value_checks = before
 
 
-def value_checks_run() -> bool:
-    """Whether values may be read now: switched on, and not inside a graph or a transform."""
-    return _value_checks and not torch.compiler.is_compiling() and not in_functorch_transform()
+def should_check_values(tensor: Tensor) -> bool:
+    """Whether the values of ``tensor`` are to be checked now."""
+    if _value_checks is False:
+        return False
+    return (tensor.is_cpu or _value_checks is True) and is_plain_eager(tensor)
+
+
+def is_plain_eager(tensor: Tensor) -> bool:
+    """Whether Python code may branch on values of ``tensor``: eager mode, no transform, mode or subclass.
+
+    On the CPU that costs little; on an accelerator it synchronises with the host.
+    """
+    return type(tensor) in PLAIN_TENSOR_TYPES and not (
+        torch.compiler.is_compiling() or in_functorch_transform() or has_dispatch_mode() or tensor.is_meta
+    )
 
 
 def in_functorch_transform() -> bool:
-    """Whether ``torch.vmap`` or ``torch.func`` is at work, whose tensors have no values of their own."""
+    """Whether ``torch.vmap`` or another ``torch.func`` transform is active."""
     return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def has_dispatch_mode() -> bool:
+    """Whether a dispatch mode is active, such as torch's FLOP counter or ``FakeTensorMode``."""
+    return torch._C._len_torch_dispatch_stack() > 0
 
 
 def at_least_one(name: str, value: int) -> int:
@@ -63,8 +99,8 @@ def positive(name: str, value: float) -> float:
     return float(value)
 
 
-def gate_input(x: Tensor, in_features: int | None) -> None:
-    """``x`` must be a floating-point tensor (B, ..., in_features) of finite numbers."""
+def require_gate_input(x: Tensor, in_features: int | None) -> None:
+    """``x`` must be a floating-point tensor of shape (B, ..., in_features)."""
     if not isinstance(x, Tensor):
         raise ValueError(f"the gate's input must be a tensor, got {type(x).__name__}")
     if not x.is_floating_point():
@@ -78,27 +114,27 @@ def gate_input(x: Tensor, in_features: int | None) -> None:
         )
 
 
-def finite(x: Tensor) -> None:
-    """No NaN and no infinity in ``x``. A finite sum is proof; only otherwise is every value looked at."""
-    if not value_checks_run() or math.isfinite(x.detach().sum().item()):
+def require_finite(x: Tensor) -> None:
+    """``x`` must hold no NaN and no infinity. A finite sum proves it; only otherwise is every value read."""
+    if not should_check_values(x) or math.isfinite(x.detach().sum().item()):
         return
     bad = int((~torch.isfinite(x)).sum())
     if bad:
         raise ValueError(f"the gate's input must be finite, got {bad} NaN or infinite values of {x.numel()}")
 
 
-def same_rows(name: str, value: Tensor, x: Tensor, dtype: torch.dtype) -> None:
-    """``value`` (keys or mask) must have the shape of ``x`` without its last dimension, and ``dtype``."""
+def require_same_rows(name: str, value: Tensor, x: Tensor, dtype: torch.dtype) -> None:
+    """``value`` (keys or mask) must have ``dtype`` and the shape of ``x`` without its last dimension."""
     if not isinstance(value, Tensor) or value.dtype != dtype:
-        found = value.dtype if isinstance(value, Tensor) else type(value).__name__
-        raise ValueError(f"{name} must be a tensor of {dtype}, got {found}")
+        got = value.dtype if isinstance(value, Tensor) else type(value).__name__
+        raise ValueError(f"{name} must be a tensor of {dtype}, got {got}")
     if value.shape != x.shape[:-1]:
         raise ValueError(f"{name} must have shape {tuple(x.shape[:-1])}, got {tuple(value.shape)}")
 
 
-def key_range(keys: Tensor, num_keys: int) -> None:
+def require_key_range(keys: Tensor, num_keys: int) -> None:
     """Every key must be in 0..num_keys-1."""
-    if not value_checks_run() or keys.numel() == 0:
+    if not should_check_values(keys) or keys.numel() == 0:
         return
     low, high = (int(bound) for bound in torch.aminmax(keys))
     if low < 0 or high >= num_keys:

@@ -54,7 +54,10 @@ CONSTRUCTORS = [
     (lambda: DSelectKGate(4, 3, k=-1), "k must be an integer of at least 1, got -1"),
     (lambda: DSelectKGate(4, 3, reachability=-0.1), "reachability must be .* at least 0, got -0.1"),
     (lambda: HashGate(0, 3), "num_keys must be an integer of at least 1, got 0"),
-    (lambda: HashGate.balanced(torch.tensor([1.0, -2.0]), 2), "frequencies .* minimum -2"),
+    (
+        lambda: HashGate.balanced(torch.tensor([1.0, -2.0]), 2),
+        "frequencies must be finite numbers of at least 0, got -2",
+    ),
     (lambda: Permutation(0, steps=1), "num_experts must be an integer of at least 1, got 0"),
     (lambda: Permutation(3, steps=-1), "steps must be an integer of at least 0, got -1"),
     (lambda: Permutation(3, steps=2.5), "steps must be an integer of at least 0, got 2.5"),

@@ -134,3 +134,22 @@ def test_glorot_or_small_start_and_float64(gate):
     gate = gate.double()
     x = torch.randn(3, 4, dtype=torch.float64)
     assert gate(x).weights.dtype == torch.float64
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 8, 13, 16])
+@pytest.mark.parametrize("k", [1, 2, 4])
+@pytest.mark.parametrize("make", [lambda n, k: TopKGate(6, n, k), lambda n, k: hard_dselect(n, k)])
+def test_top_k_and_hard_dselect_give_their_pairs_directly(make, n, k):
+    gate, x = make(n, k).eval(), torch.randn(50, 6)
+    dense = gate(x)
+    with torch.no_grad():
+        direct = gate(x)
+    assert direct.in_pairs
+    torch.testing.assert_close(direct.weights, dense.weights.detach())
+    assert torch.equal(direct.weights != 0, dense.weights != 0)
+
+
+def hard_dselect(n, k):
+    gate = DSelectKGate(6, n, k, gamma=1e-6)
+    torch.nn.init.normal_(gate.selector_weight)
+    return gate

@@ -1,4 +1,4 @@
-"""Gates: which experts a sample goes to. One gate a file, all behind the ``Gate`` contract."""
+"""Gates: which experts a sample goes to. One gate per file, all subclasses of ``Gate``."""
 
 from comet_moe.gates.base import Gate
 from comet_moe.gates.comet import CometGate

@@ -1,4 +1,4 @@
-"""The contract of a gate, and what the gates of this library share."""
+"""The contract of a gate."""
 
 from abc import ABC, abstractmethod
 
@@ -12,30 +12,35 @@ from comet_moe.routing import Routing
 class Gate(nn.Module, ABC):
     """Decides which experts a sample goes to.
 
-    A gate of one's own subclasses this, sets ``num_experts`` and returns a
-    :class:`~comet_moe.Routing` from ``forward``::
-
-        class UniformGate(Gate):
-            def __init__(self, num_experts):
-                super().__init__()
-                self.num_experts = num_experts
-
-            def forward(self, x, keys=None, mask=None):
-                weights = x.new_full((*x.shape[:-1], self.num_experts), 1 / self.num_experts)
-                return Routing(weights=weights)
-
-    :func:`comet_moe.testing.check_gate` checks the laws below on any gate.
+    To write a gate, subclass this, set ``num_experts`` and return a :class:`~comet_moe.Routing` from
+    ``forward``. :func:`comet_moe.testing.check_gate` checks the laws of a gate.
 
     Attributes:
         num_experts: n.
         in_features: p, or None if the gate does not read the features.
-        k: experts a sample gets at most once the gate is hard, or None for a dense gate.
+        k: largest number of experts per sample once the gate is hard, or None for a dense gate.
         sums_to_one: whether the rows of the weights sum to 1.
         stochastic: whether two training passes over one input may differ.
         soft_in_training: whether training mixes more experts than evaluation, as local search does.
         keeps_contributions: whether ``Routing.contributions`` is needed in evaluation too, as it is by
             one permutation per tree.
-        checks_values: whether ``forward`` itself refuses NaN in its input.
+        checks_values: whether ``forward`` itself refuses NaN and infinity in its input.
+
+    Example:
+        >>> import torch
+        >>> from comet_moe import Routing
+        >>> from comet_moe.gates import Gate
+        >>> class UniformGate(Gate):
+        ...     def __init__(self, num_experts):
+        ...         super().__init__()
+        ...         self.num_experts = num_experts
+        ...
+        ...     def forward(self, x, keys=None, mask=None):
+        ...         n = self.num_experts
+        ...         return Routing(weights=x.new_full((*x.shape[:-1], n), 1 / n))
+        >>> UniformGate(4)(torch.randn(2, 8)).weights
+        tensor([[0.2500, 0.2500, 0.2500, 0.2500],
+                [0.2500, 0.2500, 0.2500, 0.2500]])
     """
 
     num_experts: int
@@ -48,18 +53,23 @@ class Gate(nn.Module, ABC):
     checks_values: bool = False
 
     def __call__(self, x: Tensor, keys: Tensor | None = None, mask: Tensor | None = None) -> Routing:
-        """Check the input, route it in float32 (float64 if the gate is), and send padding nowhere.
+        """Check the input, route it in float32 (float64 if the gate is), and give padding weight 0.
 
-        This stands around ``forward`` so that it holds for every gate, also under autocast.
+        This is around ``forward`` and its hooks, so that it holds for every gate, also under autocast.
+
+        Args:
+            x: (B, ..., p) floating point.
+            keys: (B, ...) int64, for gates that route by key.
+            mask: (B, ...) bool, False where a row is padding.
         """
-        checks.gate_input(x, self.in_features)
+        checks.require_gate_input(x, self.in_features)
         if keys is not None:
-            checks.same_rows("keys", keys, x, torch.int64)
+            checks.require_same_rows("keys", keys, x, torch.int64)
         if mask is not None:
-            checks.same_rows("mask", mask, x, torch.bool)
-        x = self._in_compute_dtype(x)
+            checks.require_same_rows("mask", mask, x, torch.bool)
+        x = self._to_compute_dtype(x)
         if not self.checks_values:
-            checks.finite(x)
+            checks.require_finite(x)
         if torch.is_autocast_enabled(x.device.type):
             with torch.autocast(x.device.type, enabled=False):
                 routing: Routing = super().__call__(x, keys=keys, mask=mask)
@@ -74,12 +84,11 @@ class Gate(nn.Module, ABC):
         Args:
             x: (B, ..., p), finite, in float32 or float64.
             keys: (B, ...) int64, for gates that route by key.
-            mask: (B, ...) bool, False where a row is padding, to leave out of penalties.
+            mask: (B, ...) bool, False where a row is padding, to leave out of the auxiliary loss.
         """
 
-    def _in_compute_dtype(self, x: Tensor) -> Tensor:
-        own = self._own_dtype(x)
-        compute = torch.float64 if own == torch.float64 else torch.float32
+    def _to_compute_dtype(self, x: Tensor) -> Tensor:
+        compute = torch.float64 if self._parameter_dtype(x) == torch.float64 else torch.float32
         if x.dtype == compute:
             return x
         if x.dtype in (torch.float32, torch.float64):
@@ -89,7 +98,11 @@ class Gate(nn.Module, ABC):
             )
         return x.to(compute)
 
-    def _own_dtype(self, x: Tensor) -> torch.dtype:
+    def _parameter_dtype(self, x: Tensor) -> torch.dtype:
+        """Of the gate's parameters; of ``x`` if it has none."""
+        for parameter in self._parameters.values():  # cheaper than a walk over all modules
+            if parameter is not None:
+                return parameter.dtype
         return next(self.parameters(), x).dtype
 
     def flops(self) -> int:
@@ -102,7 +115,12 @@ class Gate(nn.Module, ABC):
 
 
 class TrainableGate(Gate):
-    """A gate over features."""
+    """A gate over features.
+
+    Args:
+        in_features: p.
+        num_experts: n.
+    """
 
     in_features: int
 

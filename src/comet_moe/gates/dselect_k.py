@@ -1,4 +1,4 @@
-"""DSelect-k (Hazimeh et al. 2021): k selectors spell an expert's number in smooth bits."""
+"""DSelect-k (Hazimeh et al. 2021): k selectors, each an expert's index in smooth binary digits."""
 
 import torch
 from torch import Tensor, nn
@@ -15,24 +15,33 @@ from comet_moe.routing import Routing
 class DSelectKGate(TrainableGate):
     """g(x)_i = Σ_j softmax(Wx + w)_j Π_b (h(z_jb) if bit b of i is set else 1 - h(z_jb)).
 
-    z = Zx + z₀ are m = ceil(log2 n) logits a selector, most significant bit first; h is the smooth-step of
+    z = Zx + z₀ are m = ceil(log2 n) logits per selector, most significant bit first; h is the smooth-step of
     width ``gamma``. For n that is no power of 2 the codes from n on reach no expert: their mass is missing
-    from the row, and ``reachability`` penalises it.
+    from the row, which ``reachability`` makes part of the loss.
 
-    In training the penalty is the batch mean of ``entropy`` · Σ -p log(p + 1e-6) over selectors and experts
-    plus ``reachability`` · Σ_j 1 / (1e-6 + Σ_i p_ji).
+    In training the auxiliary loss is the batch mean of ``entropy`` · Σ_ji -p_ji log(p_ji + 1e-6) plus
+    ``reachability`` · Σ_j 1 / (1e-6 + Σ_i p_ji), p_ji the product of bits of selector j for expert i.
 
     Args:
         in_features: p.
         num_experts: n.
         k: number of selectors.
         gamma: width of the smooth-step.
-        entropy: weight of the entropy penalty.
-        reachability: weight of the penalty on unreachable codes.
+        entropy: weight of the entropy loss, which makes selectors one-hot.
+        reachability: weight of the loss on mass of unreachable codes.
 
     Attributes:
         selector_weight, selector_bias: (k, m, p), (k, m).
         mixing_weight, mixing_bias: (k, p), (k,).
+
+    Example:
+        >>> import torch
+        >>> from comet_moe.gates import DSelectKGate
+        >>> gate = DSelectKGate(in_features=32, num_experts=8, k=2, entropy=0.1)
+        >>> routing = gate(torch.randn(4, 32))
+        >>> routing.weights.shape, routing.selectors.shape
+        (torch.Size([4, 8]), torch.Size([4, 2, 8]))
+        >>> routing.aux_loss.backward()
     """
 
     k: int
@@ -68,27 +77,23 @@ class DSelectKGate(TrainableGate):
             mixing.uniform_(-0.05, 0.05)
 
     def flops(self) -> int:
-        """Of the bits and the mixing weight of each selector, for one row."""
+        """Those of the bits and the mixing logit of each selector, for one row."""
         return 2 * self.in_features * self.k * (self.bits + 1)
 
     def idle_parameters(self) -> set[str]:
-        """One selector needs no mixing; one expert needs nothing."""
+        """All of them if there is one expert; those of the mixing if there is one selector."""
         if self.num_experts == 1:
             return {name for name, _ in self.named_parameters()}
         return {"mixing_weight", "mixing_bias"} if self.k == 1 else set()
 
     def forward(self, x: Tensor, keys: Tensor | None = None, mask: Tensor | None = None) -> Routing:
-        """Bits, products of bits, and their mixture; in evaluation, hard bits spell the experts out."""
+        """Bits, products of bits, and their mixture; in evaluation, the code of hard bits is the expert."""
         bits, mixing = self._logits(x)
-        if not (
-            self.training
-            or self.keeps_contributions
-            or torch.is_grad_enabled()
-            or torch.compiler.is_compiling()
-        ):
-            hard = bits.abs() >= self.gamma / 2
-            if bool(hard.all()):
-                return self._spelled(bits, mixing)
+        if not (self.training or self.keeps_contributions or torch.is_grad_enabled()):
+            # Only where reading a value does not make an accelerator wait.
+            is_readable = bits.is_cpu and checks.is_plain_eager(bits)
+            if is_readable and bool((bits.abs() >= self.gamma / 2).all()):
+                return self._route_hard(bits, mixing)
         chosen, refused = smooth_step_sides(bits, self.gamma)
         codes = x.new_ones(*x.shape[:-1], self.k, 1)
         for bit in range(self.bits):
@@ -100,12 +105,12 @@ class DSelectKGate(TrainableGate):
         aux_loss = self._aux_loss(selectors, mask) if self.training else None
         return Routing(weights=weights, aux_loss=aux_loss, selectors=selectors, contributions=contributions)
 
-    def _spelled(self, bits: Tensor, mixing: Tensor) -> Routing:
-        """The routing where every bit is hard, as one place a selector: nothing of size (B, n)."""
+    def _route_hard(self, bits: Tensor, mixing: Tensor) -> Routing:
+        """The routing where every bit is hard, as one slot per selector: no tensor of size (B, n)."""
         values = 2 ** torch.arange(self.bits - 1, -1, -1, device=bits.device)
         expert = ((bits > 0) * values).sum(-1).reshape(-1, self.k)
         weight = mixing.softmax(-1).reshape(-1, self.k)
-        for later in range(1, self.k):  # an expert that two selectors spell is one place
+        for later in range(1, self.k):  # selectors of the same expert share one slot
             same = expert[:, :later] == expert[:, later : later + 1]
             first = same & (same.cumsum(-1) == 1)
             weight[:, :later] += first * weight[:, later : later + 1]

@@ -11,16 +11,25 @@ from comet_moe.routing import Routing
 class HashGate(Gate):
     """Sends every sample to the expert of its key: a user, an item, a token id.
 
-    The table is drawn uniformly at random from ``seed`` and stored with the model; nothing is trained.
-    :meth:`balanced` makes a table that evens out the load instead.
+    The expert of each key is drawn uniformly at random from ``seed`` and stored with the model; nothing is
+    trained. :meth:`balanced` assigns keys such that experts get about equal load instead.
 
     Args:
         num_keys: v, keys are 0..v-1.
         num_experts: n.
-        seed: of the table.
+        seed: of the assignment.
 
     Attributes:
         assignment: (v,) int64, the expert of each key.
+
+    Example:
+        >>> import torch
+        >>> from comet_moe.gates import HashGate
+        >>> gate = HashGate(num_keys=1000, num_experts=6)
+        >>> keys = torch.tensor([7, 999, 7])
+        >>> routing = gate(torch.randn(3, 32), keys=keys)
+        >>> bool((routing.weights.argmax(-1) == gate.assignment[keys]).all())
+        True
     """
 
     assignment: Tensor
@@ -31,22 +40,27 @@ class HashGate(Gate):
         self.num_keys = checks.at_least_one("num_keys", num_keys)
         self.num_experts = checks.at_least_one("num_experts", num_experts)
         generator = torch.Generator().manual_seed(seed)
-        table = torch.randint(num_experts, (num_keys,), generator=generator)
-        self.register_buffer("assignment", table)
+        self.register_buffer("assignment", torch.randint(num_experts, (num_keys,), generator=generator))
 
     @classmethod
     def balanced(cls, frequencies: Tensor, num_experts: int) -> "HashGate":
-        """A table with even load: keys by falling frequency, each to the expert that has least so far.
+        """A gate with even load: keys by falling frequency, each to the expert with the least load so far.
 
         Args:
             frequencies: (v,) how often each key occurs.
             num_experts: n.
+
+        Example:
+            >>> import torch
+            >>> from comet_moe.gates import HashGate
+            >>> HashGate.balanced(torch.tensor([5, 3, 2]), num_experts=2).assignment
+            tensor([0, 1, 1])
         """
-        if frequencies.dim() != 1 or (frequencies < 0).any():
-            raise ValueError(
-                f"frequencies must be a vector of numbers of at least 0, got shape "
-                f"{tuple(frequencies.shape)} with minimum {frequencies.min().item():g}"
-            )
+        if frequencies.dim() != 1:
+            raise ValueError(f"frequencies must be a vector (keys,), got shape {tuple(frequencies.shape)}")
+        bad = frequencies[~((frequencies >= 0) & frequencies.isfinite())]
+        if len(bad):
+            raise ValueError(f"frequencies must be finite numbers of at least 0, got {bad[0].item():g}")
         gate = cls(frequencies.numel(), num_experts)
         load = [0.0] * num_experts
         counts = frequencies.double()
@@ -62,7 +76,7 @@ class HashGate(Gate):
             raise ValueError(f"a HashGate needs keys of shape {tuple(x.shape[:-1])}, got None")
         if mask is not None:
             keys = keys.masked_fill(~mask, 0)  # padding may have any id
-        checks.key_range(keys, self.num_keys)
+        checks.require_key_range(keys, self.num_keys)
         experts = self.assignment[keys].reshape(-1, 1)
         weights = torch.ones(experts.shape, dtype=x.dtype, device=x.device)
         return Routing.from_slots(experts, weights, x.shape[:-1], self.num_experts)

@@ -17,6 +17,16 @@ class SoftmaxGate(TrainableGate):
 
     Attributes:
         weight, bias: (n, p), (n,), Glorot-uniform and zero at the start.
+
+    Example:
+        >>> import torch
+        >>> from comet_moe.gates import SoftmaxGate
+        >>> gate = SoftmaxGate(in_features=32, num_experts=6)
+        >>> routing = gate(torch.randn(4, 32))
+        >>> routing.weights.count_nonzero(-1)
+        tensor([6, 6, 6, 6])
+        >>> bool(torch.equal(routing.logits.softmax(-1), routing.weights))
+        True
     """
 
     def __init__(self, in_features: int, num_experts: int):
@@ -31,14 +41,14 @@ class SoftmaxGate(TrainableGate):
         nn.init.zeros_(self.bias)
 
     def flops(self) -> int:
-        """Of one logit an expert, for one row."""
+        """Those of one logit per expert, for one row."""
         return 2 * self.in_features * self.num_experts
 
     def idle_parameters(self) -> set[str]:
-        """With one expert there is nothing to decide."""
+        """All of them if there is one expert."""
         return {"weight", "bias"} if self.num_experts == 1 else set()
 
     def forward(self, x: Tensor, keys: Tensor | None = None, mask: Tensor | None = None) -> Routing:
         """One linear map and a softmax."""
-        weights = F.linear(x, self.weight.to(x.dtype), self.bias.to(x.dtype)).softmax(-1)
-        return Routing(weights=weights)
+        logits = F.linear(x, self.weight.to(x.dtype), self.bias.to(x.dtype))
+        return Routing(weights=logits.softmax(-1), logits=logits)

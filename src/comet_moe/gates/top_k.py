@@ -14,10 +14,12 @@ from comet_moe.routing import Routing
 class TopKGate(TrainableGate):
     """Logits Wx + b; the k largest are kept, the others get weight 0.
 
+    ``routing.logits`` are the logits that were compared: in training with their noise.
+
     Args:
         in_features: p.
         num_experts: n.
-        k: experts a sample; more than n means n.
+        k: number of experts per sample; more than n means n.
         noise: add N(0, 1) · softplus(W_noise x) to the logits in training.
         normalize: "selected" is a softmax over the kept logits (at k=1 that is the constant 1, and the gate
             does not train); "all" keeps the probabilities of the softmax over all n, which do not sum to 1.
@@ -25,6 +27,13 @@ class TopKGate(TrainableGate):
     Attributes:
         weight, bias: (n, p), (n,), Glorot-uniform and zero at the start.
         noise_weight: (n, p) zero at the start, or None.
+
+    Example:
+        >>> import torch
+        >>> from comet_moe.gates import TopKGate
+        >>> gate = TopKGate(in_features=32, num_experts=6, k=2)
+        >>> gate(torch.randn(4, 32)).weights.count_nonzero(-1)
+        tensor([2, 2, 2, 2])
     """
 
     k: int
@@ -57,32 +66,37 @@ class TopKGate(TrainableGate):
             nn.init.zeros_(self.noise_weight)
 
     def flops(self) -> int:
-        """Of one logit an expert, and as many for the noise in training, for one row."""
-        noisy = self.training and self.noise_weight is not None
-        return 2 * self.in_features * self.num_experts * (2 if noisy else 1)
+        """Those of one logit per expert, and as many for the noise in training, for one row."""
+        has_noise = self.training and self.noise_weight is not None
+        return 2 * self.in_features * self.num_experts * (2 if has_noise else 1)
 
     def idle_parameters(self) -> set[str]:
-        """A softmax over one logit is 1 whatever the logit."""
+        """All of them if the softmax is over one logit, which makes it 1."""
         softmax_over = self.k if self.normalize == "selected" else self.num_experts
         return {name for name, _ in self.named_parameters()} if softmax_over == 1 else set()
 
     def forward(self, x: Tensor, keys: Tensor | None = None, mask: Tensor | None = None) -> Routing:
         """One linear map, the k largest logits, and the softmax that ``normalize`` names."""
-        kept, experts = self._choose(x)
-        if not (self.training or torch.is_grad_enabled() or torch.compiler.is_compiling()):
-            batch_shape = x.shape[:-1]
-            kept, experts = kept.reshape(-1, self.k), experts.reshape(-1, self.k)
-            return Routing.from_slots(experts, kept, batch_shape, self.num_experts)
-        weights = kept.new_zeros(*x.shape[:-1], self.num_experts).scatter(-1, experts, kept)
-        return Routing(weights=weights)
+        logits = self._logits(x)
+        selected, experts = logits.topk(self.k, dim=-1)
+        if self.normalize == "selected":
+            weights = selected.softmax(-1)
+        else:
+            weights = (selected - logits.logsumexp(-1, keepdim=True)).exp()
+        if self.training or torch.is_grad_enabled() or torch.compiler.is_compiling():
+            dense = weights.new_zeros(logits.shape).scatter(-1, experts, weights)
+            return Routing(weights=dense, logits=logits)
+        return Routing(
+            slots=(experts.reshape(-1, self.k), weights.reshape(-1, self.k)),
+            batch_shape=x.shape[:-1],
+            num_experts=self.num_experts,
+            logits=logits,
+        )
 
-    def _choose(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Weights and indices of the chosen experts, (B, ..., k) each."""
+    def _logits(self, x: Tensor) -> Tensor:
+        """(B, ..., n), with noise in training."""
         logits = F.linear(x, self.weight.to(x.dtype), self.bias.to(x.dtype))
         if self.training and self.noise_weight is not None:
             scale = F.softplus(F.linear(x, self.noise_weight.to(x.dtype)))
             logits = logits + torch.randn_like(logits) * scale
-        kept, experts = logits.topk(self.k, dim=-1)
-        if self.normalize == "selected":
-            return kept.softmax(-1), experts
-        return (kept - logits.logsumexp(-1, keepdim=True)).exp(), experts
+        return logits

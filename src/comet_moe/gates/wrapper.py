@@ -1,6 +1,7 @@
 """A gate around another gate."""
 
-from torch import nn
+import torch
+from torch import Tensor
 
 from comet_moe.gates.base import Gate
 
@@ -8,11 +9,25 @@ from comet_moe.gates.base import Gate
 class GateWrapper(Gate):
     """A gate that changes what another one decides, and is like it in all else.
 
+    ``forward`` calls ``self.gate`` and returns a changed routing. As for every gate it gets checked input in
+    float32 (float64 if the gate inside is), and autocast is off. Values are checked by the gate inside, once.
+
     Args:
-        gate: the one inside, which checks its own input.
+        gate: the gate inside.
+
+    Example:
+        >>> import torch
+        >>> from comet_moe import Routing
+        >>> from comet_moe.gates import GateWrapper, TopKGate
+        >>> class ScaledGate(GateWrapper):
+        ...     def forward(self, x, keys=None, mask=None):
+        ...         return self.gate(x / x.norm(dim=-1, keepdim=True), keys=keys, mask=mask)
+        >>> gate = ScaledGate(TopKGate(in_features=8, num_experts=6, k=2))
+        >>> gate(torch.randn(3, 8)).weights.count_nonzero(-1)
+        tensor([2, 2, 2])
     """
 
-    __call__ = nn.Module.__call__
+    checks_values = True
 
     def __init__(self, gate: Gate):
         super().__init__()
@@ -44,3 +59,6 @@ class GateWrapper(Gate):
     def idle_parameters(self) -> set[str]:
         """Those of the gate inside."""
         return {f"gate.{name}" for name in self.gate.idle_parameters()}
+
+    def _parameter_dtype(self, x: Tensor) -> torch.dtype:
+        return self.gate._parameter_dtype(x)

@@ -1,12 +1,10 @@
 """Inference of a COMET gate: each sample walks down each tree, and only the nodes it meets are evaluated.
 
-At a node inside (-γ/2, γ/2) both sides are followed, so the answer is that of the dense gate. The cost is
-O(k p log n) a sample where paths are hard; nothing of size (B, n) is formed.
+At a node inside (-γ/2, γ/2) both sides are followed, so the weights are those of the dense gate. The cost is
+O(k p log n) per sample where paths are hard; no tensor of size (B, n) is formed.
 
-The descent as a torch operator, for compiled and exported graphs and under dispatch modes.
-
-It gives the weights (B, n): a graph has no room for what soft paths may need. Nodes are still evaluated only
-where a sample comes by.
+For graphs and under dispatch modes the descent is also a torch operator, :func:`descend_op`. It returns
+weights (B, n), because the size of anything smaller would depend on the values.
 """
 
 from collections.abc import Sequence
@@ -17,90 +15,113 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from comet_moe.kernels.threads import WORTH_A_THREAD, over_rows
-from comet_moe.kernels.walk import scratch, walk
+from comet_moe.kernels.autograd import as_array
+from comet_moe.kernels.jit import is_plain_cpu
+from comet_moe.kernels.threads import over_rows
+from comet_moe.kernels.walk import walk
 
-ROOM = 8
-"""Experts a tree that a sample has room for at first; a sample with more of them is walked a second time."""
+SLOTS_PER_TREE = 8
+"""Slots per tree that a sample has at first; one that reaches more experts is walked a second time."""
+
+_NO_INDICES = np.empty(0, np.int64)
 
 
-class Nodes(NamedTuple):
-    """The parameters of the trees where they are in memory.
+class Trees(NamedTuple):
+    """Parameters of k trees as contiguous arrays of one type.
 
     Attributes:
-        addresses: of split_weight (k, n-1, p), split_bias (k, n-1), leaf_weight (k, n, p), leaf_bias (k, n).
-        shape: (k, n, p).
-        dtype: of all of them.
-        tensors: those that are there, so that they stay.
+        split_weight, split_bias: (k, n-1, p), (k, n-1).
+        leaf_weight, leaf_bias: (k, n, p), (k, n).
     """
 
-    addresses: tuple[int, ...]
-    shape: tuple[int, int, int]
-    dtype: Any
-    tensors: Sequence[Tensor]
+    split_weight: Any
+    split_bias: Any
+    leaf_weight: Any
+    leaf_bias: Any
 
 
-def nodes_of(tensors: Sequence[Tensor], dtype: torch.dtype) -> Nodes:
-    """The nodes in ``tensors``, or in copies where they are not contiguous or of another type."""
-    tensors = [tensor.detach().to(dtype).contiguous() for tensor in tensors]
-    k, n, p = tensors[2].shape
-    addresses = tuple(tensor.data_ptr() for tensor in tensors)
-    return Nodes(addresses, (k, n, p), tensors[3].numpy().dtype, tensors)
+def read_trees(parameters: Sequence[Tensor], dtype: torch.dtype) -> Trees:
+    """The parameters of a COMET gate in the order of :class:`Trees`, as views of memory where possible."""
+    trees = Trees._make([as_array(t if t.dtype == dtype else t.to(dtype)) for t in parameters])
+    k, n, p = trees.leaf_weight.shape
+    if (
+        trees.split_weight.shape != (k, n - 1, p)
+        or trees.split_bias.shape != (k, n - 1)
+        or trees.leaf_bias.shape != (k, n)
+    ):
+        raise ValueError(
+            "split_weight, split_bias, leaf_weight and leaf_bias must have shapes (k, n-1, p), (k, n-1), "
+            f"(k, n, p) and (k, n), got {', '.join(str(array.shape) for array in trees)}"
+        )
+    return trees
 
 
-class Reached(NamedTuple):
-    """The experts that samples reach, in ``room`` places each; unused places have weight 0.
+class Descent(NamedTuple):
+    """The experts that samples reach, in a number of slots per sample; unused slots have weight 0.
 
     Attributes:
-        expert: (B, room) int64; in a row with more experts than room the first is minus their number.
-        weight: (B, room).
-        most: experts of the sample that has most.
-        visited: nodes and leaves that were evaluated.
-        finite: whether all their logits are; if not, the rest means nothing.
+        expert: (B, slots) int64; for a sample that reaches more experts, the first is minus their number.
+        weight: (B, slots).
+        most_experts: of a sample.
+        visited: number of nodes and leaves that were evaluated.
+        finite: whether all their logits are finite; if not, the weights are undefined.
     """
 
     expert: Any
     weight: Any
-    most: int
+    most_experts: int
     visited: int
     finite: bool
 
-
-def descend(x: Tensor, nodes: Nodes, gamma: float) -> Reached:
-    """Walk ``x`` (B, p), contiguous, on the CPU and of the nodes' type, down the trees."""
-    rows = x.shape[0]
-    addresses, (k, n, p), dtype, _ = nodes
-    room = k * min(ROOM, n)
-    expert, weight = np.zeros((rows, room), np.int64), np.zeros((rows, room), dtype)
-    given: Any = (rows, x.data_ptr(), *addresses, k, n, p, gamma, expert, weight, 0, 0)
-    work = rows * k * n.bit_length() * p
-    if work < WORTH_A_THREAD:  # over_rows would do the same, a microsecond later
-        return Reached(expert, weight, *walk(0, rows, *given, *scratch(k, n, dtype)))
-    found = over_rows(lambda first, last: walk(first, last, *given, *scratch(k, n, dtype)), rows, work)
-    most, visited, finite = zip(*found, strict=True)
-    return Reached(expert, weight, max(most), sum(visited), all(finite))
+    @property
+    def fits(self) -> bool:
+        """Whether every sample has slots for all its experts."""
+        return self.most_experts <= self.expert.shape[1]
 
 
-def descend_again(x: Tensor, nodes: Nodes, gamma: float, reached: Reached) -> tuple[Tensor, Tensor, Tensor]:
-    """The pairs (sample, expert, weight), ordered by sample, where some samples had too little room."""
-    expert, weight = reached[:2]
-    fits = expert[:, 0] >= 0
-    used = fits[:, None] & (weight != 0)
-    count = np.where(fits, used.sum(1), -expert[:, 0])
-    start = np.concatenate(([0], count.cumsum()))
+def descend(x: Tensor, trees: Trees, gamma: float) -> Descent:
+    """Walk ``x`` (B, p), on the CPU and of the type of the trees, down the trees."""
+    k, n, p = trees.leaf_weight.shape
+    rows = _read_rows(x, trees)
+    shape = len(rows), k * min(SLOTS_PER_TREE, n)
+    expert, weight = np.zeros(shape, np.int64), np.zeros(shape, rows.dtype)
+    results = over_rows(
+        lambda first, last: walk(first, last, rows, *trees, gamma, expert, weight, _NO_INDICES, _NO_INDICES),
+        len(rows),
+        len(rows) * k * n.bit_length() * p,
+    )
+    if len(results) == 1:
+        return Descent(expert, weight, *results[0])
+    most_experts, visited, finite = zip(*results, strict=True)
+    return Descent(expert, weight, max(most_experts), sum(visited), all(finite))
+
+
+def descend_again(x: Tensor, trees: Trees, gamma: float, first: Descent) -> tuple[Tensor, Tensor, Tensor]:
+    """All pairs (sample, expert, weight), ordered by sample, after a descent without enough slots."""
+    p = trees.leaf_weight.shape[2]
+    rows = _read_rows(x, trees)
+    fits = first.expert[:, 0] >= 0
+    used = fits[:, None] & (first.weight != 0)
+    count = np.where(fits, used.sum(1), -first.expert[:, 0])
+    offsets = np.concatenate(([0], count.cumsum()))
     sample = np.repeat(np.arange(len(count)), count)
-    all_expert, all_weight = np.empty((1, len(sample)), np.int64), np.empty((1, len(sample)), nodes.dtype)
-    all_expert[0, fits[sample]], all_weight[0, fits[sample]] = expert[used], weight[used]
+    expert, weight = np.empty((1, len(sample)), np.int64), np.empty((1, len(sample)), rows.dtype)
+    expert[0, fits[sample]], weight[0, fits[sample]] = first.expert[used], first.weight[used]
     chosen = np.flatnonzero(~fits)
-    places = (all_expert, all_weight, start.ctypes.data, chosen.ctypes.data)
-    given: Any = (len(count), x.data_ptr(), *nodes.addresses, *nodes.shape, gamma, *places)
-    k, n, p = nodes.shape
     over_rows(
-        lambda first, last: walk(first, last, *given, *scratch(k, n, nodes.dtype)),
+        lambda start, stop: walk(start, stop, rows, *trees, gamma, expert, weight, offsets, chosen),
         len(chosen),
         int(count[chosen].sum()) * p,
     )
-    return torch.from_numpy(sample), torch.from_numpy(all_expert[0]), torch.from_numpy(all_weight[0])
+    return torch.from_numpy(sample), torch.from_numpy(expert[0]), torch.from_numpy(weight[0])
+
+
+def _read_rows(x: Tensor, trees: Trees) -> Any:
+    """``x`` as an array (B, p)."""
+    rows, p, dtype = as_array(x), trees.leaf_weight.shape[2], trees.leaf_weight.dtype
+    if rows.ndim != 2 or rows.shape[1] != p or rows.dtype != dtype:
+        raise ValueError(f"x must have shape (B, {p}) and dtype {dtype}, got {rows.shape} and {rows.dtype}")
+    return rows
 
 
 @torch.library.custom_op("comet_moe::descend", mutates_args=())
@@ -112,10 +133,17 @@ def descend_op(
     leaf_bias: Tensor,
     gamma: float,
 ) -> Tensor:
-    """(B, p) and the gate's parameters -> weights (B, n)."""
-    nodes = nodes_of((split_weight, split_bias, leaf_weight, leaf_bias), x.dtype)
-    x = x.contiguous()
-    return weights_of(x, nodes, gamma, descend(x, nodes, gamma))
+    """(B, p) and the gate's parameters -> weights (B, n); NaN where a logit is not finite."""
+    trees = read_trees((split_weight, split_bias, leaf_weight, leaf_bias), x.dtype)
+    descent = descend(x, trees, gamma)
+    weights = x.new_zeros(len(x), leaf_bias.shape[1])
+    if not descent.finite:
+        return weights.fill_(float("nan"))
+    if descent.fits:
+        expert, weight = torch.from_numpy(descent.expert), torch.from_numpy(descent.weight)
+        return weights.scatter_add_(1, expert, weight)
+    sample, expert, weight = descend_again(x, trees, gamma, descent)
+    return weights.index_put_((sample, expert), weight)
 
 
 @descend_op.register_fake
@@ -132,17 +160,9 @@ def _(
 
 @register_flop_formula(torch.ops.comet_moe.descend, get_raw=True)
 def _flops(x: Tensor, *parameters: Any, out_val: Tensor, **_: object) -> int:
-    """Two for each feature of each node and leaf that was visited."""
+    """Two per feature of each node and leaf that was visited; of all of them where x has no values."""
     *tensors, gamma = parameters
-    return 2 * x.shape[1] * descend(x.contiguous(), nodes_of(tensors, x.dtype), gamma).visited
-
-
-def weights_of(x: Tensor, nodes: Nodes, gamma: float, reached: Reached) -> Tensor:
-    """What was reached as weights (B, n); NaN where a logit is not finite."""
-    weights = x.new_zeros(len(x), nodes.shape[1])
-    if not reached.finite:
-        return weights.fill_(float("nan"))
-    if reached.most > reached.expert.shape[1]:
-        sample, expert, weight = descend_again(x, nodes, gamma, reached)
-        return weights.index_put_((sample, expert), weight)
-    return weights.scatter_add_(1, torch.from_numpy(reached.expert), torch.from_numpy(reached.weight))
+    if not is_plain_cpu(x):
+        k, n, p = tensors[2].shape
+        return 2 * x.shape[0] * p * k * (2 * n - 1)
+    return 2 * x.shape[1] * descend(x, read_trees(tensors, x.dtype), gamma).visited

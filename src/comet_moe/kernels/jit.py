@@ -1,26 +1,30 @@
 """When compiled loops can run, and how they are compiled."""
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
+from hashlib import blake2b
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from comet_moe.checks import in_functorch_transform
+from comet_moe.checks import PLAIN_TENSOR_TYPES, has_dispatch_mode, in_functorch_transform
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-# Sums may be reordered, so that they vectorise; NaN and infinity keep their meaning.
 FASTMATH = {"reassoc", "contract", "nsz", "arcp"}
-
+"""Sums may be reordered, so that they vectorise; NaN and infinity keep their meaning."""
 
 NUMBA_INSTALLED = find_spec("numba") is not None and os.environ.get("NUMBA_DISABLE_JIT", "0") == "0"
 COMPILED_TYPES = (torch.float32, torch.float64)
-_TYPES = (Tensor, torch.nn.Parameter)
 
+NUMBA_LIMIT, LLVMLITE_LIMIT = (0, 69), (0, 51)
+"""Private options of numba and llvmlite are used below these versions only: later ones are not tested yet."""
 
 _portable = False
 
@@ -36,50 +40,46 @@ def portable() -> Iterator[None]:
         _portable = before
 
 
-def has_dispatch_mode() -> bool:
-    """Whether a dispatch mode, such as torch's counter of operations, wants to see every operator."""
-    return torch._C._len_torch_dispatch_stack() > 0
-
-
 def is_tracing(tensor: Tensor) -> bool:
-    """Whether compiled loops must be called as operators: a tracer or a dispatch mode is looking."""
-    looking = torch.compiler.is_compiling() or has_dispatch_mode()
-    return looking and NUMBA_INSTALLED and not _portable and tensor.is_cpu and tensor.dtype in COMPILED_TYPES
+    """Whether a loop on ``tensor`` must be called as a torch operator: in graphs and under dispatch modes."""
+    is_recorded = torch.compiler.is_compiling() or has_dispatch_mode()
+    return (
+        is_recorded and NUMBA_INSTALLED and not _portable and tensor.is_cpu and tensor.dtype in COMPILED_TYPES
+    )
 
 
 def can_run_compiled(*tensors: Tensor) -> bool:
     """Whether compiled loops can take these tensors: eager mode, on the CPU, float32 or float64."""
-    if not NUMBA_INSTALLED or torch.compiler.is_compiling():
+    if not NUMBA_INSTALLED or torch.compiler.is_compiling() or in_functorch_transform():
         return False
-    if in_functorch_transform():
-        return False
-    for tensor in tensors:
-        if not (tensor.is_cpu and tensor.dtype in COMPILED_TYPES and type(tensor) in _TYPES):
-            return False
-    return True
+    return all(is_plain_cpu(tensor) and tensor.dtype in COMPILED_TYPES for tensor in tensors)
 
 
-def is_plain_eager() -> bool:
-    """Whether compiled loops can be called as functions: without gradients, tracers, transforms and modes."""
-    return NUMBA_INSTALLED and not (
-        torch.is_grad_enabled()
-        or torch.compiler.is_compiling()
-        or in_functorch_transform()
-        or has_dispatch_mode()
-    )
+def is_plain_cpu(tensor: Tensor) -> bool:
+    """Whether the values of ``tensor`` are in the memory of the CPU; those of fake tensors are not."""
+    return tensor.is_cpu and type(tensor) in PLAIN_TENSOR_TYPES
 
 
 def jit(function: Function, allocates: bool = True) -> Function:
-    """``function`` compiled at its first call, kept in a cache on disk where there is one. Releases the GIL.
+    """``function`` compiled at its first call, cached on disk where possible. Releases the GIL.
 
-    Where numba is missing it stays as it is; :func:`can_run_compiled` keeps it from being called. One that
-    makes no arrays of its own (``allocates``) need not count references, which takes time in inner loops.
+    Where numba is missing it stays as it is; :func:`can_run_compiled` keeps it from being called.
+
+    Args:
+        function: of numbers and arrays.
+        allocates: False if it makes no arrays of its own; it then need not count references, which takes
+            time in inner loops.
     """
     if not NUMBA_INSTALLED:
         return function
     import numba
 
-    options: dict[str, Any] = {"nogil": True, "fastmath": FASTMATH, "_nrt": allocates}
+    options: dict[str, Any] = {"nogil": True, "fastmath": FASTMATH}
+    if not allocates and _accepts_option("_nrt"):
+        options["_nrt"] = False
+    # The name is part of the cache's file name. By itself numba looks for changes only in the file that holds
+    # ``function``, so it would load stale code after a change of a helper in another file.
+    function.__qualname__ += f"_{_source_checksum()}"
     compiled: Any = numba.njit(**options)(function)
     with suppress(RuntimeError):  # no folder to write to: compiled anew in each process
         compiled.enable_caching()
@@ -87,32 +87,80 @@ def jit(function: Function, allocates: bool = True) -> Function:
 
 
 def jit_inline(function: Function) -> Function:
-    """``function`` written out wherever a compiled function calls it."""
+    """``function`` inlined into every compiled function that calls it."""
     if not NUMBA_INSTALLED:
         return function
     import numba
 
-    part: Any = numba.njit(nogil=True, fastmath=FASTMATH, inline="always")(function)
-    return part
+    compiled: Any = numba.njit(nogil=True, fastmath=FASTMATH, inline="always")(function)
+    return compiled
+
+
+@cache
+def _source_checksum() -> str:
+    """Changes with every change of a kernel module."""
+    digest = blake2b(digest_size=8)
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _private_options_are_tested() -> bool:
+    """Whether numba and llvmlite are of versions whose private options are known to work."""
+    import llvmlite  # type: ignore[import-untyped]
+    import numba
+
+    return _is_below(numba.__version__, NUMBA_LIMIT) and _is_below(llvmlite.__version__, LLVMLITE_LIMIT)
+
+
+def _is_below(version: str, limit: tuple[int, int]) -> bool:
+    """Whether "major.minor..." is below ``limit``; an unreadable version is not."""
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    return numbers is not None and (int(numbers[1]), int(numbers[2])) < limit
+
+
+def _accepts_option(name: str) -> bool:
+    """Whether ``numba.njit`` takes the private option ``name``."""
+    try:
+        from numba.core.cpu import CPUTargetOptions
+    except ImportError:
+        return False
+    return _private_options_are_tested() and hasattr(CPUTargetOptions, name)
+
+
+def _prefer_wide_vectors(function: Any) -> None:
+    """Set LLVM's attribute on ``function``, of llvmlite's intermediate representation."""
+    # set.add, because the add of llvmlite's own class knows only some of LLVM's attributes.
+    set.add(function.attributes, '"prefer-vector-width"="512"')
+
+
+@cache
+def _accepts_wide_vectors() -> bool:
+    """Whether llvmlite lets us set the attribute and LLVM reads it, tried on an empty function."""
+    if not _private_options_are_tested():
+        return False
+    from llvmlite import binding, ir
+
+    try:
+        module = ir.Module()
+        function = ir.Function(module, ir.FunctionType(ir.VoidType(), ()), "empty")
+        ir.IRBuilder(function.append_basic_block()).ret_void()
+        _prefer_wide_vectors(function)
+        binding.parse_assembly(str(module))
+    except (AttributeError, RuntimeError, TypeError, ValueError):
+        return False
+    return True
 
 
 if NUMBA_INSTALLED:
-    from numba import carray, types  # type: ignore[attr-defined]
+    from numba import types
     from numba.extending import intrinsic
 
     @intrinsic
-    def _pointer(context: Any, address: Any, like: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
-
-        return types.CPointer(like.dtype)(address, like), generate
-
-    @intrinsic
     def _wide_vectors(context: Any) -> Any:
-
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            # A plain set's add: llvmlite's own knows only some of LLVM's attributes.
-            set.add(builder.function.attributes, '"prefer-vector-width"="512"')
+            if _accepts_wide_vectors():
+                _prefer_wide_vectors(builder.function)
             return context.get_dummy_value()
 
         return types.none(), generate
@@ -121,21 +169,12 @@ if NUMBA_INSTALLED:
     def wide_vectors() -> None:
         """Lets the compiled function that calls it use the widest registers, where LLVM prefers half of them.
 
-        Its reason, that a few wide instructions slow the processor down for all others, does not hold for
+        LLVM's reason, that a few wide instructions slow the processor down for all others, does not hold for
         loops that are made of them.
         """
         _wide_vectors()  # type: ignore[call-arg]
-
-    @jit
-    def array_at(address: int, shape: Any, like: Any) -> Any:
-        """The contiguous array of ``like``'s dtype at ``address``; cheaper than handing a tensor over."""
-        return carray(_pointer(address, like), shape)  # type: ignore[call-arg]
 
 else:
 
     def wide_vectors() -> None:
         """Needs numba, as everything that calls it."""
-
-    def array_at(address: int, shape: Any, like: Any) -> Any:
-        """Needs numba, as everything that calls it."""
-        raise ModuleNotFoundError("numba")

@@ -10,14 +10,16 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from comet_moe.kernels.autograd import as_array, first_order_only
 from comet_moe.kernels.jit import can_run_compiled, jit
 
 
 def sinkhorn_rounds(logits: Tensor, iterations: int) -> Tensor:
     """exp of the logits after R rounds: (..., n, n) -> (..., n, n)."""
-    if iterations and can_run_compiled(logits):
+    if logits.dim() < 2 or logits.shape[-1] != logits.shape[-2]:
+        raise ValueError(f"logits must be square matrices (..., n, n), got shape {tuple(logits.shape)}")
+    if iterations > 0 and can_run_compiled(logits):
         return _Rounds.apply(logits, iterations)
     return sinkhorn_rounds_torch(logits, iterations)
 
@@ -36,23 +38,23 @@ class _Rounds(torch.autograd.Function):
         n = logits.shape[-1]
         work = logits.detach().reshape(-1, n, n).clone(memory_format=torch.contiguous_format)
         halves = work.new_empty(len(work), 2 * iterations, n, n)
-        _forward(work.numpy(), halves.numpy())
-        ctx.halves = halves
+        _forward(as_array(work), halves.numpy())
+        ctx.save_for_backward(halves)
         return halves[:, -1].reshape(logits.shape).clone()
 
     @staticmethod
-    @once_differentiable
+    @first_order_only
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        halves: Tensor = ctx.halves
+        (halves,) = ctx.saved_tensors
         soft = halves[:, -1]
         work = (grad.reshape(soft.shape) * soft).contiguous()
-        _backward(work.numpy(), halves.numpy())
+        _backward(work.numpy(), as_array(halves))
         return work.reshape(grad.shape), None
 
 
 @jit
 def _forward(work: Any, halves: Any) -> None:
-    """``work`` (T, n, n) is overwritten; ``halves`` (T, 2R, n, n) gets exp of it after each half round."""
+    """Overwrite ``work`` (T, n, n) round by round; ``halves`` (T, 2R, n, n) gets its exp after each half."""
     trees, steps, n, _ = halves.shape
     peak = np.empty(n, work.dtype)
     total = np.empty(n, work.dtype)
@@ -93,7 +95,7 @@ def _forward(work: Any, halves: Any) -> None:
 
 @jit
 def _backward(grad: Any, halves: Any) -> None:
-    """``grad`` (T, n, n) goes from the gradient of the last logits to that of the first."""
+    """Overwrite ``grad`` (T, n, n), the gradient of the last logits, with that of the first ones."""
     trees, steps, n, _ = halves.shape
     total = np.empty(n, grad.dtype)
     for tree in range(trees):

@@ -1,11 +1,12 @@
-"""Soft trees and their two-way softmax in one pass over the batch, with their gradient.
+"""Soft trees and their softmax over trees and leaves in one pass over the batch, with their gradient.
 
 For sample b and tree j, log v of a node is the sum of the log branch probabilities above it, in heap order
 (children of q: 2q+1, 2q+2; leaves from n-1 on). With A = α + log v over all leaves of all trees,
 
-    parts = softmax(A),   weights_i = Σ_j parts_ji,   entropy = Σ_ji -v log(v + 1e-6)
+    contributions = softmax(A),   weights_i = Σ_j contributions_ji,   entropy = Σ_ji -v log(v + 1e-6)
 
-Backward: dA = parts · (G - Σ parts G), then sums up the heap. A cut branch has v = 0 and gradient 0.
+Backward: with G the gradient of the contributions, dA = contributions · (G - Σ contributions G), then sums up
+the heap. A branch of probability 0 has v = 0 and gradient 0.
 """
 
 import math
@@ -14,27 +15,34 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from comet_moe.kernels.autograd import as_array, first_order_only
 from comet_moe.kernels.jit import jit
 from comet_moe.kernels.threads import over_rows
 
 EPSILON = 1e-6
-COST = 40  # multiply-adds that a node's exponentials and logarithms are worth
+NODE_COST = 40
+"""Multiply-adds that take as long as the exponentials and logarithms of a node."""
 
 
-class Trees(NamedTuple):
-    """weights (B, n), parts (B, k, n), paths v (B, k, n), entropy (B,)."""
+class SoftTrees(NamedTuple):
+    """weights (B, n), contributions (B, k, n), paths v (B, k, n), entropy (B,)."""
 
     weights: Tensor
-    parts: Tensor
+    contributions: Tensor
     paths: Tensor
     entropy: Tensor
 
 
-def soft_trees(splits: Tensor, alphas: Tensor, gamma: float) -> Trees:
-    """Split logits (B, k, n-1) and leaf logits (B, k, n) to weights and what belongs to them."""
-    return Trees(*_SoftTrees.apply(splits, alphas, gamma))
+def soft_trees(splits: Tensor, alphas: Tensor, gamma: float) -> SoftTrees:
+    """Split logits (B, k, n-1) and leaf logits α (B, k, n), of one type, to the weights of soft trees."""
+    rows, k, n = alphas.shape
+    if splits.shape != (rows, k, n - 1) or splits.dtype != alphas.dtype:
+        raise ValueError(
+            f"splits must have shape {(rows, k, n - 1)} and dtype {alphas.dtype} for leaf logits "
+            f"{(rows, k, n)}, got {tuple(splits.shape)} and {splits.dtype}"
+        )
+    return SoftTrees(*_SoftTrees.apply(splits, alphas, gamma))
 
 
 class _SoftTrees(torch.autograd.Function):
@@ -43,52 +51,39 @@ class _SoftTrees(torch.autograd.Function):
         rows, k, n = alphas.shape
         splits = splits.contiguous()
         weights, entropy = alphas.new_empty(rows, n), alphas.new_empty(rows)
-        parts, paths = (
-            torch.empty_like(alphas, memory_format=torch.contiguous_format),
-            alphas.new_empty(rows, k, n),
-        )
-        arrays = (
-            splits.numpy(),
-            alphas.contiguous().numpy(),
-            weights.numpy(),
-            parts.numpy(),
-            paths.numpy(),
-            entropy.numpy(),
-        )
-        over_rows(lambda first, last: _forward(first, last, gamma, *arrays), rows, COST * alphas.numel())
-        ctx.save_for_backward(splits, parts, paths)
+        contributions, paths = alphas.new_empty(rows, k, n), alphas.new_empty(rows, k, n)
+        results = (weights, contributions, paths, entropy)
+        arrays = (as_array(splits), as_array(alphas), *(result.numpy() for result in results))
+        over_rows(lambda first, last: _forward(first, last, gamma, *arrays), rows, NODE_COST * alphas.numel())
+        ctx.save_for_backward(splits, contributions, paths)
         ctx.gamma = gamma
         ctx.set_materialize_grads(False)
-        return weights, parts, paths, entropy
+        return results
 
     @staticmethod
-    @once_differentiable
+    @first_order_only
     def backward(
         ctx: Any,
         grad_weights: Tensor | None,
-        grad_parts: Tensor | None,
+        grad_contributions: Tensor | None,
         grad_paths: Tensor | None,
         grad_entropy: Tensor | None,
     ) -> tuple[Tensor, Tensor, None]:
-        splits, parts, paths = ctx.saved_tensors
-        rows = len(parts)
-        given = torch.zeros_like(parts) if grad_parts is None else grad_parts.clone()
+        splits, contributions, paths = ctx.saved_tensors
+        rows = len(contributions)
+        total = torch.zeros_like(contributions) if grad_contributions is None else grad_contributions.clone()
         if grad_weights is not None:
-            given += grad_weights.unsqueeze(1)
-        on_paths = torch.zeros_like(paths) if grad_paths is None else grad_paths
-        on_entropy = parts.new_zeros(rows) if grad_entropy is None else grad_entropy
-        grad_splits, grad_alphas = torch.empty_like(splits), torch.empty_like(parts)
-        arrays = (
-            splits.numpy(),
-            parts.numpy(),
-            paths.numpy(),
-            given.contiguous().numpy(),
-            on_paths.contiguous().numpy(),
-            on_entropy.contiguous().numpy(),
-            grad_splits.numpy(),
-            grad_alphas.numpy(),
+            total += grad_weights.unsqueeze(1)
+        if grad_paths is None:
+            grad_paths = torch.zeros_like(paths)
+        if grad_entropy is None:
+            grad_entropy = paths.new_zeros(rows)
+        grad_splits, grad_alphas = splits.new_empty(splits.shape), splits.new_empty(paths.shape)
+        inputs = (splits, contributions, paths, total, grad_paths, grad_entropy)
+        arrays = (*(as_array(given) for given in inputs), grad_splits.numpy(), grad_alphas.numpy())
+        over_rows(
+            lambda first, last: _backward(first, last, ctx.gamma, *arrays), rows, NODE_COST * paths.numel()
         )
-        over_rows(lambda first, last: _backward(first, last, ctx.gamma, *arrays), rows, COST * parts.numel())
         return grad_splits, grad_alphas, None
 
 
@@ -125,7 +120,7 @@ def _forward(
     splits: Any,
     alphas: Any,
     weights: Any,
-    parts: Any,
+    contributions: Any,
     paths: Any,
     entropy: Any,
 ) -> None:
@@ -153,11 +148,11 @@ def _forward(
             for node in range(n - 1, 2 * n - 1):
                 i = _leaf_at(node, n, first_deep)
                 if log_v[node] == -np.inf:
-                    paths[b, j, i], parts[b, j, i] = 0, -np.inf
+                    paths[b, j, i], contributions[b, j, i] = 0, -np.inf
                     continue
                 v = math.exp(log_v[node])
                 a = alphas[b, j, i] + log_v[node]
-                paths[b, j, i], parts[b, j, i] = v, a
+                paths[b, j, i], contributions[b, j, i] = v, a
                 peak = max(peak, a)
                 surprise -= v * math.log(v + epsilon)
         entropy[b] = surprise
@@ -165,16 +160,16 @@ def _forward(
         for j in range(k):
             for i in range(n):
                 e = kind(0)
-                if parts[b, j, i] != -np.inf:
-                    e = math.exp(parts[b, j, i] - peak)
+                if contributions[b, j, i] != -np.inf:
+                    e = math.exp(contributions[b, j, i] - peak)
                     total += e
-                parts[b, j, i] = e
+                contributions[b, j, i] = e
         for i in range(n):
             weights[b, i] = 0
         for j in range(k):
             for i in range(n):
-                parts[b, j, i] /= total
-                weights[b, i] += parts[b, j, i]
+                contributions[b, j, i] /= total
+                weights[b, i] += contributions[b, j, i]
 
 
 @jit
@@ -183,38 +178,38 @@ def _backward(
     last: int,
     gamma: float,
     splits: Any,
-    parts: Any,
+    contributions: Any,
     paths: Any,
-    given: Any,
-    on_paths: Any,
-    on_entropy: Any,
+    total_grad: Any,
+    grad_paths: Any,
+    grad_entropy: Any,
     grad_splits: Any,
     grad_alphas: Any,
 ) -> None:
-    _, k, n = parts.shape
-    kind = parts.dtype.type
+    _, k, n = contributions.shape
+    kind = contributions.dtype.type
     half, epsilon = kind(0.5), kind(EPSILON)
     width = kind(gamma)
     first_deep = _first_deep(n)
-    grad = np.empty(2 * n - 1, parts.dtype)
+    grad = np.empty(2 * n - 1, contributions.dtype)
     for b in range(first, last):
         mean = kind(0)
         for j in range(k):
             for i in range(n):
-                mean += parts[b, j, i] * given[b, j, i]
+                mean += contributions[b, j, i] * total_grad[b, j, i]
         for j in range(k):
             for node in range(n - 1, 2 * n - 1):
                 i = _leaf_at(node, n, first_deep)
                 v = paths[b, j, i]
-                on_a = parts[b, j, i] * (given[b, j, i] - mean)
-                grad_alphas[b, j, i] = on_a
+                grad_a = contributions[b, j, i] * (total_grad[b, j, i] - mean)
+                grad_alphas[b, j, i] = grad_a
                 if v > 0:
                     slope = -math.log(v + epsilon) - v / (v + epsilon)
-                    on_a += v * (on_paths[b, j, i] + on_entropy[b] * slope)
-                grad[node] = on_a
+                    grad_a += v * (grad_paths[b, j, i] + grad_entropy[b] * slope)
+                grad[node] = grad_a
             for q in range(n - 2, -1, -1):
-                on_left, on_right = grad[2 * q + 1], grad[2 * q + 2]
-                grad[q] = on_left + on_right
+                grad_left, grad_right = grad[2 * q + 1], grad[2 * q + 2]
+                grad[q] = grad_left + grad_right
                 u = splits[b, j, q] / width
                 if u >= half or u <= -half:
                     grad_splits[b, j, q] = 0
@@ -222,4 +217,4 @@ def _backward(
                     left, right = half + u, half - u
                     by_left = kind(2) / left - kind(2) / (kind(3) - kind(2) * left)
                     by_right = kind(2) / right - kind(2) / (kind(3) - kind(2) * right)
-                    grad_splits[b, j, q] = (on_left * by_left - on_right * by_right) / width
+                    grad_splits[b, j, q] = (grad_left * by_left - grad_right * by_right) / width

@@ -1,8 +1,8 @@
-"""Rows shared out among torch's own threads.
+"""Splits the rows of a batch among torch's own threads.
 
-torch's OpenMP threads wait actively for their next piece of work, so threads of our own would have to fight
-them for the cores. Compiled loops are therefore run by the same team, through the OpenMP library that torch
-has loaded; where there is none (macOS), by a pool. Loops release the GIL, any thread may call, and in a
+torch's OpenMP threads wait actively for their next task, so threads of our own would compete with them for
+the cores. Compiled loops therefore run in the same OpenMP team, through the library that torch has loaded;
+where there is none (macOS, Windows), in a thread pool. Loops release the GIL, and any thread may call. In a
 forked child, where a team does not survive, they run in one thread.
 """
 
@@ -17,31 +17,36 @@ from typing import Any
 import torch
 
 WORTH_A_THREAD = 1_000_000
-"""Multiply-adds below which handing rows to a thread costs more than it saves."""
+"""Multiply-adds below which a further thread costs more time than it saves."""
 
-_forked = False
+_is_forked = False
 
 
 def _note_fork() -> None:
-    global _forked
-    _forked = True
+    global _is_forked
+    _is_forked = True
 
 
-os.register_at_fork(after_in_child=_note_fork)
+if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
+    os.register_at_fork(after_in_child=_note_fork)
 
 
 def over_rows(loop: Callable[[int, int], Any], rows: int, work: int) -> list[Any]:
-    """``loop(start, stop)`` over all rows, in as many threads as torch has and the work is worth.
+    """Call ``loop(start, stop)`` for ranges of rows that cover all of them, each in a thread.
+
+    There are at most as many threads as torch has, fewer where the work is small.
 
     Args:
         loop: works on rows start..stop-1, without the GIL.
-        rows: in all.
-        work: multiply-adds in all.
+        rows: total number of rows.
+        work: total number of multiply-adds.
 
     Returns:
-        What the calls returned.
+        The results of the calls, in the order of their rows.
     """
-    threads = 1 if _forked else min(torch.get_num_threads(), rows, 1 + work // WORTH_A_THREAD)
+    if work < WORTH_A_THREAD or _is_forked:
+        return [loop(0, rows)]
+    threads = min(torch.get_num_threads(), rows, 1 + work // WORTH_A_THREAD)
     if threads <= 1:
         return [loop(0, rows)]
     bounds = [rows * part // threads for part in range(threads + 1)]
@@ -58,7 +63,7 @@ def _team() -> Team:
 
 
 def _openmp_team(library: Path) -> Team:
-    openmp = ctypes.CDLL(str(library))  # already loaded by torch: this only finds it
+    openmp = ctypes.CDLL(str(library))  # torch has loaded it already: this gives the same library
     body_type = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
     openmp.GOMP_parallel.argtypes = [body_type, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
     openmp.GOMP_parallel.restype = None
@@ -68,7 +73,7 @@ def _openmp_team(library: Path) -> Team:
         errors: list[BaseException] = []
 
         def body(_: None) -> None:
-            # A nested or limited team may be smaller than asked for: each member takes every size-th part.
+            # A nested or limited team may be smaller than requested: each member takes every size-th part.
             try:
                 for part in range(openmp.omp_get_thread_num(), threads, openmp.omp_get_num_threads()):
                     results[part] = work(part)

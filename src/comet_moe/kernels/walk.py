@@ -1,140 +1,161 @@
 """The compiled walk of samples down the trees of a COMET gate.
 
-Samples go down in small groups, one level at a time: the next nodes of a group do not depend on each other,
-so the processor waits for their weights together and not one after the other. Two trees of a sample share
-each pass over it. The other sides of soft nodes wait, and are then gone down in the same way, one a sample.
+Samples walk in small groups, one level at a time: the next nodes of a group do not depend on each other, so
+the processor loads their weights at the same time. Two trees of a sample share each pass over its features.
+The other sides of soft nodes are put on a stack per sample and walked afterwards.
 """
 
 import math
-import threading
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from comet_moe.kernels.jit import array_at, jit, jit_inline, wide_vectors
+from comet_moe.kernels.jit import jit, jit_inline, wide_vectors
 from comet_moe.kernels.soft_trees import _first_deep, _leaf_at, _log_sides
 
 GROUP = 8
-LEAVES = 128
-"""Leaves of a sample that there is room for in a group."""
-ALONE = 64
-"""Samples that are walked one by one, with room for all leaves, once there was too little."""
-
-_of_this_thread = threading.local()
-
-
-def scratch(k: int, n: int, dtype: Any) -> Any:
-    """Room for :func:`walk` to work in, whole numbers and real ones; a thread keeps what it had last."""
-    kept = getattr(_of_this_thread, "scratch", None)
-    if kept is not None and kept[0] == (k, n, dtype):
-        return kept[1]
-    chains, waiting = GROUP * k, GROUP * _most_waiting(k, (n - 1).bit_length())
-    leaves = max(k * n, GROUP * LEAVES)
-    whole = np.empty(chains + 5 * GROUP + 2 * waiting + leaves, np.int64)
-    real = np.empty(2 * chains + GROUP + waiting + n + leaves, dtype)
-    _of_this_thread.scratch = ((k, n, dtype), (whole, real))
-    return whole, real
+"""Samples that walk together."""
+GROUP_LEAVES = 128
+"""Leaves of one sample that a group can store; a group with more of them walks one by one."""
+SINGLE_ROWS = 64
+"""Samples that walk one by one, with capacity for all leaves, after a group exceeded ``GROUP_LEAVES``."""
 
 
-def _most_waiting(k: int, levels: int) -> int:
-    """Nodes of a sample that may wait: one a level of each tree, and of the tree that is being finished."""
-    return k * levels + levels
-
-
-_most_waiting_inlined = jit_inline(_most_waiting)
-
-
-@partial(jit, allocates=False)
+@jit
 def walk(
     first: int,
     last: int,
-    rows: int,
-    x_at: int,
-    split_weight_at: int,
-    split_bias_at: int,
-    leaf_weight_at: int,
-    leaf_bias_at: int,
-    k: int,
-    n: int,
-    p: int,
+    x: Any,
+    split_weight: Any,
+    split_bias: Any,
+    leaf_weight: Any,
+    leaf_bias: Any,
     gamma: float,
     out_expert: Any,
     out_weight: Any,
-    offsets_at: int,
-    chosen_at: int,
-    whole: Any,
-    real: Any,
+    offsets: Any,
+    chosen: Any,
 ) -> Any:
-    """Walk rows first..last-1 of x, or of those that are chosen.
+    """Walk rows first..last-1 of x, or rows chosen[first..last-1].
+
+    Nothing is checked here: :mod:`comet_moe.kernels.descent` makes sure that all sizes agree.
 
     Args:
-        first, last: rows, or places among the chosen ones.
-        rows: of x, in all.
-        x_at: address of (rows, p); as the next four, contiguous and of the type of ``out_weight``.
-        split_weight_at, split_bias_at: of (k, n-1, p), (k, n-1).
-        leaf_weight_at, leaf_bias_at: of (k, n, p), (k, n).
-        k, n, p: trees, experts, features.
+        first, last: rows of x, or indices into ``chosen``.
+        x: (rows, p); as the next four, contiguous and of one floating-point type.
+        split_weight, split_bias: (k, n-1, p), (k, n-1).
+        leaf_weight, leaf_bias: (k, n, p), (k, n).
         gamma: width of the smooth-step.
-        out_expert, out_weight: (rows, room); with offsets (1, all pairs). A row that reaches more experts
-            than there is room for has minus their number in its first place.
-        offsets_at: address of (rows + 1,) where each row's pairs begin, or 0.
-        chosen_at: address of the rows to walk, or 0 for all.
-        whole, real: from :func:`scratch`.
+        out_expert, out_weight: (rows, capacity), zeros at the start; with offsets (1, all pairs). A row that
+            reaches more experts than its capacity gets minus their number in its first slot.
+        offsets: (rows + 1,) where the pairs of each row begin, or empty.
+        chosen: rows to walk, or empty for all of them.
 
     Returns:
-        The most experts that a row reaches, nodes and leaves visited, whether all logits are finite.
+        The largest number of experts of a row, the number of nodes and leaves visited, and whether all logits
+        are finite.
     """
-    wide_vectors()
-    x = array_at(x_at, (rows * p,), out_weight)
-    split_weight = array_at(split_weight_at, (k * (n - 1) * p,), out_weight)
-    split_bias = array_at(split_bias_at, (k * (n - 1),), out_weight)
-    leaf_weight = array_at(leaf_weight_at, (k * n * p,), out_weight)
-    leaf_bias = array_at(leaf_bias_at, (k * n,), out_weight)
-    offsets = array_at(offsets_at, (rows + 1,), out_expert)
-    chosen = array_at(chosen_at, (last,), out_expert)
-    kind = x.dtype.type
-    half, scale = kind(0.5), kind(1 / gamma)
-    first_deep = _first_deep(n)
+    k, n, _ = leaf_weight.shape
+    levels = _levels(n)
+    chains, stacks = GROUP * k, GROUP * _stack_size(k, levels)
+    leaves = max(k * n, GROUP * GROUP_LEAVES)
+    return _walk(
+        first,
+        last,
+        x.reshape(x.size),
+        split_weight.reshape(split_weight.size),
+        split_bias.reshape(split_bias.size),
+        leaf_weight.reshape(leaf_weight.size),
+        leaf_bias.reshape(leaf_bias.size),
+        leaf_weight.shape,
+        gamma,
+        out_expert,
+        out_weight,
+        offsets,
+        chosen,
+        np.empty(chains + 5 * GROUP + 2 * stacks + leaves, np.int64),
+        np.empty(2 * chains + GROUP + stacks + n + leaves, x.dtype),
+    )
+
+
+@jit_inline
+def _levels(n: int) -> int:
+    """ceil(log2 n): the splits on the longest path from the root."""
     levels = 0
     while (1 << levels) < n:
         levels += 1
-    chains, depth = GROUP * k, _most_waiting_inlined(k, levels)
-    node = whole[:chains]
-    row, pending, leaves, here, here_tree = (
-        whole[chains : chains + GROUP],
-        whole[chains + GROUP : chains + 2 * GROUP],
-        whole[chains + 2 * GROUP : chains + 3 * GROUP],
-        whole[chains + 3 * GROUP : chains + 4 * GROUP],
-        whole[chains + 4 * GROUP : chains + 5 * GROUP],
+    return levels
+
+
+@jit_inline
+def _stack_size(k: int, levels: int) -> int:
+    """Nodes of a sample on its stack at most: one per level of each tree and of the tree walked last."""
+    return k * levels + levels
+
+
+@partial(jit, allocates=False)
+def _walk(
+    first: int,
+    last: int,
+    x: Any,
+    split_weight: Any,
+    split_bias: Any,
+    leaf_weight: Any,
+    leaf_bias: Any,
+    shape: tuple[int, int, int],
+    gamma: float,
+    out_expert: Any,
+    out_weight: Any,
+    offsets: Any,
+    chosen: Any,
+    int_scratch: Any,
+    float_scratch: Any,
+) -> Any:
+    """:func:`walk` over flat x and parameters, with (k, n, p) as ``shape`` and memory to work in."""
+    wide_vectors()
+    k, n, p = shape
+    kind = x.dtype.type
+    half, scale = kind(0.5), kind(1 / gamma)
+    first_deep = _first_deep(n)
+    levels = _levels(n)
+    chains, depth = GROUP * k, _stack_size(k, levels)
+    node = int_scratch[:chains]
+    row, stacked, leaves, current, current_tree = (
+        int_scratch[chains : chains + GROUP],
+        int_scratch[chains + GROUP : chains + 2 * GROUP],
+        int_scratch[chains + 2 * GROUP : chains + 3 * GROUP],
+        int_scratch[chains + 3 * GROUP : chains + 4 * GROUP],
+        int_scratch[chains + 4 * GROUP : chains + 5 * GROUP],
     )
-    at, size = chains + 5 * GROUP, GROUP * depth
-    pending_node, pending_tree = whole[at : at + size], whole[at + size : at + 2 * size]
-    leaf_expert = whole[at + 2 * size :]
-    log_v, logit = real[:chains], real[chains : 2 * chains]
-    here_log_v = real[2 * chains : 2 * chains + GROUP]
-    at = 2 * chains + GROUP
-    pending_log_v, mass, leaf_logit = (
-        real[at : at + size],
-        real[at + size : at + size + n],
-        real[at + size + n :],
+    start, size = chains + 5 * GROUP, GROUP * depth
+    stack_node, stack_tree = int_scratch[start : start + size], int_scratch[start + size : start + 2 * size]
+    leaf_expert = int_scratch[start + 2 * size :]
+    log_v, logit = float_scratch[:chains], float_scratch[chains : 2 * chains]
+    current_log_v = float_scratch[2 * chains : 2 * chains + GROUP]
+    start = 2 * chains + GROUP
+    stack_log_v, mass, leaf_logit = (
+        float_scratch[start : start + size],
+        float_scratch[start + size : start + size + n],
+        float_scratch[start + size + n :],
     )
     for i in range(n):
         mass[i] = 0
-    most = 0
+    most_experts = 0
     visited = 0
     finite = True
-    group = alone_up_to = first
+    group = single_until = first
     while group < last:
-        size = 1 if group < alone_up_to else min(GROUP, last - group)
-        room_for_leaves = k * n if size == 1 else LEAVES
-        seen = 0
-        overflows = k > room_for_leaves
+        size = 1 if group < single_until else min(GROUP, last - group)
+        leaf_capacity = k * n if size == 1 else GROUP_LEAVES
+        visits = 0
+        overflows = k > leaf_capacity
         for g in range(size):
-            row[g] = chosen[group + g] if chosen_at else group + g
-            pending[g] = 0
+            row[g] = chosen[group + g] if len(chosen) else group + g
+            stacked[g] = 0
         for c in range(size * k):
             node[c], log_v[c] = 0, 0
+        # All trees to one leaf each: at a soft node on the likelier side, the other one goes on the stack.
         for _ in range(levels):
             for g in range(size):
                 _logits(logit, node, g * k, k, split_weight, split_bias, n - 1, x, row[g], p)
@@ -143,99 +164,102 @@ def walk(
                     q = node[c]
                     if q < n - 1:
                         u = logit[c] * scale
-                        seen += 1
+                        visits += 1
                         node[c] = 2 * q + 1 + (u < 0)
                         if not (u >= half or u <= -half):
                             finite &= u == u
                             log_left, log_right = _log_sides(u)
                             taken, other = (log_right, log_left) if u < 0 else (log_left, log_right)
-                            place = pending[g]
-                            pending_node[g * depth + place] = 2 * q + 2 - (u < 0)
-                            pending_tree[g * depth + place] = j
-                            pending_log_v[g * depth + place] = log_v[c] + other
-                            pending[g] = place + 1
+                            top = g * depth + stacked[g]
+                            stack_node[top] = 2 * q + 2 - (u < 0)
+                            stack_tree[top] = j
+                            stack_log_v[top] = log_v[c] + other
+                            stacked[g] += 1
                             log_v[c] += taken
         for c in range(size * k):
             node[c] = _leaf_at(node[c], n, first_deep)
         for g in range(size):
             _logits(logit, node, g * k, k, leaf_weight, leaf_bias, n, x, row[g], p)
-        seen += size * k
+        visits += size * k
         for g in range(size):
-            here[g], leaves[g] = -1, k
+            current[g], leaves[g] = -1, k
             for j in range(k if not overflows else 0):
-                leaf_expert[g * room_for_leaves + j] = node[g * k + j]
-                leaf_logit[g * room_for_leaves + j] = logit[g * k + j] + log_v[g * k + j]
-        busy = not overflows
-        while busy:
-            busy = False
+                leaf_expert[g * leaf_capacity + j] = node[g * k + j]
+                leaf_logit[g * leaf_capacity + j] = logit[g * k + j] + log_v[g * k + j]
+        # The stacks, one node per sample and round.
+        is_busy = not overflows
+        while is_busy:
+            is_busy = False
             for g in range(size):
-                if here[g] < 0:
-                    if pending[g] == 0:
+                if current[g] < 0:
+                    if stacked[g] == 0:
                         continue
-                    pending[g] -= 1
-                    place = g * depth + pending[g]
-                    here[g], here_tree[g] = pending_node[place], pending_tree[place]
-                    here_log_v[g] = pending_log_v[place]
-                busy = True
-                q, j, b = here[g], here_tree[g], row[g]
-                seen += 1
+                    stacked[g] -= 1
+                    top = g * depth + stacked[g]
+                    current[g], current_tree[g] = stack_node[top], stack_tree[top]
+                    current_log_v[g] = stack_log_v[top]
+                is_busy = True
+                q, j, b = current[g], current_tree[g], row[g]
+                visits += 1
                 if q < n - 1:
                     u = _logit(split_weight, split_bias, j * (n - 1) + q, x, b, p) * scale
-                    here[g] = 2 * q + 1 + (u < 0)
+                    current[g] = 2 * q + 1 + (u < 0)
                     if not (u >= half or u <= -half):
                         finite &= u == u
                         log_left, log_right = _log_sides(u)
-                        place = g * depth + pending[g]
-                        pending_node[place], pending_tree[place] = 2 * q + 2, j
-                        pending_log_v[place] = here_log_v[g] + log_right
-                        pending[g] += 1
-                        here[g] = 2 * q + 1
-                        here_log_v[g] += log_left
-                elif leaves[g] < room_for_leaves:
+                        top = g * depth + stacked[g]
+                        stack_node[top], stack_tree[top] = 2 * q + 2, j
+                        stack_log_v[top] = current_log_v[g] + log_right
+                        stacked[g] += 1
+                        current[g] = 2 * q + 1
+                        current_log_v[g] += log_left
+                elif leaves[g] < leaf_capacity:
                     i = _leaf_at(q, n, first_deep)
-                    place = g * room_for_leaves + leaves[g]
-                    leaf_expert[place] = i
-                    leaf_logit[place] = _logit(leaf_weight, leaf_bias, j * n + i, x, b, p) + here_log_v[g]
+                    leaf = g * leaf_capacity + leaves[g]
+                    leaf_expert[leaf] = i
+                    leaf_logit[leaf] = _logit(leaf_weight, leaf_bias, j * n + i, x, b, p) + current_log_v[g]
                     leaves[g] += 1
-                    here[g] = -1
+                    current[g] = -1
                 else:
                     overflows = True
-            busy &= not overflows
+            is_busy &= not overflows
         if overflows:
-            alone_up_to = group + ALONE
+            single_until = group + SINGLE_ROWS
             continue
-        visited += seen
+        visited += visits
+        # The softmax over the leaves of all trees, summed by expert.
         for g in range(size):
             b = row[g]
-            at = g * room_for_leaves
+            first_leaf = g * leaf_capacity
             peak = kind(-np.inf)
-            for m in range(at, at + leaves[g]):
-                peak = max(peak, leaf_logit[m])
-                finite &= abs(leaf_logit[m]) < np.inf
+            for leaf in range(first_leaf, first_leaf + leaves[g]):
+                peak = max(peak, leaf_logit[leaf])
+                finite &= abs(leaf_logit[leaf]) < np.inf
             total = kind(0)
             experts = 0
-            for m in range(at, at + leaves[g]):
-                e = math.exp(leaf_logit[m] - peak)
-                i = leaf_expert[m]
+            for leaf in range(first_leaf, first_leaf + leaves[g]):
+                e = math.exp(leaf_logit[leaf] - peak)
+                i = leaf_expert[leaf]
                 if e > 0:
                     if mass[i] == 0:
-                        leaf_expert[at + experts] = i
+                        leaf_expert[first_leaf + experts] = i
                         experts += 1
                     mass[i] += e
                     total += e
-            out_row = 0 if offsets_at else b
-            offset = offsets[b] if offsets_at else 0
-            room = offsets[b + 1] - offset if offsets_at else out_expert.shape[1]
-            for m in range(experts):
-                i = leaf_expert[at + m]
-                if m < room:
-                    out_expert[out_row, offset + m], out_weight[out_row, offset + m] = i, mass[i] / total
+            out_row, offset, capacity = b, 0, out_expert.shape[1]
+            if len(offsets):
+                out_row, offset, capacity = 0, offsets[b], offsets[b + 1] - offsets[b]
+            for slot in range(experts):
+                i = leaf_expert[first_leaf + slot]
+                if slot < capacity:
+                    out_expert[out_row, offset + slot] = i
+                    out_weight[out_row, offset + slot] = mass[i] / total
                 mass[i] = 0
-            if experts > room and not offsets_at:
+            if experts > capacity and len(offsets) == 0:
                 out_expert[b, 0] = -experts
-            most = max(most, experts)
+            most_experts = max(most_experts, experts)
         group += size
-    return most, visited, finite
+    return most_experts, visited, finite
 
 
 @jit_inline
@@ -243,38 +267,38 @@ def _logits(
     out: Any, node: Any, chain: int, k: int, weights: Any, bias: Any, width: int, x: Any, b: int, p: int
 ) -> None:
     """out[chain + j] = the logit of row b at node[chain + j] of tree j, where that is below ``width``."""
-    waiting = -1  # a tree without a partner yet
+    unpaired = -1  # a tree without a partner yet
     for j in range(k):
         if node[chain + j] >= width:
             continue
-        if waiting < 0:
-            waiting = j
+        if unpaired < 0:
+            unpaired = j
             continue
-        one, two = waiting * width + node[chain + waiting], j * width + node[chain + j]
+        one, two = unpaired * width + node[chain + unpaired], j * width + node[chain + j]
         dot_one, dot_two = _two_dots(weights, one, two, x, b, p)
-        out[chain + waiting], out[chain + j] = dot_one + bias[one], dot_two + bias[two]
-        waiting = -1
-    if waiting >= 0:
-        out[chain + waiting] = _logit(weights, bias, waiting * width + node[chain + waiting], x, b, p)
+        out[chain + unpaired], out[chain + j] = dot_one + bias[one], dot_two + bias[two]
+        unpaired = -1
+    if unpaired >= 0:
+        out[chain + unpaired] = _logit(weights, bias, unpaired * width + node[chain + unpaired], x, b, p)
 
 
 @jit_inline
 def _logit(weights: Any, bias: Any, node: int, x: Any, b: int, p: int) -> Any:
-    """Of row b of x (·, p) at one node, all flat."""
+    """The logit of row b of x (·, p) at one node; all arrays are flat."""
     dot = x.dtype.type(0)
-    weights_at, x_at = node * p, b * p
+    weights_start, x_start = node * p, b * p
     for c in range(p):
-        dot += weights[np.uint64(weights_at + c)] * x[np.uint64(x_at + c)]
+        dot += weights[np.uint64(weights_start + c)] * x[np.uint64(x_start + c)]
     return dot + bias[node]
 
 
 @jit_inline
 def _two_dots(weights: Any, one: int, two: int, x: Any, b: int, p: int) -> Any:
-    """Of rows ``one`` and ``two`` of ``weights`` (·, p) with row b of x (·, p), all flat."""
+    """The products of rows ``one`` and ``two`` of weights (·, p) with row b of x (·, p); all are flat."""
     dot_one = dot_two = x.dtype.type(0)
-    one_at, two_at, x_at = one * p, two * p, b * p
+    one_start, two_start, x_start = one * p, two * p, b * p
     for c in range(p):  # unsigned: a signed index might count from the end, which would not vectorise
-        value = x[np.uint64(x_at + c)]
-        dot_one += weights[np.uint64(one_at + c)] * value
-        dot_two += weights[np.uint64(two_at + c)] * value
+        value = x[np.uint64(x_start + c)]
+        dot_one += weights[np.uint64(one_start + c)] * value
+        dot_two += weights[np.uint64(two_start + c)] * value
     return dot_one, dot_two
