@@ -1,4 +1,4 @@
-"""Recipes: every one is valid for every gate, and a wrong setting is named."""
+"""Recipes: every one is valid for every gate, and a wrong setting is named in the error."""
 
 import pytest
 import yaml
@@ -25,7 +25,7 @@ def test_every_recipe_is_complete_for_every_gate(name, gate):
     assert config.uses_search == gate.endswith("+")
 
 
-def test_settings_are_laid_over_the_recipe_whatever_their_order():
+def test_settings_override_the_recipe_in_any_order():
     config = load_train_config(
         "multidigits", ["gate.k=3", "gate=topk", "training.learning_rate=1e-4", "seed=7"]
     )
@@ -34,7 +34,7 @@ def test_settings_are_laid_over_the_recipe_whatever_their_order():
     assert config.seed == 7
 
 
-def test_a_resolved_configuration_is_a_recipe_again(tmp_path):
+def test_a_saved_configuration_is_a_recipe(tmp_path):
     config = load_train_config("multidigits", ["gate=comet+", "gate.gamma=0.5"])
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(config.model_dump(mode="json")))
@@ -42,7 +42,7 @@ def test_a_resolved_configuration_is_a_recipe_again(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("recipe", "settings", "says"),
+    ("recipe", "settings", "message"),
     [
         (
             "nonesuch",
@@ -51,39 +51,43 @@ def test_a_resolved_configuration_is_a_recipe_again(tmp_path):
         ),
         ("missing.yaml", [], "recipe missing.yaml cannot be read"),
         ("multidigits", ["gate=resnet"], "gate must be one of softmax, .*comet\\+, got 'resnet'"),
-        ("multidigits", ["gate.k=0"], "gate.k: input should be greater than or equal to 1, got 0"),
+        ("multidigits", ["gate.k=0"], "gate.k: input should be greater than 0, got 0"),
         ("multidigits", ["gate.kk=2"], "there is no setting gate.kk"),
         ("multidigits", ["gate=softmax", "gate.k=2"], "there is no setting gate.k"),
         ("multidigits", ["training.epochs=many"], "training.epochs: .* got 'many'"),
         ("multidigits", ["loss.alpha=0.5"], "loss.alpha must stay unset for a model of kind image"),
         ("multidigits", ["training"], "a setting has the form a.b=c, got 'training'"),
+        ("multidigits", ["training..epochs=1"], "a setting has the form a.b=c, got 'training..epochs=1'"),
+        ("multidigits", ["gates=5"], "gates must be a mapping of gate names to their settings, got '5'"),
+        ("multidigits", ["gates.topk=5"], "gates.topk must be a mapping of settings, got '5'"),
+        ("multidigits", ["gates.tpok.k=5"], "there is no setting gates.tpok: gates are softmax, "),
         ("multidigits", ["data.name.x=1"], "data.name.x cannot be set: name is 'multidigits', not a section"),
         ("multidigits", ["seed=-1"], "seed: .* got -1"),
     ],
 )
-def test_a_mistake_is_named(recipe, settings, says):
-    with pytest.raises(RecipeError, match=says):
+def test_a_wrong_setting_is_named(recipe, settings, message):
+    with pytest.raises(RecipeError, match=message):
         load_train_config(recipe, settings)
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("[1, 2", "is not YAML"),
         ("- a\n- b\n", "must be a mapping of settings, got list"),
         ("", "got NoneType"),
     ],
 )
-def test_a_broken_file_is_named(tmp_path, text, says):
+def test_a_broken_file_is_named(tmp_path, text, message):
     path = tmp_path / "broken.yaml"
     path.write_text(text)
-    with pytest.raises(RecipeError, match=says):
+    with pytest.raises(RecipeError, match=message):
         load_train_config(str(path))
 
 
 @pytest.mark.parametrize("gate", GATE_NAMES)
 @pytest.mark.parametrize("name", list_recipes())
-def test_what_is_drawn_is_a_setting_of_the_recipe(name, gate):
+def test_every_tuned_setting_is_a_setting_of_the_recipe(name, gate):
     config = load_config(name, [f"gate={gate}"]).model_dump()
     for key in load_search_space(name, gate):
         section, _, setting = key.partition(".")
@@ -91,7 +95,7 @@ def test_what_is_drawn_is_a_setting_of_the_recipe(name, gate):
 
 
 @pytest.mark.parametrize(
-    ("recipe", "settings", "says"),
+    ("recipe", "settings", "message"),
     [
         ("multidigits", ["gate=comet", "training.epochs=7", "gate.k=2"], None),
         ("multidigits", ["data.options.x=null", "training.epochs=8"], "training.epochs is 7 .*, got 8"),
@@ -102,25 +106,25 @@ def test_what_is_drawn_is_a_setting_of_the_recipe(name, gate):
         ("movielens", ["gate=topk"], "recipe is 'multidigits' in the saved run, got 'movielens'"),
     ],
 )
-def test_what_differs_from_a_saved_run_is_named(recipe, settings, says):
+def test_a_setting_that_differs_from_the_saved_run_is_named(recipe, settings, message):
     given = ["training.epochs=7", "gate={name: comet, k: 2, gamma: 1.0, entropy: 0.5}"]
     saved = load_train_config("multidigits", given)
     overrides = [parse_setting(setting) for setting in settings]
-    if says is None:
+    if message is None:
         check_same_settings(saved, recipe, overrides)
     else:
-        with pytest.raises(RecipeError, match=says):
+        with pytest.raises(RecipeError, match=message):
             check_same_settings(saved, recipe, overrides)
 
 
-def test_a_gates_settings_in_the_recipe_can_be_laid_over():
+def test_settings_of_a_gate_in_gates_can_be_overridden():
     for recipe in ("multidigits", "bert-rte"):
         config = load_config(recipe, ["gates.topk.k=3", "gate=topk"])
         assert config.gate.k == 3
 
 
-def test_each_loader_refuses_the_other_kind_of_recipe():
-    with pytest.raises(RecipeError, match="recipe bert-rte is of COMET-BERT: see `comet-moe bert --help`"):
+def test_each_loader_refuses_recipes_of_the_other_kind():
+    with pytest.raises(RecipeError, match="recipe bert-rte is for COMET-BERT: use `comet-moe bert`"):
         load_train_config("bert-rte")
-    with pytest.raises(RecipeError, match=r"multidigits is not of COMET-BERT .*: use `comet-moe train`"):
+    with pytest.raises(RecipeError, match=r"multidigits is not for COMET-BERT, .*: use `comet-moe train`"):
         load_bert_config("multidigits")

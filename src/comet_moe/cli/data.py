@@ -94,6 +94,7 @@ def prepare(
 def _options(name: str, settings: list[str]) -> dict[str, Any]:
     """The options that the recipe of this name trains with, with ``settings`` laid over."""
     from comet_moe.config import list_recipes, load_train_config, parse_setting
+    from comet_moe.config.values import read_free_form
     from comet_moe.exceptions import RecipeError
 
     options = dict(load_train_config(name).data.options) if name in list_recipes() else {}
@@ -101,7 +102,7 @@ def _options(name: str, settings: list[str]) -> dict[str, Any]:
         keys, value = parse_setting(setting)
         if len(keys) > 1 or keys[0] in ("name", "source", "cache", "seed", "split", "strict"):
             raise RecipeError(f"{'.'.join(keys)} is not an option of a data set: give option=value")
-        options[keys[0]] = value
+        options[keys[0]] = read_free_form(value, keys[0])
     return options
 
 

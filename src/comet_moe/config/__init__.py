@@ -1,4 +1,4 @@
-"""Experiments as YAML, one file each, and the schemas they are checked against."""
+"""Configurations: the schema of every setting, the loader of recipes, and their search spaces."""
 
 from comet_moe.config.bert_schema import BertConfig
 from comet_moe.config.loader import (
@@ -9,6 +9,7 @@ from comet_moe.config.loader import (
     load_bert_config,
     load_config,
     load_train_config,
+    override_config,
     parse_setting,
 )
 from comet_moe.config.schema import GATE_NAMES, TrainConfig
@@ -19,7 +20,6 @@ from comet_moe.config.search_space import (
     SearchSpace,
     Uniform,
     load_search_space,
-    override_config,
 )
 from comet_moe.exceptions import RecipeError
 

@@ -1,103 +1,117 @@
-"""From a recipe's name or file, and settings from the command line, to a checked configuration.
+"""Builds a validated configuration from a recipe and the settings given on the command line.
 
-A recipe is YAML. Its ``gates`` section has the settings of each gate in this experiment, its ``gate`` the one
-that is used; ``gates`` of a name with ``+`` are laid over those without. Its ``tuning`` section is read by
-:mod:`comet_moe.config.search_space`.
+A recipe is YAML. Its ``gates`` section has the settings of every gate in this experiment, and ``gate`` is the
+name of the one to use. The settings of ``comet+`` override those of ``comet``, and so on for every gate with
+``+``. The ``tuning`` section is read by :mod:`comet_moe.config.search_space`.
 """
 
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import yaml
 from pydantic import ValidationError
 
 from comet_moe.config.bert_schema import BertConfig
 from comet_moe.config.schema import GATE_NAMES, Section, TrainConfig
+from comet_moe.config.values import SettingText, read_mapping_or_text, read_yaml
 from comet_moe.exceptions import RecipeError
 
 AnyConfig = TrainConfig | BertConfig
 ConfigType = TypeVar("ConfigType", bound=Section)
 Override = tuple[list[str], Any]
-"""The keys of a setting and its value."""
+"""The keys of a setting, ``["a", "b"]`` for "a.b", and its value."""
 
 
 def list_recipes() -> list[str]:
-    """The recipes that are shipped."""
-    return sorted(path.name.removesuffix(".yaml") for path in _shipped() if path.name.endswith(".yaml"))
+    """The names of the recipes that are part of this package."""
+    return sorted(_packaged_recipes())
 
 
 def load_config(recipe: str, settings: Sequence[str] = ()) -> AnyConfig:
-    """The configuration of ``recipe``, a name or a path, with ``settings`` of the form "a.b=c" laid over."""
-    return build_config(_tree(recipe), [parse_setting(setting) for setting in settings], recipe)
+    """The configuration of ``recipe``, a name or a path, overridden by ``settings`` of the form "a.b=c"."""
+    return build_config(_read_settings(recipe), [parse_setting(setting) for setting in settings], recipe)
 
 
 def load_train_config(recipe: str, settings: Sequence[str] = ()) -> TrainConfig:
-    """As :func:`load_config`, of a network that ``comet-moe train`` trains."""
-    found = load_config(recipe, settings)
-    if not isinstance(found, TrainConfig):
-        raise RecipeError(f"recipe {recipe} is of COMET-BERT: see `comet-moe bert --help`")
-    return found
+    """As :func:`load_config`, for a recipe of ``comet-moe train``."""
+    config = load_config(recipe, settings)
+    if not isinstance(config, TrainConfig):
+        raise RecipeError(f"recipe {recipe} is for COMET-BERT: use `comet-moe bert`")
+    return config
 
 
 def load_bert_config(recipe: str, overrides: Sequence[Override] = ()) -> BertConfig:
-    """As :func:`load_config`, of COMET-BERT."""
-    found = build_config(_tree(recipe), overrides, recipe)
-    if not isinstance(found, BertConfig):
-        raise RecipeError(f"recipe {recipe} is not of COMET-BERT (it has no task): use `comet-moe train`")
-    return found
+    """As :func:`load_config`, for a recipe of ``comet-moe bert``."""
+    config = build_config(_read_settings(recipe), overrides, recipe)
+    if not isinstance(config, BertConfig):
+        raise RecipeError(f"recipe {recipe} is not for COMET-BERT, as it has no task: use `comet-moe train`")
+    return config
 
 
-def _tree(recipe: str) -> dict[str, Any]:
-    tree = read_recipe(recipe)
-    tree.pop("tuning", None)
-    return {"recipe": Path(recipe).stem, **tree}
+def build_config(
+    settings: dict[str, Any], overrides: Sequence[Override], source: str | None = None
+) -> AnyConfig:
+    """``settings``, changed by ``overrides``, as a configuration: of COMET-BERT if there is a ``task``.
 
+    Where ``gate`` is a name, its settings come from ``gates``. COMET-BERT keeps ``gates``, since students of
+    one teacher may have different gates.
 
-def build_config(tree: dict[str, Any], overrides: Sequence[Override], source: str | None = None) -> AnyConfig:
-    """``tree`` with ``overrides`` laid over, checked; a gate's name stands for its settings in ``gates``.
-
-    What has a ``task`` is of COMET-BERT, which keeps ``gates``: students may have another gate. ``source`` is
-    where it was read.
+    Args:
+        settings: nested dictionaries, one per section; they are changed.
+        overrides: in any order; of two for one setting the last counts.
+        source: the recipe's name or path, for error messages.
     """
-    kind: type[AnyConfig] = BertConfig if "task" in tree else TrainConfig
-    first = [override for override in overrides if override[0][0] == "gates" or override[0] == ["gate"]]
-    for keys, value in first:
-        set_value(tree, keys, value)
-    gates = tree.get("gates", {}) if kind is BertConfig else tree.pop("gates", {})
-    if not isinstance(tree.get("gate"), Mapping):
-        tree["gate"] = gate_settings(tree.get("gate"), gates)
+    kind: type[AnyConfig] = BertConfig if "task" in settings else TrainConfig
+    gate_overrides = [override for override in overrides if _chooses_gate(override[0])]
+    for keys, value in gate_overrides:
+        set_value(settings, keys, value)
+    gates = _check_gates(settings.get("gates", {}))
+    if kind is TrainConfig:
+        settings.pop("gates", None)
+    if not isinstance(settings.get("gate"), Mapping):
+        settings["gate"] = _gate_settings(settings.get("gate"), gates)
     for keys, value in overrides:
-        if (keys, value) not in first:
-            set_value(tree, keys, value)
-    return validate_config(kind, tree, source)
+        if not _chooses_gate(keys):
+            set_value(settings, keys, value)
+    return validate_config(kind, settings, source)
 
 
-def validate_config(kind: type[ConfigType], tree: dict[str, Any], source: str | None = None) -> ConfigType:
-    """``tree`` as a configuration; ``source`` is where it was read."""
+def validate_config(
+    kind: type[ConfigType], settings: Mapping[str, Any], source: str | None = None
+) -> ConfigType:
+    """``settings`` as a configuration of type ``kind``; ``source`` is the recipe's name or path."""
     try:
-        return kind.model_validate(tree)
+        return kind.model_validate(settings)
     except ValidationError as error:
-        raise RecipeError(f"recipe {source or tree['recipe']}: {validation_message(error)}") from error
+        raise RecipeError(f"recipe {source or settings['recipe']}: {validation_message(error)}") from error
+
+
+def override_config(config: ConfigType, values: Mapping[str, Any]) -> ConfigType:
+    """``config`` with other ``values``, by keys such as "gate.gamma"; the result is validated."""
+    settings = config.model_dump(mode="json")
+    for key, value in values.items():
+        set_value(settings, key.split("."), value)
+    return validate_config(type(config), settings)
 
 
 def check_same_settings(saved: AnyConfig, recipe: str, overrides: Sequence[Override]) -> None:
-    """Refuse what differs from ``saved``, the configuration of a run to go on with.
+    """Refuse settings that differ from ``saved``, the configuration of the run to resume.
 
     Args:
-        saved: what is not given is as it was saved.
-        recipe: its name, as in a configuration.
-        overrides: what is given.
+        saved: has the values of all settings that are not given.
+        recipe: the name of the recipe that is given, as in a configuration.
+        overrides: the settings that are given.
     """
-    last = {".".join(keys): (keys, value) for keys, value in overrides}
-    names = {"recipe": saved.recipe, "gate": saved.gate.name}
-    asked_names = names | {"recipe": recipe}
-    if "gate" in last and not isinstance(last["gate"][1], Mapping):
-        asked_names["gate"] = last.pop("gate")[1]
-    change = first_change(names, asked_names)
+    given = {".".join(keys): (keys, value) for keys, value in overrides}
+    saved_names = {"recipe": saved.recipe, "gate": saved.gate.name}
+    given_names = saved_names | {"recipe": recipe}
+    if "gate" in given and not isinstance(given["gate"][1], Mapping):
+        given_names["gate"] = given.pop("gate")[1]
+    change = first_change(saved_names, given_names)
     if change is None:
-        asked = build_config(saved.model_dump(mode="json"), list(last.values()))
+        asked = build_config(saved.model_dump(mode="json"), list(given.values()))
         change = first_change(saved.model_dump(mode="json"), asked.model_dump(mode="json"))
     if change is not None:
         key, old, new = change
@@ -106,32 +120,24 @@ def check_same_settings(saved: AnyConfig, recipe: str, overrides: Sequence[Overr
         )
 
 
-def first_change(before: dict[str, Any], now: dict[str, Any]) -> tuple[str, Any, Any] | None:
-    """The first key, in nested dictionaries with dots, whose value differs, and the two values."""
-    for key in before | now:
-        old, new = before.get(key), now.get(key)
+def first_change(before: dict[str, Any], after: dict[str, Any]) -> tuple[str, Any, Any] | None:
+    """The first key whose value differs, as "a.b" where nested, and its two values; None if all agree."""
+    for key in before | after:
+        old, new = before.get(key), after.get(key)
         if old != new:
             if not (isinstance(old, dict) and isinstance(new, dict)):
                 return key, old, new
-            below = first_change(old, new)
-            if below is not None:  # else they differ in a key without a value
-                return f"{key}.{below[0]}", *below[1:]
+            nested = first_change(old, new)
+            if nested is not None:  # else one has a key whose value is None and the other lacks it
+                return f"{key}.{nested[0]}", *nested[1:]
     return None
 
 
-def gate_settings(name: Any, gates: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of the gate ``name`` in a recipe's ``gates``."""
-    if name not in GATE_NAMES:
-        raise RecipeError(f"gate must be one of {', '.join(GATE_NAMES)}, got {name!r}")
-    own = gates.get(name) or {}
-    return {**(gates.get(name.removesuffix("+")) or {}), **own, "name": name}
-
-
 def read_recipe(recipe: str) -> dict[str, Any]:
-    """The settings of ``recipe``, a name or a path, as they are written."""
-    shipped = {path.name.removesuffix(".yaml"): path for path in _shipped()}
-    if recipe in shipped:
-        text = shipped[recipe].read_text(encoding="utf-8")
+    """The content of ``recipe``, a name or a path, not validated."""
+    packaged = _packaged_recipes()
+    if recipe in packaged:
+        text = packaged[recipe].read_text(encoding="utf-8")
     elif recipe.endswith((".yaml", ".yml")) or Path(recipe).exists():
         try:
             text = Path(recipe).read_text(encoding="utf-8")
@@ -140,64 +146,106 @@ def read_recipe(recipe: str) -> dict[str, Any]:
     else:
         raise RecipeError(
             f"there is no recipe {recipe!r}: "
-            f"give a path to a YAML file, or one of {', '.join(sorted(shipped))}"
+            f"give a path to a YAML file, or one of {', '.join(sorted(packaged))}"
         )
     try:
-        tree = yaml.safe_load(text)
+        content = read_yaml(text)
     except yaml.YAMLError as error:
         raise RecipeError(f"recipe {recipe} is not YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(tree, dict):
-        raise RecipeError(f"recipe {recipe} must be a mapping of settings, got {type(tree).__name__}")
-    return tree
+    if not isinstance(content, dict):
+        raise RecipeError(f"recipe {recipe} must be a mapping of settings, got {type(content).__name__}")
+    return content
 
 
-def _shipped() -> list[Any]:
-    return [path for path in files("comet_moe").joinpath("recipes").iterdir() if path.name.endswith(".yaml")]
+def parse_setting(setting: str) -> Override:
+    """The keys and the value of a setting such as "a.b=c".
 
-
-def parse_setting(setting: str) -> tuple[list[str], Any]:
-    """The keys and the value of a setting such as "a.b=c"; the value is read as YAML."""
-    name, equals, value = setting.partition("=")
-    if not equals or not name:
+    The value is text until the schema reads it by the setting's type, see :mod:`comet_moe.config.values`.
+    Only ``gate``, ``gates`` and ``gates.NAME`` are read here: a name, or a mapping of settings.
+    """
+    name, equals, text = setting.partition("=")
+    keys = name.split(".")
+    if not equals or not all(keys):
         raise RecipeError(f"a setting has the form a.b=c, got {setting!r}")
-    try:
-        return name.split("."), _number(yaml.safe_load(value))
-    except yaml.YAMLError as error:
-        raise RecipeError(f"the value of {name} is not YAML: {value!r}") from error
+    if _chooses_gate(keys) and len(keys) < 3:
+        return keys, read_mapping_or_text(text)
+    return keys, SettingText(text)
 
 
-def _number(value: Any) -> Any:
-    """YAML 1.1 reads 1e-4 as text; everyone who types it means a number."""
-    if isinstance(value, list):
-        return [_number(item) for item in value]
-    if isinstance(value, str):
-        try:
-            return float(value)
-        except ValueError:
-            return value
-    return value
-
-
-def set_value(tree: dict[str, Any], keys: Sequence[str], value: Any) -> None:
-    """Set the value under ``keys``, making sections as needed."""
+def set_value(settings: dict[str, Any], keys: Sequence[str], value: Any) -> None:
+    """Set the value of the setting ``keys`` in nested dictionaries, which are created as needed."""
     for key in keys[:-1]:
-        below = tree.setdefault(key, {})
-        if not isinstance(below, dict):
-            raise RecipeError(f"{'.'.join(keys)} cannot be set: {key} is {below!r}, not a section")
-        tree = below
-    tree[keys[-1]] = value
+        section = settings.setdefault(key, {})
+        if isinstance(section, SettingText):
+            section = settings[key] = read_mapping_or_text(section)
+        if not isinstance(section, dict):
+            raise RecipeError(f"{'.'.join(keys)} cannot be set: {key} is {section!r}, not a section")
+        settings = section
+    settings[keys[-1]] = value
 
 
 def validation_message(error: ValidationError) -> str:
-    """The first problem in one sentence: the key, what is wrong, what was given."""
+    """The first problem in one sentence: the setting, what is wrong with it, the value."""
     problem = error.errors(include_url=False)[0]
-    tags = set(GATE_NAMES) | {"rating", "image"}
-    key = ".".join(str(part) for part in problem["loc"] if part not in tags)
-    if problem["type"] == "extra_forbidden":
-        return f"there is no setting {key}"
-    if problem["type"] == "missing":
-        return f"the setting {key} is missing"
-    said = problem["msg"].removeprefix("Value error, ")
-    if not key:
-        return said
-    return f"{key}: {said[0].lower()}{said[1:]}, got {problem['input']!r}"
+    key = ".".join(str(part) for part in problem["loc"] if part not in _UNION_TAGS)
+    context = problem.get("ctx", {})
+    match problem["type"]:
+        case "extra_forbidden":
+            return f"there is no setting {key}"
+        case "missing":
+            return f"the setting {key} is missing"
+        case "union_tag_not_found":
+            return f"the setting {key}.{context['discriminator'].strip(chr(39))} is missing"
+        case "union_tag_invalid":
+            name = f"{key}.{context['discriminator'].strip(chr(39))}"
+            return f"{name} must be one of {context['expected_tags']}, got {context['tag']!r}"
+    message = problem["msg"].removeprefix("Value error, ")
+    if problem["type"] == "value_error":  # raised by a validator of ours, whose message names the value
+        return f"{key}: {message}" if key else message
+    return f"{key}: {message[0].lower()}{message[1:]}, got {problem['input']!r}"
+
+
+_UNION_TAGS = {
+    tag
+    for name, discriminator in (("gate", "name"), ("model", "kind"))
+    for config in (TrainConfig, BertConfig)
+    for section in get_args(config.model_fields[name].annotation)
+    for tag in get_args(section.model_fields[discriminator].annotation)
+}
+"""What pydantic adds to the path of a setting to say which member of a union it is in."""
+
+
+def _read_settings(recipe: str) -> dict[str, Any]:
+    """The settings of ``recipe``, with its name and without its search space."""
+    content = read_recipe(recipe)
+    content.pop("tuning", None)
+    return {"recipe": Path(recipe).stem, **content}
+
+
+def _packaged_recipes() -> dict[str, Any]:
+    paths = files("comet_moe").joinpath("recipes").iterdir()
+    return {path.name.removesuffix(".yaml"): path for path in paths if path.name.endswith(".yaml")}
+
+
+def _chooses_gate(keys: Sequence[str]) -> bool:
+    """Whether a setting is ``gate`` or in ``gates``: those are applied before the settings of the gate."""
+    return keys[0] == "gates" or list(keys) == ["gate"]
+
+
+def _check_gates(gates: Any) -> Mapping[str, Mapping[str, Any]]:
+    """``gates`` of a recipe: a mapping from gate names to mappings of settings."""
+    if not isinstance(gates, Mapping):
+        raise RecipeError(f"gates must be a mapping of gate names to their settings, got {gates!r}")
+    for name, settings in gates.items():
+        if name not in GATE_NAMES:
+            raise RecipeError(f"there is no setting gates.{name}: gates are {', '.join(GATE_NAMES)}")
+        if settings is not None and not isinstance(settings, Mapping):
+            raise RecipeError(f"gates.{name} must be a mapping of settings, got {settings!r}")
+    return gates
+
+
+def _gate_settings(name: Any, gates: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of the gate ``name``; those of a name with ``+`` override those of the name without."""
+    if name not in GATE_NAMES:
+        raise RecipeError(f"gate must be one of {', '.join(GATE_NAMES)}, got {name!r}")
+    return {**(gates.get(name.removesuffix("+")) or {}), **(gates.get(name) or {}), "name": name}

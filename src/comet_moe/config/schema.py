@@ -1,102 +1,118 @@
 """The settings of a training run, one pydantic model per section; an unknown setting is an error."""
 
+import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
+
+from comet_moe.config.values import read_section
 
 
 def absolute_path(path: str) -> str:
-    """``path`` from the root, so that a saved configuration means the same file from every folder."""
-    return str(Path(path).expanduser().absolute())
-
-
-Positive = Annotated[float, Field(gt=0)]
-NotNegative = Annotated[float, Field(ge=0)]
-Count = Annotated[int, Field(ge=1)]
+    """The absolute form of ``path``, so that a saved configuration names the same file from every folder."""
+    return str(Path(os.path.expanduser(path)).absolute())  # pathlib's own raises where there is no such user
 
 
 class Section(BaseModel):
-    """A part of the configuration that knows all its keys."""
+    """Base class of all sections: no unknown settings, no NaN or infinity, text read by its type."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_text(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping):
+            return values
+        return read_section(values, {name: field.annotation for name, field in cls.model_fields.items()})
 
 
 class DataConfig(Section):
-    """Which data set, and how it is drawn.
+    """Which data set, and how it is prepared.
 
-    ``path`` is a folder of raw files, or a table of one's own; ``any_size`` takes publisher's files that do
-    not have their official size.
+    ``path`` is the folder of the raw files, or the user's own table. ``any_size`` accepts the publisher's
+    files even if they do not have their official size. ``options`` are those of the data set.
     """
 
     name: str
     path: Annotated[str, AfterValidator(absolute_path)] | None = None
     any_size: bool = False
-    seed: int = Field(default=0, ge=0)
+    seed: NonNegativeInt = 0
     split: str = "random"
     options: dict[str, Any] = {}
 
 
 class RatingModelConfig(Section):
-    """Two embeddings, experts of one dense layer, a head a task (section S1.2, MovieLens, Books, Jester)."""
+    """Two embeddings, experts of one dense layer, one head per task (S1.2: MovieLens, Books, Jester)."""
 
     kind: Literal["rating"]
-    experts: Count
-    embedding: Count
-    units: Count
+    experts: PositiveInt
+    embedding: PositiveInt
+    units: PositiveInt
     dropout: float = Field(default=0.5, ge=0, lt=1)
-    head: tuple[Count, ...] = (256,)
+    head: tuple[PositiveInt, ...] = (256,)
 
 
 class ImageModelConfig(Section):
-    """Experts that are CNNs, a head a task (section S1.2, Digits, MultiMNIST, CelebA)."""
+    """Convolutional experts, one head per task (S1.2: Digits, MultiMNIST, CelebA)."""
 
     kind: Literal["image"]
-    experts: Count
-    filters: tuple[Count, ...]
-    kernel_size: Count
-    units: tuple[Count, ...] = ()
-    head: tuple[Count, ...] = ()
+    experts: PositiveInt
+    filters: tuple[PositiveInt, ...]
+    kernel_size: PositiveInt
+    units: tuple[PositiveInt, ...] = ()
+    head: tuple[PositiveInt, ...] = ()
 
 
 class SoftmaxConfig(Section):
-    """Every expert, by a softmax."""
+    """Every expert, weighted by a softmax."""
 
     name: Literal["softmax", "softmax+"]
 
 
 class HashConfig(Section):
-    """One expert a user, drawn before training."""
+    """One expert per user, drawn at random before training."""
 
     name: Literal["hash", "hash+"]
 
 
 class TopKConfig(Section):
-    """The k largest logits."""
+    """The k experts with the largest logits."""
 
     name: Literal["topk", "topk+"]
-    k: Count
+    k: PositiveInt
     noise: bool = False
     normalize: Literal["selected", "all"] = "selected"
 
 
 class DSelectKConfig(Section):
-    """k selectors in binary code."""
+    """k selectors that encode an expert in binary."""
 
     name: Literal["dselect", "dselect+"]
-    k: Count
-    gamma: Positive = 1.0
-    entropy: NotNegative = 0.0
-    reachability: NotNegative = 0.0
+    k: PositiveInt
+    gamma: PositiveFloat = 1.0
+    entropy: NonNegativeFloat = 0.0
+    reachability: NonNegativeFloat = 0.0
 
 
 class CometConfig(Section):
-    """k trees."""
+    """k decision trees."""
 
     name: Literal["comet", "comet+"]
-    k: Count
-    gamma: Positive = 1.0
-    entropy: NotNegative = 0.0
+    k: PositiveInt
+    gamma: PositiveFloat = 1.0
+    entropy: NonNegativeFloat = 0.0
 
 
 GateConfig = Annotated[
@@ -111,38 +127,42 @@ GATE_NAMES = tuple(
 class SearchConfig(Section):
     """Local search, used by the gates whose name ends in ``+``."""
 
-    epochs: int = Field(default=5, ge=0)
-    zeta: NotNegative = 1e-4
-    tau: tuple[Positive, Positive] = (1e-3, 1e-7)
-    iterations: tuple[Count, Count] = (20, 150)
+    epochs: NonNegativeInt = 5
+    zeta: NonNegativeFloat = 1e-4
+    tau: tuple[PositiveFloat, PositiveFloat] = (1e-3, 1e-7)
+    iterations: tuple[PositiveInt, PositiveInt] = (20, 150)
     shared: Literal["all", "gate", "tree"] = "all"
-    lr_factor: Positive = 1.0
-    gumbel: NotNegative = 0.0
+    lr_factor: PositiveFloat = 1.0
+    gumbel: NonNegativeFloat = 0.0
 
 
 class LossConfig(Section):
-    """α·BCE(watched) + (1-α)·MSE(rating) for rating models; image tasks weigh the same."""
+    """α·BCE(watched) + (1-α)·MSE(rating) for rating models; image tasks have equal weights."""
 
     alpha: float | None = Field(default=None, ge=0, le=1)
 
 
 class TrainingConfig(Section):
-    """The loop: Adam at a constant learning rate, early stopping on the validation loss."""
+    """Adam at a constant learning rate, with early stopping on the validation loss.
 
-    epochs: Count
-    batch_size: Count
-    learning_rate: Positive
-    patience: Count = 25
+    ``sparse_share`` is the share of active (sample, expert) pairs up to which ``execution="auto"`` runs
+    sparsely. Without ``threads``, torch chooses their number.
+    """
+
+    epochs: PositiveInt
+    batch_size: PositiveInt
+    learning_rate: PositiveFloat
+    patience: PositiveInt = 25
     execution: Literal["auto", "dense", "sparse"] = "auto"
     sparse_share: float = Field(default=0.5, ge=0, le=1)
-    threads: Count | None = None
+    threads: PositiveInt | None = None
 
 
 class TrainConfig(Section):
-    """A complete run."""
+    """All settings of a training run."""
 
     recipe: str
-    seed: int = Field(default=0, ge=0)
+    seed: NonNegativeInt = 0
     data: DataConfig
     model: Annotated[RatingModelConfig | ImageModelConfig, Field(discriminator="kind")]
     gate: GateConfig
@@ -151,10 +171,10 @@ class TrainConfig(Section):
     training: TrainingConfig
 
     @model_validator(mode="after")
-    def _alpha_belongs_to_ratings(self) -> "TrainConfig":
+    def _check_alpha(self) -> "TrainConfig":
         if (self.model.kind == "rating") != (self.loss.alpha is not None):
-            wanted = "needs a number, for instance 0.9" if self.model.kind == "rating" else "must stay unset"
-            raise ValueError(f"loss.alpha {wanted} for a model of kind {self.model.kind}")
+            rule = "must be a number, such as 0.9," if self.model.kind == "rating" else "must stay unset"
+            raise ValueError(f"loss.alpha {rule} for a model of kind {self.model.kind}")
         return self
 
     @property
@@ -164,5 +184,5 @@ class TrainConfig(Section):
 
     @property
     def num_experts(self) -> int:
-        """Experts of the mixture."""
+        """Number of experts in the mixture."""
         return self.model.experts

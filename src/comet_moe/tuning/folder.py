@@ -285,6 +285,6 @@ def _by_name(settings: Sequence[str]) -> dict[str, str]:
     found = {setting.partition("=")[0]: setting for setting in settings}
     for name in set(_PLACES) & set(found):
         path = parse_setting(found.pop(name))[1]
-        if path is not None:
-            found[name] = f"{name}={absolute_path(str(path))}"
+        if not path.is_null:
+            found[name] = f"{name}={absolute_path(path)}"
     return found
