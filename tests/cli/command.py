@@ -1,9 +1,12 @@
-"""The command line in this process: as fast as a function call, and with what a user sees of it."""
+"""Runs ``comet-moe`` for tests: in this process, as fast as a function call, or in a child process."""
 
 import io
 import json
+import os
+import signal
+import subprocess
 import sys
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
@@ -13,6 +16,8 @@ sys.path.append(str(Path(__file__).parents[1] / "data"))  # the writers of raw f
 
 @dataclass(frozen=True)
 class Done:
+    """What a finished command leaves: its exit code and its two outputs."""
+
     code: int
     out: str
     err: str
@@ -23,7 +28,7 @@ class Done:
 
 
 def comet_moe(*arguments):
-    """Run ``comet-moe`` with the given arguments."""
+    """Run ``comet-moe`` with the given arguments in this process."""
     from comet_moe.cli import main
 
     out, err = io.StringIO(), io.StringIO()
@@ -38,16 +43,48 @@ def comet_moe(*arguments):
 
 
 def succeed(*arguments):
+    """Run ``comet-moe`` and expect exit code 0."""
     done = comet_moe(*arguments)
     assert done.code == 0, done.err
     return done
 
 
 def refusal(*arguments):
-    """The one sentence that ends in exit code 2."""
+    """Run ``comet-moe`` and expect exit code 2; the one sentence on standard error."""
     done = comet_moe(*arguments)
     assert done.code == 2, done.err
     assert done.out == ""
     lines = done.err.splitlines()
     assert len(lines) == 1, done.err
     return lines[0]
+
+
+def start(*arguments, **options):
+    """Start ``comet-moe`` in a child process with one thread."""
+    return start_python("-m", "comet_moe", *arguments, **options)
+
+
+def start_python(*arguments, **options):
+    """Start Python in a child process that stops on Ctrl-C; its outputs are pipes of text."""
+    options = {
+        "env": os.environ | {"OMP_NUM_THREADS": "1"},
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "text": True,
+        **options,
+    }
+    with default_sigint():
+        return subprocess.Popen([sys.executable, *map(str, arguments)], **options)
+
+
+@contextmanager
+def default_sigint():
+    """Child processes that are started in this block stop on SIGINT, even if this process ignores it.
+
+    A shell starts background jobs with SIGINT ignored, which children inherit; handlers are not inherited.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,10 +1,24 @@
-"""Which exceptions are a user's mistake, and the sentence that says so."""
+"""Which exceptions are a user's mistake, and the sentence that explains them."""
+
+from typing import Any
 
 from comet_moe.exceptions import CometError
 
 
-def explain(error: Exception) -> str | None:
-    """One sentence for a mistake in what was given; None for a fault of ours."""
+def describe_error(error: Exception) -> str | None:
+    """One sentence for a mistake of the user; None for a defect of ours, which needs its traceback."""
+    if hasattr(error, "format_message"):  # typer's exceptions for wrong options and arguments
+        return _describe_usage_error(error)
+    if isinstance(error, CometError):
+        return " ".join(str(error).split())
     if isinstance(error, OSError) and error.strerror:  # a full disk, a file without permission
         return f"{error.filename or 'a file'}: {error.strerror}"
-    return " ".join(str(error).split()) if isinstance(error, CometError) else None
+    return None
+
+
+def _describe_usage_error(error: Any) -> str:
+    """Typer's message in one sentence, with the command whose help explains it."""
+    message = " ".join(error.format_message().split()).replace("Value error, ", "").rstrip(".")
+    context = getattr(error, "ctx", None)
+    command = "comet-moe" if context is None else context.command_path
+    return f"{message[:1].lower()}{message[1:]} (see `{command} --help`)"

@@ -1,4 +1,4 @@
-"""The command line: one file a verb, each loaded when it is called."""
+"""The command line: one file per verb; what a verb needs is imported when it is called."""
 
 import sys
 from typing import Annotated
@@ -22,11 +22,11 @@ from comet_moe.cli import (
     train,
     tune,
 )
+from comet_moe.cli._errors import describe_error
 
 app = typer.Typer(
     name="comet-moe",
     help="Sparse mixtures of experts: train, compare and use gates.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -47,30 +47,31 @@ app.command()(report.report)
 app.command()(bench.bench)
 
 
-@app.callback()
-def version(
-    show: Annotated[
-        bool, typer.Option("--version", help="Show the version and exit.", is_eager=True)
-    ] = False,
-) -> None:
-    """Sparse mixtures of experts: train, compare and use gates."""
-    if show:
+def _show_version(asked: bool) -> None:
+    if asked:
         typer.echo(comet_moe.__version__)
         raise typer.Exit
 
 
-def main() -> None:
-    """Run the command line; a user's mistake ends in one sentence and exit code 2."""
-    from comet_moe.cli._errors import explain
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Sparse mixtures of experts: train, compare and use gates."""
 
+
+def run() -> None:
+    """Run the command line: exit code 2 and one sentence for a user's mistake, 130 for Ctrl-C."""
     try:
-        app()
-    except KeyboardInterrupt:
-        typer.echo("stopped", err=True)
-        sys.exit(130)
+        # Typer returns the exit code, which is 130 after Ctrl-C.
+        code = app(sys.argv[1:] or ["--help"], prog_name="comet-moe", standalone_mode=False)
     except Exception as error:
-        sentence = explain(error)
-        if sentence is None:
+        message = describe_error(error)
+        if message is None:
             raise
-        typer.echo(f"comet-moe: {sentence}", err=True)
-        sys.exit(2)
+        typer.echo(f"comet-moe: {message}", err=True)
+        code = 2
+    sys.exit(code or 0)

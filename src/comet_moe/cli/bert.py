@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     help="COMET-BERT: fine-tune a BERT, turn it into a sparse mixture of experts, distil it.",
-    no_args_is_help=True,
     rich_markup_mode=None,
 )
 

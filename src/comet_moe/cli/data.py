@@ -8,7 +8,6 @@ import typer
 
 app = typer.Typer(
     help="Data sets: list them, and prepare them from their raw files.",
-    no_args_is_help=True,
     rich_markup_mode=None,
 )
 
