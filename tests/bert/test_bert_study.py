@@ -122,4 +122,4 @@ def test_mistakes_in_a_study_end_in_one_sentence(place, tmp_path):
     assert f"{tmp_path / 'none'} holds no run" in refusal(*command, "--set", f"teacher={tmp_path / 'none'}")
     assert "neurons" in refusal(*command, *teacher)  # experts of the recipe's size, for BERT-base
     assert not out.exists()
-    assert "recipe bert-rte is of COMET-BERT" in refusal("train", "bert-rte")
+    assert "recipe bert-rte is for COMET-BERT" in refusal("train", "bert-rte")

@@ -1,12 +1,11 @@
 """A run that is killed, at any moment and again and again, ends as one that nobody touched."""
 
 import json
-import os
 import random
 import signal
-import subprocess
-import sys
 import time
+
+import command
 
 SETTINGS = [
     *("gate=comet+", "search.epochs=3", "training.epochs=6", "training.batch_size=64", "training.threads=1"),
@@ -17,21 +16,7 @@ KILLS = 3
 
 def start(out, *arguments):
     sets = [part for setting in SETTINGS for part in ("--set", setting)]
-    command = [
-        sys.executable,
-        "-m",
-        "comet_moe",
-        "train",
-        "multidigits",
-        *sets,
-        "--out",
-        str(out),
-        *arguments,
-    ]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    return command.start("train", "multidigits", *sets, "--out", out, *arguments)
 
 
 def finish(process):

@@ -9,7 +9,7 @@ import time
 
 import pytest
 import yaml
-from command import comet_moe, refusal, succeed
+from command import comet_moe, refusal, start_python, succeed
 
 SMALL = [
     *("data.options.train_size=400", "data.options.validation_size=200", "data.options.test_size=200"),
@@ -24,13 +24,7 @@ def arguments(verb, out, *more, settings=()):
 
 def start(*words):
     """The command in a group of processes of its own, as a terminal would start it."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "comet_moe", *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    return start_python("-m", "comet_moe", *words, start_new_session=True, env=None)
 
 
 def finish(process):
