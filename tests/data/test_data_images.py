@@ -12,12 +12,12 @@ SMALL = {"train_size": 50, "validation_size": 20, "test_size": 10}
 TRAIN_IMAGES = "train-images-idx3-ubyte.gz"
 
 
-def zipped(data):
-    """The same bytes at any time of the day: they name a test."""
+def compress(data):
+    """gzip without the time of day: the bytes are part of a test's name."""
     return gzip.compress(data, mtime=0)
 
 
-def images_of(folder, prefix):
+def read_source(folder, prefix):
     images = read_idx(folder / f"{prefix}-images-idx3-ubyte.gz", 3)
     return images, read_idx(folder / f"{prefix}-labels-idx1-ubyte.gz", 1)
 
@@ -32,14 +32,14 @@ def test_overlay_is_the_maximum_of_the_two_shifted_images():
 
 
 @pytest.mark.parametrize("name", ["multimnist", "multifashionmnist"])
-def test_each_overlay_shows_the_images_its_labels_name_from_the_right_source(tmp_path, name):
+def test_each_overlay_shows_images_of_its_two_labels_from_the_source_of_its_split(tmp_path, name):
     write_mnist(tmp_path)
     dataset = prepare(name, source=tmp_path, cache=tmp_path / "c", strict=False, **SMALL)
     assert dataset.meta["image_shape"] == [1, 36, 36]
     for split, prefix in (("train", "train"), ("validation", "train"), ("test", "t10k")):
         part = getattr(dataset, split)
         assert len(part) == SMALL[f"{split}_size"]
-        source, labels = images_of(tmp_path, prefix)
+        source, labels = read_source(tmp_path, prefix)
         image, first, second = part.features["image"], part.targets["top_left"], part.targets["bottom_right"]
         # The first 8 rows show the first image alone, the last 8 the second.
         top = (image[:, None, 0, :8, :28] == source[None, :, :8]).all(axis=(2, 3))
@@ -50,7 +50,7 @@ def test_each_overlay_shows_the_images_its_labels_name_from_the_right_source(tmp
         assert np.array_equal(labels[bottom.argmax(axis=1)], second)
 
 
-def test_overlays_repeat_with_the_seed_and_differ_with_another(tmp_path):
+def test_the_same_seed_gives_the_same_overlays_and_another_seed_others(tmp_path):
     write_mnist(tmp_path)
 
     def train(seed, cache):
@@ -63,7 +63,7 @@ def test_overlays_repeat_with_the_seed_and_differ_with_another(tmp_path):
     assert train(0, "a") != train(1, "a")
 
 
-def test_multidigits_needs_no_files_and_shares_no_source_digit_between_splits(tmp_path):
+def test_multidigits_needs_no_files_and_its_splits_share_no_source_digit(tmp_path):
     dataset = prepare("multidigits", source=None, cache=tmp_path)
     assert dataset.meta["image_shape"] == [1, 12, 12]
     assert [len(part) for part in (dataset.train, dataset.validation, dataset.test)] == [6000, 1500, 1500]
@@ -78,13 +78,13 @@ def test_multidigits_needs_no_files_and_shares_no_source_digit_between_splits(tm
     assert len(corners[0] & corners[2]) < 0.1 * len(corners[2])
 
 
-def test_digits_mixes_padded_mnist_and_svhn_in_proportion(tmp_path):
+def test_digits_mixes_padded_mnist_and_svhn_in_the_papers_proportions(tmp_path):
     write_mnist(tmp_path, train=60, test=20)
     write_svhn(tmp_path, (40, 60, 26))
     dataset = prepare("digits", source=tmp_path, cache=tmp_path / "c", strict=False)
     # MNIST 50 / 10 / 20; SVHN 126 images, round(126 * 75,000 / 630,420) = 15 each held out.
     assert [len(part) for part in (dataset.train, dataset.validation, dataset.test)] == [146, 25, 35]
-    tests, test_labels = images_of(tmp_path, "t10k")
+    tests, test_labels = read_source(tmp_path, "t10k")
     for name in ("train", "validation", "test"):
         part = getattr(dataset, name)
         image, digit = part.features["image"], part.targets["digit"]
@@ -103,12 +103,12 @@ def test_digits_mixes_padded_mnist_and_svhn_in_proportion(tmp_path):
     ("content", "reason"),
     [
         (b"", "not a readable IDX file|starts with nothing"),
-        (zipped(idx_bytes(np.zeros((60, 28, 28))))[:-20], "not a readable IDX file"),
+        (compress(idx_bytes(np.zeros((60, 28, 28))))[:-20], "not a readable IDX file"),
         (b"not gzip at all", "not a readable IDX file"),
-        (zipped(idx_bytes(np.zeros((60, 28, 28)))[:-5]), "holds 47,035 bytes of data"),
-        (zipped(idx_bytes(np.zeros(60))), "starts with 00000801 where an IDX file of 3 axes"),
-        (zipped(idx_bytes(np.zeros((60, 20, 28)))), "images of 20x28"),
-        (zipped(idx_bytes(np.zeros((50, 28, 28)))), "60 labels where .* has 50 images"),
+        (compress(idx_bytes(np.zeros((60, 28, 28)))[:-5]), "holds 47,035 bytes of data"),
+        (compress(idx_bytes(np.zeros(60))), "starts with 00000801 where an IDX file of 3 axes"),
+        (compress(idx_bytes(np.zeros((60, 20, 28)))), "images of 20x28"),
+        (compress(idx_bytes(np.zeros((50, 28, 28)))), "60 labels where .* has 50 images"),
     ],
 )
 def test_a_damaged_idx_file_is_an_error_that_names_it(tmp_path, content, reason):
@@ -118,9 +118,9 @@ def test_a_damaged_idx_file_is_an_error_that_names_it(tmp_path, content, reason)
         prepare("multimnist", source=tmp_path, cache=tmp_path / "c", strict=False, **SMALL)
 
 
-def test_a_label_out_of_range_is_an_error(tmp_path):
+def test_a_label_out_of_range_is_an_error_that_names_it(tmp_path):
     write_mnist(tmp_path)
-    labels = zipped(idx_bytes(np.full(60, 10)))
+    labels = compress(idx_bytes(np.full(60, 10)))
     (tmp_path / "train-labels-idx1-ubyte.gz").write_bytes(labels)
     with pytest.raises(DataError, match=r"train-labels-idx1-ubyte\.gz has the label 10"):
         prepare("multimnist", source=tmp_path, cache=tmp_path / "c", strict=False, **SMALL)
@@ -134,13 +134,13 @@ def test_a_damaged_mat_file_is_an_error_that_names_it(tmp_path):
         prepare("digits", source=tmp_path, cache=tmp_path / "c", strict=False)
 
 
-def test_unofficial_sizes_are_errors(tmp_path):
+def test_an_unofficial_number_of_images_is_an_error(tmp_path):
     write_mnist(tmp_path)
     with pytest.raises(DataError, match=r"60 images where the official release has 60,000.*--any-size"):
         prepare("multimnist", source=tmp_path, cache=tmp_path / "c", **SMALL)
 
 
 @pytest.mark.parametrize("size", [0, -1, 1.5, True, "many"])
-def test_a_size_that_is_no_positive_whole_number_is_an_error(tmp_path, size):
+def test_a_size_that_is_not_a_positive_integer_is_an_error(tmp_path, size):
     with pytest.raises(DataError, match="option train_size is"):
         prepare("multidigits", source=None, cache=tmp_path, train_size=size)

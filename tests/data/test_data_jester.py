@@ -8,24 +8,24 @@ from comet_moe.data import prepare
 from comet_moe.exceptions import DataError
 
 
-def matrix(dataset):
+def restore_matrix(dataset):
     """Put the rows of all splits back into users x jokes: (watched, rating)."""
     shape = dataset.meta["num_users"], dataset.meta["num_items"]
     watched, rating = np.full(shape, 9, np.uint8), np.zeros(shape, np.float32)
     for part in (dataset.train, dataset.validation, dataset.test):
-        place = part.features["user"], part.features["item"]
-        assert (watched[place] == 9).all()
-        watched[place], rating[place] = part.targets["watched"], part.targets["rating"]
+        pairs = part.features["user"], part.features["item"]
+        assert (watched[pairs] == 9).all()
+        watched[pairs], rating[pairs] = part.targets["watched"], part.targets["rating"]
     return watched, rating
 
 
-def test_every_pair_is_a_row_with_its_rating_standardised_by_the_train_ratings(tmp_path):
+def test_every_pair_is_a_row_and_ratings_are_standardised_by_the_train_ratings(tmp_path):
     first, second = some_jokes(30), some_jokes(20, seed=1)
     write_jester(tmp_path / "jester-data-1.csv", first)
     write_jester(tmp_path / "jester-data-2.csv", second)
     dataset = prepare("jester", source=tmp_path, cache=tmp_path / "c", strict=False)
     raw = np.concatenate([first, second])
-    watched, rating = matrix(dataset)
+    watched, rating = restore_matrix(dataset)
     assert np.array_equal(watched == 1, raw != 99)
     mean, deviation = dataset.meta["rating_mean"], dataset.meta["rating_std"]
     assert np.abs(rating * deviation + mean - raw)[raw != 99].max() < 1e-4  # float32 at magnitude 10
@@ -37,7 +37,7 @@ def test_every_pair_is_a_row_with_its_rating_standardised_by_the_train_ratings(t
     assert sizes == [420, 90, 90]
 
 
-def test_zip_of_a_table_and_npz_give_the_same_data(tmp_path):
+def test_csv_zip_and_npz_files_give_the_same_data(tmp_path):
     ratings = some_jokes()
     for name in ("csv", "zip", "npz"):
         (tmp_path / name).mkdir()
@@ -46,16 +46,16 @@ def test_zip_of_a_table_and_npz_give_the_same_data(tmp_path):
         archive.write(table, "jester-data-1.csv")
     x100 = np.where(ratings == 99, 9900, np.round(ratings * 100)).astype(np.int16)
     np.savez_compressed(tmp_path / "npz" / "jester_data_1.npz", ratings_x100=x100)
-    found = [
-        matrix(prepare("jester", source=tmp_path / n, cache=tmp_path / f"c-{n}", strict=False))
+    matrices = [
+        restore_matrix(prepare("jester", source=tmp_path / n, cache=tmp_path / f"c-{n}", strict=False))
         for n in ("csv", "zip", "npz")
     ]
-    for watched, rating in found[1:]:
-        assert np.array_equal(watched, found[0][0])
-        assert np.allclose(rating, found[0][1], atol=1e-5)
+    for watched, rating in matrices[1:]:
+        assert np.array_equal(watched, matrices[0][0])
+        assert np.allclose(rating, matrices[0][1], atol=1e-5)
 
 
-def test_an_excel_table_is_refused_with_what_to_do(tmp_path):
+def test_an_excel_table_is_an_error_that_says_to_save_it_as_csv(tmp_path):
     (tmp_path / "jester-data-1.xls").write_bytes(b"\xd0\xcf\x11\xe0")
     with pytest.raises(
         DataError, match=r"jester-data-1\.xls is an Excel table.*save it as jester-data-1\.csv"
@@ -63,20 +63,15 @@ def test_an_excel_table_is_refused_with_what_to_do(tmp_path):
         prepare("jester", source=tmp_path, cache=tmp_path / "c")
 
 
-def spoil(ratings, **places):
-    for place, value in places.items():
-        row, column = map(int, place.lstrip("r").split("c"))
-        ratings[row, column] = value
-    return ratings
-
-
-def test_a_rating_out_of_range_is_an_error_that_names_its_place(tmp_path):
-    write_jester(tmp_path / "jester-data-1.csv", spoil(some_jokes(), r3c4=12.5))
+def test_a_rating_out_of_range_is_an_error_that_names_joke_and_row(tmp_path):
+    ratings = some_jokes()
+    ratings[3, 4] = 12.5
+    write_jester(tmp_path / "jester-data-1.csv", ratings)
     with pytest.raises(DataError, match=r"jester-data-1\.csv has 12\.5 as the rating of joke 5 in row 4"):
         prepare("jester", source=tmp_path, cache=tmp_path / "c", strict=False)
 
 
-def test_a_count_that_disagrees_is_an_error(tmp_path):
+def test_a_wrong_number_of_ratings_is_an_error_that_names_the_row(tmp_path):
     path = write_jester(tmp_path / "jester-data-1.csv", some_jokes())
     lines = path.read_text().splitlines()
     lines[2] = "99.0," + lines[2].split(",", 1)[1]

@@ -11,7 +11,7 @@ from comet_moe.exceptions import DataError
 SPLITS = ("train", "validation", "test")
 
 
-def rows(dataset):
+def all_rows(dataset):
     """All rows as (user, item, watched, rating), the splits one after the other."""
     parts = [getattr(dataset, name) for name in SPLITS]
     columns = [(group, name) for group in ("features", "targets") for name in getattr(parts[0], group)]
@@ -25,10 +25,10 @@ def prepared(request, tmp_path):
     return ratings, prepare(request.param, source=tmp_path, cache=tmp_path / "cache", strict=False)
 
 
-def test_every_rating_is_a_row_and_unrated_pairs_match_the_rule(prepared):
+def test_every_rating_is_a_row_and_each_user_has_as_many_unrated_pairs_if_possible(prepared):
     ratings, dataset = prepared
     users, items = dataset.vocabulary("user"), dataset.vocabulary("item")
-    table = rows(dataset)
+    table = all_rows(dataset)
     watched = table[table[:, 2] == 1]
     expected = np.column_stack(
         [users.encode(ratings["user_id"]), items.encode(ratings["movie_id"]), ratings["rating"]]
@@ -37,17 +37,17 @@ def test_every_rating_is_a_row_and_unrated_pairs_match_the_rule(prepared):
     unwatched = table[table[:, 2] == 0]
     assert not (unwatched[:, 3] != 0).any()
     pairs = {tuple(pair) for pair in table[:, :2].tolist()}
-    assert len(pairs) == len(table)  # no unrated pair is a rated one, none is there twice
+    assert len(pairs) == len(table)  # no unrated pair is rated, or repeated
     per_user = np.bincount(expected[:, 0])
     drawn = np.bincount(unwatched[:, 0].astype(int), minlength=len(per_user))
     assert np.array_equal(drawn, np.minimum(per_user, len(items) - per_user))
 
 
-def test_ids_are_contiguous_and_described(prepared):
+def test_ids_are_contiguous_and_arrays_are_typed_and_read_only(prepared):
     ratings, dataset = prepared
     assert dataset.meta["num_users"] == ratings["user_id"].nunique()
     assert dataset.meta["num_items"] == ratings["movie_id"].nunique()
-    table = rows(dataset)
+    table = all_rows(dataset)
     assert set(table[:, 0]) == set(range(dataset.meta["num_users"]))
     assert table[:, 1].max() == dataset.meta["num_items"] - 1
     assert dataset.train.features["user"].dtype == np.int32
@@ -66,7 +66,7 @@ def test_splits_have_the_papers_proportions_and_are_stratified(prepared):
         assert abs(part.targets["watched"].sum() - share * len(part)) < 1
 
 
-def test_same_seed_gives_the_same_bytes_and_another_seed_other_ones(tmp_path):
+def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(tmp_path):
     write_ml1m(tmp_path, some_ratings())
 
     def arrays(cache, seed):
@@ -77,7 +77,7 @@ def test_same_seed_gives_the_same_bytes_and_another_seed_other_ones(tmp_path):
     assert arrays("a", 0)["train.item.npy"] != arrays("a", 1)["train.item.npy"]
 
 
-def test_parquet_and_dat_give_the_same_data(tmp_path):
+def test_parquet_and_dat_files_give_the_same_data(tmp_path):
     ratings = some_ratings()
     for name in ("dat", "parquet"):
         (tmp_path / name).mkdir()
@@ -87,11 +87,11 @@ def test_parquet_and_dat_give_the_same_data(tmp_path):
         prepare("movielens", source=tmp_path / n, cache=tmp_path / f"c-{n}", strict=False)
         for n in ("dat", "parquet")
     )
-    assert np.array_equal(rows(first), rows(second))
+    assert np.array_equal(all_rows(first), all_rows(second))
 
 
 def write_authors_split(folder, ratings):
-    """A split in the authors' form: ids from zero, movie -1 for the unrated train rows."""
+    """Write a split like the authors': ids from zero, movie -1 for the unrated train rows."""
     write_ml1m(folder, ratings)
     user, movies = ratings["user_id"].to_numpy(np.int32), np.unique(ratings["movie_id"])
     users = np.unique(user)
@@ -120,7 +120,7 @@ def write_authors_split(folder, ratings):
     return frames
 
 
-def test_authors_split_keeps_their_rows_and_draws_only_what_is_open(tmp_path):
+def test_the_authors_split_keeps_their_rows_and_samples_only_the_missing_movies(tmp_path):
     ratings = some_ratings()
     frames = write_authors_split(tmp_path, ratings)
     dataset = prepare("movielens", source=tmp_path, cache=tmp_path / "c", split="authors", strict=False)
@@ -132,12 +132,12 @@ def test_authors_split_keeps_their_rows_and_draws_only_what_is_open(tmp_path):
         assert np.array_equal(part.features["item"][known], items.encode(frame["movie_id"] + 1)[known])
         assert np.array_equal(part.targets["watched"], frame["watched"])
         assert np.array_equal(part.targets["rating"], frame["rating"])
-    table = rows(dataset)
+    table = all_rows(dataset)
     assert len(np.unique(table[:, :2], axis=0)) == len(table)
     assert table[:, 1].min() >= 0
 
 
-def test_authors_split_that_contradicts_the_ratings_is_an_error(tmp_path):
+def test_an_authors_split_that_contradicts_the_ratings_is_an_error(tmp_path):
     frames = write_authors_split(tmp_path, some_ratings())
     wrong = frames[1].astype("int16")
     wrong["watched"] = 1 - wrong["watched"]
@@ -146,17 +146,17 @@ def test_authors_split_that_contradicts_the_ratings_is_an_error(tmp_path):
         prepare("movielens", source=tmp_path, cache=tmp_path / "c", split="authors", strict=False)
 
 
-def test_subset_has_a_fifteenth_of_each_part_from_the_heaviest_users(tmp_path):
+def test_the_subset_has_a_fifteenth_of_each_split_from_users_with_many_ratings(tmp_path):
     write_ml1m(tmp_path, some_ratings(users=80, items=60, top=0.5))
-    whole = prepare("movielens", source=tmp_path, cache=tmp_path / "c", strict=False)
+    complete = prepare("movielens", source=tmp_path, cache=tmp_path / "c", strict=False)
     small = prepare("movielens-200k", source=tmp_path, cache=tmp_path / "c", strict=False)
-    assert len(small.train) == 2 * (len(whole.train) // 15)
-    assert small.train.targets["watched"].sum() == len(whole.train) // 15
-    assert len(small.validation) == len(whole.validation) // 15
-    assert len(small.test) == len(whole.test) // 15
-    counts = np.bincount(whole.train.features["user"][whole.train.targets["watched"] == 1])
+    assert len(small.train) == 2 * (len(complete.train) // 15)
+    assert small.train.targets["watched"].sum() == len(complete.train) // 15
+    assert len(small.validation) == len(complete.validation) // 15
+    assert len(small.test) == len(complete.test) // 15
+    counts = np.bincount(complete.train.features["user"][complete.train.targets["watched"] == 1])
     heavy = {
-        whole.vocabulary("user").ids[user] for user in np.flatnonzero(counts > np.quantile(counts, 0.75))
+        complete.vocabulary("user").ids[user] for user in np.flatnonzero(counts > np.quantile(counts, 0.75))
     }
     assert set(small.vocabulary("user").ids) <= heavy
     assert small.meta["num_users"] == len(small.vocabulary("user")) == small.train.features["user"].max() + 1
@@ -196,7 +196,7 @@ def test_an_unofficial_number_of_rows_is_an_error_unless_any_size_is_accepted(tm
         prepare("movielens", source=tmp_path, cache=tmp_path / "c")
 
 
-def test_a_cut_off_parquet_file_is_an_error_that_names_it(tmp_path):
+def test_a_truncated_parquet_file_is_an_error_that_names_it(tmp_path):
     path = tmp_path / "ratings.parquet"
     some_ratings().to_parquet(path)
     path.write_bytes(path.read_bytes()[:-100])
@@ -204,7 +204,7 @@ def test_a_cut_off_parquet_file_is_an_error_that_names_it(tmp_path):
         prepare("movielens", source=tmp_path, cache=tmp_path / "c", strict=False)
 
 
-def test_ratings_that_are_no_numbers_are_an_error(tmp_path):
+def test_ratings_that_are_text_are_an_error(tmp_path):
     some_ratings().astype({"rating": str}).to_parquet(tmp_path / "ratings.parquet")
     with pytest.raises(DataError, match=r"has the column rating as .*; it must hold numbers"):
         prepare("movielens", source=tmp_path, cache=tmp_path / "c", strict=False)

@@ -16,39 +16,39 @@ def seen_pairs(draw):
 
 
 @given(seen_pairs(), st.integers(0, 1000))
-def test_drawn_pairs_are_distinct_unseen_and_as_many_as_asked_for(pairs, seed):
+def test_sampled_pairs_are_distinct_unseen_and_as_many_as_asked_for(pairs, seed):
     users, items, user, item = pairs
     counts = count_negatives(user, users, items)
-    drawn = sample_unseen_items(user, item, counts, items, np.random.default_rng(seed))
+    sampled = sample_unseen_items(user, item, counts, items, np.random.default_rng(seed))
     owner = np.repeat(np.arange(users), counts)
-    new = set(zip(owner.tolist(), drawn.tolist(), strict=True))
-    assert len(new) == len(drawn) == counts.sum()
+    new = set(zip(owner.tolist(), sampled.tolist(), strict=True))
+    assert len(new) == len(sampled) == counts.sum()
     assert new.isdisjoint(zip(user.tolist(), item.tolist(), strict=True))
-    assert all(0 <= number < items for number in drawn.tolist())
+    assert all(0 <= number < items for number in sampled.tolist())
 
 
 @given(seen_pairs())
-def test_asking_for_all_unseen_items_gives_each_once(pairs):
+def test_sampling_all_unseen_items_gives_each_once(pairs):
     users, items, user, item = pairs
     counts = items - np.bincount(user, minlength=users)
-    drawn = sample_unseen_items(user, item, counts, items, np.random.default_rng(0))
-    assert len(drawn) + len(user) == users * items
+    sampled = sample_unseen_items(user, item, counts, items, np.random.default_rng(0))
+    assert len(sampled) + len(user) == users * items
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
-def test_every_unseen_item_is_drawn_equally_often(count):
+def test_every_unseen_item_is_sampled_equally_often(count):
     users, items = 20_000, 6
     user = np.arange(users, dtype=np.int32)
     seen = np.full(users, 2, dtype=np.int32)
-    drawn = sample_unseen_items(user, seen, np.full(users, count), items, np.random.default_rng(1))
-    share = np.bincount(drawn, minlength=items) / users
+    sampled = sample_unseen_items(user, seen, np.full(users, count), items, np.random.default_rng(1))
+    share = np.bincount(sampled, minlength=items) / users
     expected = count / 5
     five_sigma = 5 * np.sqrt(expected * (1 - expected) / users)
     assert share[2] == 0
     assert np.abs(np.delete(share, 2) - expected).max() < five_sigma
 
 
-def test_more_than_there_are_is_an_error_that_names_the_user():
+def test_more_items_than_are_unseen_is_an_error_that_names_the_user():
     one = np.array([0], dtype=np.int32)
     with pytest.raises(DataError, match="user number 0 needs 3 unseen items but has 2"):
         sample_unseen_items(one, one, np.array([3]), 3, np.random.default_rng(0))

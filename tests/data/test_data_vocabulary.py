@@ -6,7 +6,7 @@ from comet_moe.data import Vocabulary
 from comet_moe.exceptions import DataError
 
 
-def test_integers_are_ordered_by_number_and_texts_by_text():
+def test_integers_are_sorted_as_numbers_and_other_ids_as_text():
     assert Vocabulary.build(["10", "9", "10"]).ids == ["9", "10"]
     assert Vocabulary.build(["b10", "b9", "a"]).ids == ["a", "b10", "b9"]
     assert Vocabulary.build(["007", "7"]).ids == ["007", "7"]
@@ -21,11 +21,11 @@ def test_an_id_is_its_text_whatever_the_column_type(values):
     assert encoded.dtype == np.int32
 
 
-def test_a_missing_value_is_unseen():
+def test_a_missing_value_is_unknown():
     assert Vocabulary(["5", "7"]).encode(pd.Series([7, None])).tolist() == [1, -1]
 
 
-def test_saved_vocabulary_loads_equal(tmp_path):
+def test_a_saved_vocabulary_loads_unchanged(tmp_path):
     ids = ["ä", 'quo"te', "日本"]
     Vocabulary(ids).save(tmp_path / "v.json")
     assert Vocabulary.load(tmp_path / "v.json").ids == ids

@@ -71,7 +71,7 @@ def read_pairs(
     if not with_rating:
         chosen.pop("rating", None)
     raw = read_table(path, dict.fromkeys(chosen.values()), numbers={chosen.get("rating", "")})
-    pairs = pd.DataFrame({role: raw[name] for role, name in chosen.items()})
+    pairs = pd.DataFrame({role: raw[name] for role, name in chosen.items()}, copy=False)
     for role in ("user", "item"):
         if not _holds_ids(pairs[role]):
             raise DataError(

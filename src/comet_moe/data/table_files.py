@@ -86,7 +86,8 @@ class _Header:
 def _read_text(path: Path, columns: list[str], numbers: set[str]) -> pa.Table:
     header = _read_header(path)
     _require_distinct_columns(path, columns, header.names)
-    schema = pa.schema([(name, pa.float64() if name in numbers else pa.string()) for name in columns])
+    # Large strings are what pandas stores: they are not copied again.
+    schema = pa.schema([(name, pa.float64() if name in numbers else pa.large_string()) for name in columns])
     # Arrow refuses names that are there twice, even of columns that are not read: these go by their number.
     names = [name if name in columns else f"\0{index}" for index, name in enumerate(header.names)]
     if header.has_open_rows:
@@ -121,7 +122,8 @@ def _read_header(path: Path) -> _Header:
         head = file.read(_BLOCK)
     first_line = head.partition("\n")[0]
     if not first_line.strip():
-        raise DataError(f"{path} is empty; give a table whose first line names its columns.")
+        state = "has an empty first line" if head.strip() else "is empty"
+        raise DataError(f"{path} {state}; give a table whose first line names its columns.")
     if "\0" in first_line or "\ufffd" in first_line:
         raise DataError(f"{path} is not UTF-8 text; give a table that is saved as UTF-8.")
     separator = "\t" if path.suffix == ".tsv" else max((",", ";", "\t"), key=first_line.count)
@@ -149,7 +151,7 @@ def _explain(path: Path, header: _Header, reason: str) -> str | None:
     value = re.search(r"column #(\d+): Row #(\d+): CSV conversion error to (\w+)(.*)", reason, re.DOTALL)
     if value:
         where = f"in column {header.names[int(value[1])]}, data row {int(value[2]) - header.lines}"
-        if value[3] == "string":
+        if value[3].endswith("string"):
             return f"{path} has a value {where}, that is not UTF-8; save the table as UTF-8."
         text = value[4].removeprefix(": invalid value ")[:100]
         return f"{path} has {text} {where}; it must be a number."
@@ -160,13 +162,14 @@ def _explain(path: Path, header: _Header, reason: str) -> str | None:
 
 def _trim(path: Path, name: str, values: pa.ChunkedArray) -> pa.ChunkedArray:
     """Drop the spaces before each text; a text of spaces alone is missing."""
-    trimmed = pc.utf8_ltrim(values, " \t")
-    if pc.all(pc.equal(trimmed, values)).as_py():
+    is_padded = pc.or_(pc.starts_with(values, " "), pc.starts_with(values, "\t"))
+    if not pc.any(is_padded).as_py():
         return values
-    quoted = pc.index(pc.match_substring_regex(values, '^[ \t]+"'), True).as_py()
-    if quoted >= 0:
+    trimmed = pc.utf8_ltrim(values, " \t")
+    row = pc.index(pc.and_(is_padded, pc.starts_with(trimmed, '"')), True).as_py()
+    if row >= 0:
         raise DataError(
-            f"{path} has a space before a quote in column {name}, data row {quoted + 1}; remove the space."
+            f"{path} has a space before a quote in column {name}, data row {row + 1}; remove the space."
         )
     return pc.if_else(pc.equal(trimmed, ""), None, trimmed)
 
