@@ -1,53 +1,124 @@
-"""The benchmark measures what it says; its timed figures are not tested, they are read."""
+"""The logic of the benchmark, with a clock that the tests control; its timed results are read, not tested."""
 
-import time
+from statistics import median, quantiles
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from comet_moe.bench import FIGURES
-from comet_moe.bench.figure import Row
-from comet_moe.bench.network import hard_gate, network, soft_gate, step_of
-from comet_moe.bench.operations import operations
-from comet_moe.bench.timing import ratio, ratios
+from comet_moe.bench import MEASUREMENTS
+from comet_moe.bench.network import hard_gate, make_step, network, soft_gate
+from comet_moe.bench.operations import measure_operations
+from comet_moe.bench.result import Result, timed_result
+from comet_moe.bench.timing import Ratio, measure_ratio, measure_ratios
 from comet_moe.cli.bench import NAMES
 
 
-def test_a_ratio_of_sleeps_is_their_ratio():
-    found = ratio(lambda: time.sleep(0.02), lambda: time.sleep(0.01), seconds=0.2)
-    assert found.value == pytest.approx(2, rel=0.25)
-    assert found.low <= found.value <= found.high
-    assert found.pairs >= 5
+class FakeClock:
+    """A clock that moves only when one of its functions is called."""
+
+    def __init__(self):
+        self.now = 0.0
+        self.calls = []
+
+    def __call__(self):
+        return self.now
+
+    def function(self, name, *seconds):
+        """A function that takes the next of ``seconds`` at each call, and the last one ever after."""
+        waiting = list(seconds)
+
+        def call():
+            self.calls.append(name)
+            self.now += waiting.pop(0) if len(waiting) > 1 else waiting[0]
+
+        return call
 
 
-def test_calls_are_interleaved():
-    order = []
-    ratios([lambda: order.append("a"), lambda: order.append("b"), lambda: order.append("c")], seconds=0)
-    assert order[6:] == ["a", "b", "c"] * 5  # after two calls each to warm up
+def test_a_ratio_is_that_of_the_times():
+    clock = FakeClock()
+    ratio = measure_ratio(clock.function("a", 0.5), clock.function("b", 0.25), seconds=0, clock=clock)
+    assert ratio == Ratio(value=2, low=2, high=2, seconds=0.5, reference_seconds=0.25, pairs=5)
 
 
-def test_the_command_names_every_figure():
-    assert tuple(FIGURES) == NAMES
+def test_functions_are_interleaved_after_two_calls_each():
+    clock = FakeClock()
+    functions = [clock.function(name, 1) for name in "abc"]
+    measure_ratios(functions, seconds=0, clock=clock)
+    assert "".join(clock.calls) == "aabbcc" + 5 * "abc"
+
+
+def test_the_first_two_calls_do_not_count():
+    clock = FakeClock()
+    slow_at_first = clock.function("a", 100, 100, 1)
+    assert measure_ratio(slow_at_first, clock.function("b", 1), seconds=0, clock=clock).high == 1
+
+
+def test_every_function_is_divided_by_the_last():
+    clock = FakeClock()
+    functions = [clock.function("a", 3), clock.function("b", 6), clock.function("c", 1.5)]
+    assert [ratio.value for ratio in measure_ratios(functions, seconds=0, clock=clock)] == [2, 4]
+
+
+def test_a_reading_is_the_mean_of_its_calls():
+    clock = FakeClock()
+    ratio = measure_ratio(clock.function("a", 0, 0, 1, 3), clock.function("b", 1), 0, calls=2, clock=clock)
+    assert clock.calls.count("a") == 2 + 5 * 2
+    assert (ratio.low, ratio.value) == (2.5, 3)  # (1 + 3) / 2, then 3 four times
+
+
+@pytest.mark.parametrize(("seconds", "pairs"), [(0, 5), (9.5, 5), (10.5, 6), (20, 10)])
+def test_pairs_are_taken_until_the_time_is_over_but_at_least_five(seconds, pairs):
+    clock = FakeClock()
+    ratio = measure_ratio(clock.function("a", 1), clock.function("b", 1), seconds, clock=clock)
+    assert ratio.pairs == pairs
+
+
+times = st.lists(st.floats(0.001, 1000), min_size=5, max_size=5)
+
+
+@given(times, times)
+def test_the_value_is_the_median_of_the_ratios_of_neighbours_with_their_quartiles(measured, reference):
+    clock = FakeClock()
+    # Times that are exact in binary, so that the differences of the fake clock are exact too.
+    measured, reference = ([round(t * 1024) / 1024 + 1 for t in times] for times in (measured, reference))
+    ratio = measure_ratio(
+        clock.function("a", 0, 0, *measured), clock.function("b", 0, 0, *reference), seconds=0, clock=clock
+    )
+    each = [a / b for a, b in zip(measured, reference, strict=True)]
+    assert ratio.value == median(each)
+    assert [ratio.low, ratio.value, ratio.high] == quantiles(each, n=4)
+    assert (ratio.seconds, ratio.reference_seconds) == (median(measured), median(reference))
+
+
+def test_the_value_of_a_result_is_the_ratio_divided_by_its_scale():
+    ratio = Ratio(3.0, 2.0, 4.0, 3.0, 1.0, 5)
+    assert timed_result("m", "c", ratio, 1.5, scale=2.0).value == 1.5
 
 
 def test_a_target_is_met_or_missed():
-    assert Row("f", "c", 0.8, 0.8).met
-    assert not Row("f", "c", 0.81, 0.8).met
-    assert Row("f", "c", 0.99, 1.0, exact=True).met is False
-    assert Row("f", "c", None, 1.0).met is None
+    assert Result("m", "c", 0.8, 0.8).met
+    assert not Result("m", "c", 0.81, 0.8).met
+    assert Result("m", "c", 0.99, 1.0, exact=True).met is False
+    assert Result("m", "c", None, 1.0).met is None
+
+
+def test_the_command_names_every_measurement():
+    assert tuple(MEASUREMENTS) == NAMES
 
 
 def test_operations_by_closed_form_are_those_counted():
-    rows = list(operations(quick=True))
-    assert len(rows) == 10
-    assert all(row.met for row in rows)
+    results = list(measure_operations(quick=True))
+    assert len(results) == 10
+    assert all(result.met for result in results)
 
 
 def test_the_steps_of_the_network_run_as_they_say():
     for gate, execution, most in ((soft_gate, "dense", 16), (hard_gate, "sparse", 2.1)):
         model = network([gate(), gate()])
         model.moe.execution = execution
-        step_of(model)()
+        make_step(model)()
         routing = model({"user": torch.arange(512), "item": torch.arange(512)})[1][0]
         assert routing.execution == execution
         assert routing.statistics()["experts_per_sample"] <= most

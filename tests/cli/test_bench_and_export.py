@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from command import comet_moe, refusal, succeed
+from command import refusal, succeed
 
 SMALL = [
     "data.options.train_size=200",
@@ -23,19 +23,18 @@ def test_bench_prints_a_table_or_one_json_object():
     rows = succeed("bench", "operations", "--quick", "--json").json["rows"]
     assert len(rows) == 10
     assert all(row["met"] for row in rows)
-    assert succeed("bench", "operations", "--quick").out.startswith("| figure | case | ratio |")
+    assert {row["measurement"] for row in rows} == {"operations by closed form / counted"}
+    assert succeed("bench", "operations", "--quick").out.startswith("| measurement | case | ratio |")
 
 
-def test_an_unknown_figure_is_named():
-    done = comet_moe("bench", "speed")
-    assert done.code == 2
-    assert "there is no figure 'speed'; there are gate, soft" in " ".join(done.err.split())
+def test_an_unknown_measurement_is_named():
+    assert "there is no measurement 'speed', give some of gate, soft, " in refusal("bench", "speed")
 
 
-def test_export_writes_a_checked_onnx_file_and_says_so(run):
+def test_export_writes_an_onnx_file_and_reports_the_check(run):
     onnxruntime = pytest.importorskip("onnxruntime")
-    said = succeed("export", run).out
-    assert "read back and run with 7 and 3" in said
+    message = succeed("export", run).out
+    assert "checked with 7 and 3 rows" in message
     session = onnxruntime.InferenceSession(str(run / "model.onnx"))
     image = np.zeros((5, 1, 12, 12), np.uint8)
     top_left, bottom_right = session.run(["top_left", "bottom_right"], {"image": image})
@@ -45,13 +44,13 @@ def test_export_writes_a_checked_onnx_file_and_says_so(run):
 
 def test_export_as_a_torch_program_that_runs_only_selected_experts(run, tmp_path):
     path = tmp_path / "model.pt2"
-    found = succeed("export", run, "--format", "torch", "--execution", "sparse", "-o", path, "--json").json
-    assert found["path"] == str(path)
-    assert found["difference"] <= 1e-5
+    summary = succeed("export", run, "--format", "torch", "--execution", "sparse", "-o", path, "--json").json
+    assert summary["path"] == str(path)
+    assert summary["difference"] <= 1e-5  # the limit that export itself holds the file to
     assert path.stat().st_size > 1000
 
 
-def test_what_cannot_be_exported_is_named(run, tmp_path):
+def test_a_run_or_a_file_that_cannot_be_used_is_named(run, tmp_path):
     assert "holds no run" in refusal("export", tmp_path)
     assert "No such file or directory" in refusal("export", run, "-o", tmp_path / "none" / "model.onnx")
     (run / "model.safetensors").write_bytes(b"short")

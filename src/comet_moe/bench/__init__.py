@@ -1,23 +1,23 @@
-"""The benchmark: every figure is a ratio taken in one interleaved run."""
+"""The benchmark: every measurement is a ratio of two times from one interleaved run, or of two counts."""
 
 from collections.abc import Callable, Iterator
 
-from comet_moe.bench.dispatch import against_dense, against_mixtral, against_one_product
-from comet_moe.bench.figure import Row
-from comet_moe.bench.gates import against_top_k, growth, memory, soft_paths
-from comet_moe.bench.network import movielens_steps
-from comet_moe.bench.operations import operations
+from comet_moe.bench.dispatch import measure_dispatch, measure_mixtral, measure_sparse
+from comet_moe.bench.gates import measure_gate, measure_growth, measure_memory, measure_soft_paths
+from comet_moe.bench.network import measure_movielens
+from comet_moe.bench.operations import measure_operations
+from comet_moe.bench.result import Result
 
-FIGURES: dict[str, Callable[[bool], Iterator[Row]]] = {
-    "gate": against_top_k,
-    "soft": soft_paths,
-    "growth": growth,
-    "memory": memory,
-    "dispatch": against_one_product,
-    "sparse": against_dense,
-    "mixtral": against_mixtral,
-    "movielens": movielens_steps,
-    "operations": operations,
+MEASUREMENTS: dict[str, Callable[[bool], Iterator[Result]]] = {
+    "gate": measure_gate,
+    "soft": measure_soft_paths,
+    "growth": measure_growth,
+    "memory": measure_memory,
+    "dispatch": measure_dispatch,
+    "sparse": measure_sparse,
+    "mixtral": measure_mixtral,
+    "movielens": measure_movielens,
+    "operations": measure_operations,
 }
 
-__all__ = ["FIGURES", "Row"]
+__all__ = ["MEASUREMENTS", "Result"]

@@ -1,4 +1,4 @@
-"""Sparse dispatch: against one ideal matrix product, and against the Mixtral block of transformers."""
+"""Sparse dispatch compared with one matrix product, dense execution and the Mixtral block of transformers."""
 
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -7,15 +7,15 @@ import torch
 from torch import Tensor
 
 from comet_moe import MoE
-from comet_moe.bench.figure import Row, measured
-from comet_moe.bench.timing import ratio
+from comet_moe.bench.result import Result, timed_result
+from comet_moe.bench.timing import measure_ratio
 from comet_moe.experts import DenseExperts, FeedForwardExperts
 from comet_moe.gates import HashGate, TopKGate
 from comet_moe.moe import SPARSE_SHARE, Execution
 
 
-def against_one_product(quick: bool) -> Iterator[Row]:
-    """Dispatch to experts of one layer / one matrix product of the same operations."""
+def measure_dispatch(quick: bool) -> Iterator[Result]:
+    """Dispatch to experts of one layer / one matrix product with as many operations."""
     for n, p, u in ((8, 256, 256),) if quick else ((8, 256, 256), (16, 512, 512), (8, 768, 1024)):
         rows = 512 * n
         experts = DenseExperts(n, p, u, activation="identity")
@@ -30,21 +30,21 @@ def against_one_product(quick: bool) -> Iterator[Row]:
         def sparse(moe: MoE = moe, x: Tensor = x, keys: Tensor = keys) -> Tensor:
             return moe(x, keys=keys)[0]
 
-        case = f"n={n} p={p} u={u}, 512 rows an expert"
+        case = f"n={n} p={p} u={u}, 512 rows per expert"
         seconds = 0.5 if quick else 2
         with torch.no_grad():
-            found = ratio(sparse, ideal, seconds)
-        yield measured("dispatch / one matrix product, forward", case, found, 1.35)
-        found = ratio(
+            ratio = measure_ratio(sparse, ideal, seconds)
+        yield timed_result("dispatch / one matrix product, forward", case, ratio, 1.35)
+        ratio = measure_ratio(
             lambda run=sparse, grad=grad: run().backward(grad),  # type: ignore[misc]
             lambda run=ideal, grad=grad: run().backward(grad),  # type: ignore[misc]
             seconds,
         )
-        yield measured("dispatch / one matrix product, forward and backward", case, found, 1.35)
+        yield timed_result("dispatch / one matrix product, forward and backward", case, ratio, 1.35)
 
 
-def against_dense(quick: bool) -> Iterator[Row]:
-    """Sparse execution / dense execution by the share of active pairs: where ``execution="auto"`` turns."""
+def measure_sparse(quick: bool) -> Iterator[Result]:
+    """Sparse / dense execution at shares of active pairs around the threshold of ``execution="auto"``."""
     for n, p, u in ((16, 256, 256),) if quick else ((8, 128, 128), (16, 256, 256), (32, 512, 512)):
         for share in (0.25, SPARSE_SHARE, 0.75):
             rows = 1024
@@ -55,21 +55,23 @@ def against_dense(quick: bool) -> Iterator[Row]:
                 moe.execution = execution
                 moe(x)[0].sum().backward()
 
-            found = ratio(
+            ratio = measure_ratio(
                 lambda run=run: run("sparse"),  # type: ignore[misc]
                 lambda run=run: run("dense"),  # type: ignore[misc]
                 0.5 if quick else 2,
             )
             case = f"n={n} p={p} u={u}, {rows} rows, {share:.0%} of the pairs"
             target = 1.0 if share <= SPARSE_SHARE else float("inf")
-            yield measured("sparse / dense execution, forward and backward", case, found, target)
+            yield timed_result("sparse / dense execution, forward and backward", case, ratio, target)
 
 
-def against_mixtral(quick: bool) -> Iterator[Row]:
+def measure_mixtral(quick: bool) -> Iterator[Result]:
     """One MoE feed-forward layer / the Mixtral block with ``grouped_mm``, same weights and routing."""
-    figure = "MoE layer / Mixtral block with grouped_mm"
+    measurement = "MoE layer / Mixtral block with grouped_mm"
     if find_spec("transformers") is None:
-        yield Row(figure, "", None, 1.0, note="transformers is not installed: pip install 'comet-moe[bench]'")
+        yield Result(
+            measurement, "", None, 1.0, note="transformers is not installed: pip install 'comet-moe[bert]'"
+        )
         return
     from transformers import MixtralConfig  # type: ignore[import-not-found, unused-ignore]
     from transformers.models.mixtral.modeling_mixtral import (  # type: ignore[import-not-found, unused-ignore]
@@ -95,9 +97,9 @@ def against_mixtral(quick: bool) -> Iterator[Row]:
         x = torch.randn(1, rows, p, requires_grad=True)
         difference = float((ours(x)[0] - theirs(x)).abs().max())
         assert difference < 1e-4, f"the two layers differ by {difference}"
-        found = ratio(
+        ratio = measure_ratio(
             lambda ours=ours, x=x: ours(x)[0].sum().backward(),  # type: ignore[misc]
             lambda theirs=theirs, x=x: theirs(x).sum().backward(),  # type: ignore[misc]
             1 if quick else 4,
         )
-        yield measured(figure, f"n={n} p={p} hidden={hidden}, {rows} tokens, k=2", found, 1.0)
+        yield timed_result(measurement, f"n={n} p={p} hidden={hidden}, {rows} tokens, k=2", ratio, 1.0)

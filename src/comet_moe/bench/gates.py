@@ -1,4 +1,4 @@
-"""Inference of the COMET gate: against Top-k, with soft paths, and as n grows."""
+"""Inference of the COMET gate: compared with Top-k, with soft paths, and for growing n."""
 
 import tracemalloc
 from collections.abc import Iterator
@@ -7,23 +7,23 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from comet_moe.bench.figure import Row, measured
-from comet_moe.bench.timing import ratio
+from comet_moe.bench.result import Result, timed_result
+from comet_moe.bench.timing import measure_ratio
 from comet_moe.gates import CometGate
 
 K = 2
 
 
 def hard_gate(p: int, n: int, gamma: float = 1e-4) -> CometGate:
-    """A gate whose splits are far outside the smooth-step for inputs N(0, 1)."""
+    """A gate whose split nodes are hard (far outside the smooth step) for inputs from N(0, 1)."""
     gate = CometGate(p, n, K, gamma).eval()
     torch.nn.init.normal_(gate.split_weight)
     return gate
 
 
 @torch.no_grad()
-def against_top_k(quick: bool) -> Iterator[Row]:
-    """COMET gate / Top-k gate, hard paths."""
+def measure_gate(quick: bool) -> Iterator[Result]:
+    """COMET gate with hard paths / Top-k gate."""
     widths, batches = ((256,), (1, 4096)) if quick else ((256, 768), (1, 32, 4096))
     experts = (16, 1024) if quick else (16, 64, 256, 1024, 4096, 16384)
     for p in widths:
@@ -38,13 +38,15 @@ def against_top_k(quick: bool) -> Iterator[Row]:
 
                 target = 0.15 if n >= 1024 else 1.0 if (rows, n) == (1, 16) else 0.8
                 calls = 200 if rows == 1 else 20 if rows == 32 else 1
-                found = ratio(lambda gate=gate, x=x: gate(x), top_k, 0.3 if quick else 1.5, calls)  # type: ignore[misc]
-                yield measured("COMET gate / Top-k gate, inference", f"p={p} B={rows} n={n}", found, target)
+                ratio = measure_ratio(lambda gate=gate, x=x: gate(x), top_k, 0.3 if quick else 1.5, calls)  # type: ignore[misc]
+                yield timed_result(
+                    "COMET gate / Top-k gate, inference", f"p={p} B={rows} n={n}", ratio, target
+                )
 
 
 @torch.no_grad()
-def soft_paths(quick: bool) -> Iterator[Row]:
-    """Time with 5 % soft nodes / time with hard ones, over the ratio of nodes visited."""
+def measure_soft_paths(quick: bool) -> Iterator[Result]:
+    """Time with 5 % soft nodes / time with none, divided by the ratio of visited nodes."""
     p, rows = 256, 4096
     for n in (64,) if quick else (64, 1024, 16384):
         hard, x = hard_gate(p, n), torch.randn(rows, p)
@@ -54,36 +56,40 @@ def soft_paths(quick: bool) -> Iterator[Row]:
         assert visits[0] is not None
         assert visits[1] is not None
         nodes = visits[0] / visits[1]
-        found = ratio(lambda soft=soft, x=x: soft(x), lambda hard=hard, x=x: hard(x), 0.5 if quick else 3)  # type: ignore[misc]
+        ratio = measure_ratio(
+            lambda soft=soft, x=x: soft(x),  # type: ignore[misc]
+            lambda hard=hard, x=x: hard(x),  # type: ignore[misc]
+            0.5 if quick else 3,
+        )
         case = f"p={p} B={rows} n={n}, {nodes:.2f}x the nodes"
-        yield measured("5 % soft nodes / hard, over nodes visited", case, found, 1.15, scale=nodes)
+        yield timed_result("5 % soft nodes / hard, over nodes visited", case, ratio, 1.15, scale=nodes)
 
 
 @torch.no_grad()
-def growth(quick: bool) -> Iterator[Row]:
+def measure_growth(quick: bool) -> Iterator[Result]:
     """Time at n=16384 / time at n=64."""
     p = 256
     for rows, target in ((32, 3.0), (4096, 5.0)):
         few, many = hard_gate(p, 64), hard_gate(p, 16384)
         x = torch.randn(rows, p)
-        found = ratio(
+        ratio = measure_ratio(
             lambda many=many, x=x: many(x),  # type: ignore[misc]
             lambda few=few, x=x: few(x),  # type: ignore[misc]
             0.5 if quick else 3,
             20 if rows == 32 else 1,
         )
-        yield measured("COMET inference, n=16384 / n=64", f"p={p} B={rows}", found, target)
+        yield timed_result("COMET inference, n=16384 / n=64", f"p={p} B={rows}", ratio, target)
 
 
 @torch.no_grad()
-def memory(quick: bool) -> Iterator[Row]:
-    """Memory that 16,384 experts take in inference / one tensor (B, n)."""
+def measure_memory(quick: bool) -> Iterator[Result]:
+    """Peak memory of inference with 16,384 experts / memory of one tensor (B, n)."""
     p, rows, n = 256, 4096, 16384
     gate, x = hard_gate(p, n), torch.randn(rows, p)
-    gate(x)  # compiles, and looks its parameters up
+    gate(x)  # compiles first
     tracemalloc.start()
     gate(x)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     case = f"B={rows} n={n}, {peak / 1e6:.2f} MB at most"
-    yield Row("memory of the COMET gate / one (B, n) tensor", case, peak / (4 * rows * n), 0.01)
+    yield Result("memory of the COMET gate / one (B, n) tensor", case, peak / (4 * rows * n), 0.01)

@@ -6,8 +6,8 @@ from itertools import pairwise
 import torch
 from torch import nn
 
-from comet_moe.bench.figure import Row, measured
-from comet_moe.bench.timing import Ratio, ratios
+from comet_moe.bench.result import Result, timed_result
+from comet_moe.bench.timing import Ratio, measure_ratios
 from comet_moe.experts import DenseExperts
 from comet_moe.gates import CometGate, Gate
 from comet_moe.local_search import Permutation, PermutedGate
@@ -31,19 +31,19 @@ def network(gates: list[Gate]) -> RatingModel:
 
 
 def soft_gate() -> CometGate:
-    """As it is at the start of training: every expert for every sample."""
+    """A gate as at the start of training: every expert is selected for every sample."""
     return CometGate(2 * WIDTH, N, K, gamma=10.0, entropy=0.5)
 
 
 def hard_gate() -> CometGate:
-    """As it is once its paths have hardened: at most two experts."""
+    """A gate as after training, with hard paths: at most two experts per sample."""
     gate = CometGate(2 * WIDTH, N, K, gamma=1e-3, entropy=0.5)
     nn.init.normal_(gate.split_weight)
     return gate
 
 
-def step_of(model: RatingModel) -> Callable[[], None]:
-    """One training step on a fixed batch."""
+def make_step(model: RatingModel) -> Callable[[], None]:
+    """A function that does one training step on a fixed batch."""
     features = {"user": torch.randint(USERS, (BATCH,)), "item": torch.randint(ITEMS, (BATCH,))}
     targets = {"watched": torch.randint(2, (BATCH,)), "rating": torch.rand(BATCH)}
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-6, fused=True)
@@ -62,8 +62,8 @@ def step_of(model: RatingModel) -> Callable[[], None]:
     return step
 
 
-def products_of(model: RatingModel) -> Callable[[], None]:
-    """The matrix products of a dense step alone: for each layer its output and both gradients."""
+def make_products(model: RatingModel) -> Callable[[], None]:
+    """A function with only the matrix products of a dense step: per layer its output and both gradients."""
     gate = soft_gate()
     nodes = gate.k * (2 * N - 1)
     layers = [(2 * WIDTH, N * UNITS)]
@@ -81,38 +81,40 @@ def products_of(model: RatingModel) -> Callable[[], None]:
     return products
 
 
-def movielens_steps(quick: bool) -> Iterator[Row]:
+def measure_movielens(quick: bool) -> Iterator[Result]:
     """Dense step / its matrix products; conditional step / dense step; COMET+ / COMET over a run."""
     dense = network([soft_gate(), soft_gate()])
     dense.moe.execution = "dense"
     conditional = network([hard_gate(), hard_gate()])
     conditional.moe.execution = "sparse"
     seconds = 4 if quick else 25
-    by_products, by_dense = ratios([step_of(dense), step_of(conditional), products_of(dense)], seconds)
-    case = f"{N} experts, {K} trees a task, batch {BATCH}"
-    yield measured("MovieLens dense step / its matrix products", case, by_products, 1.7)
-    yield measured("MovieLens conditional step / dense step", case, _over(by_dense, by_products), 0.35)
-    yield from _search(seconds, case)
+    steps = [make_step(dense), make_step(conditional), make_products(dense)]
+    dense_ratio, conditional_ratio = measure_ratios(steps, seconds)
+    case = f"{N} experts, {K} trees per task, batch {BATCH}"
+    yield timed_result("MovieLens dense step / its matrix products", case, dense_ratio, 1.7)
+    by_dense = _divide(conditional_ratio, dense_ratio)
+    yield timed_result("MovieLens conditional step / dense step", case, by_dense, 0.35)
+    yield from _search_results(seconds, case)
 
 
-def _over(a: Ratio, b: Ratio) -> Ratio:
-    """The ratio of two that have the same reference, with the spread of the first."""
+def _divide(a: Ratio, b: Ratio) -> Ratio:
+    """The quotient of two ratios with the same reference, with the quartiles of the first."""
     return Ratio(a.value / b.value, a.low / b.value, a.high / b.value, a.seconds, b.seconds, a.pairs)
 
 
-def _search(seconds: float, case: str) -> Iterator[Row]:
-    """COMET+ steps in stage 1, at the schedule's middle, and in stage 2, against COMET, by their epochs."""
+def _search_results(seconds: float, case: str) -> Iterator[Result]:
+    """COMET+ steps during search (half way through) and after it / COMET steps, weighted by their epochs."""
     plain = network([soft_gate(), soft_gate()])
     steps = []
-    for done in (1, 2):  # of two steps: half of the way through stage 1, and after it
+    for done in (1, 2):  # of two search steps: half way through the search, and after it
         search = Permutation(N, steps=2)
         model = network([PermutedGate(soft_gate(), search), PermutedGate(soft_gate(), search)])
         for _ in range(done):
             search.step()
-        steps.append(step_of(model))
-    searching, fixed = ratios([*steps, step_of(plain)], seconds)
+        steps.append(make_step(model))
+    searching, fixed = measure_ratios([*steps, make_step(plain)], seconds)
     share = SEARCH_EPOCHS / EPOCHS
-    whole = Ratio(
+    run = Ratio(
         share * searching.value + (1 - share) * fixed.value,
         share * searching.low + (1 - share) * fixed.low,
         share * searching.high + (1 - share) * fixed.high,
@@ -120,5 +122,5 @@ def _search(seconds: float, case: str) -> Iterator[Row]:
         fixed.reference_seconds,
         fixed.pairs,
     )
-    figure = f"COMET+ step / COMET step, {SEARCH_EPOCHS} of {EPOCHS} epochs of search"
-    yield measured(figure, f"{case}; {searching.value:.3f} while searching", whole, 1.02)
+    measurement = f"COMET+ step / COMET step, {SEARCH_EPOCHS} of {EPOCHS} epochs of search"
+    yield timed_result(measurement, f"{case}; {searching.value:.3f} while searching", run, 1.02)

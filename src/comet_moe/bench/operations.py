@@ -1,18 +1,18 @@
-"""Operations by closed form / operations that torch counts on the real execution."""
+"""Floating-point operations by closed form / those that torch counts while the network runs."""
 
 from collections.abc import Callable, Iterator
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from comet_moe.bench.figure import Row
 from comet_moe.bench.network import ITEMS, USERS, WIDTH, K, N, network
+from comet_moe.bench.result import Result
 from comet_moe.gates import CometGate, DSelectKGate, Gate, HashGate, SoftmaxGate, TopKGate
 
 
 @torch.no_grad()
-def operations(quick: bool) -> Iterator[Row]:
-    """Every gate, both executions, on the MovieLens network in evaluation."""
+def measure_operations(quick: bool) -> Iterator[Result]:
+    """Every gate in both executions, on the MovieLens network in eval mode."""
     p = 2 * WIDTH
     gates: dict[str, Callable[[], Gate]] = {
         "softmax": lambda: SoftmaxGate(p, N),
@@ -34,6 +34,6 @@ def operations(quick: bool) -> Iterator[Row]:
             closed = model.flops(routings)
             with FlopCounterMode(display=False) as counter:
                 model(features)
-            case = f"{name}, {execution}, {closed / rows / 1000:.0f} K a sample"
+            case = f"{name}, {execution}, {closed / rows / 1000:.0f} K per sample"
             value = closed / counter.get_total_flops()
-            yield Row("operations by closed form / counted", case, value, 1.0, exact=True)
+            yield Result("operations by closed form / counted", case, value, 1.0, exact=True)

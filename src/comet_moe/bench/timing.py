@@ -1,16 +1,26 @@
-"""Ratios of times, from one interleaved run: a, b, a, b, ... so that both meet the same machine."""
+"""Ratios of times from one interleaved run: a, b, a, b, ..., so that both run under the same conditions."""
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median, quantiles
 
-Call = Callable[[], object]
+Function = Callable[[], object]
+
+MIN_PAIRS = 5
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """Median of the ratios of neighbouring times, with their quartiles, and the median times in seconds."""
+    """The median of the ratios of neighbouring times.
+
+    Attributes:
+        value: the median.
+        low, high: the quartiles.
+        seconds: median time of the measured function.
+        reference_seconds: median time of the reference.
+        pairs: number of ratios.
+    """
 
     value: float
     low: float
@@ -20,36 +30,47 @@ class Ratio:
     pairs: int
 
 
-def ratio(call: Call, reference: Call, seconds: float, calls: int = 1) -> Ratio:
-    """Time of ``call`` over time of ``reference``.
+def measure_ratio(
+    function: Function,
+    reference: Function,
+    seconds: float,
+    calls: int = 1,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Ratio:
+    """The time of ``function`` divided by the time of ``reference``; arguments as :func:`measure_ratios`."""
+    return measure_ratios([function, reference], seconds, calls, clock)[0]
+
+
+def measure_ratios(
+    functions: Sequence[Function],
+    seconds: float,
+    calls: int = 1,
+    clock: Callable[[], float] = time.perf_counter,
+) -> list[Ratio]:
+    """The times of all functions but the last, each divided by the time of the last, in one interleaved run.
 
     Args:
-        call: what is measured.
-        reference: what it is measured against.
-        seconds: to spend, about; at least five pairs are taken.
-        calls: of each in one reading, for what takes microseconds.
+        functions: the last is the reference. Each is called twice before the first reading.
+        seconds: time to spend, about; there are at least five pairs however long they take.
+        calls: calls per reading, for functions that take microseconds.
+        clock: returns seconds.
     """
-    return ratios([call, reference], seconds, calls)[0]
-
-
-def ratios(calls_: Sequence[Call], seconds: float, calls: int = 1) -> list[Ratio]:
-    """The times of all but the last call over the time of the last, in one interleaved run."""
-    for call in calls_:
-        call()
-        call()
-    readings: list[list[float]] = [[] for _ in calls_]
-    end = time.perf_counter() + seconds
-    while len(readings[0]) < 5 or time.perf_counter() < end:
-        for call, times in zip(calls_, readings, strict=True):
-            started = time.perf_counter()
+    for function in functions:
+        function()
+        function()
+    readings: list[list[float]] = [[] for _ in functions]
+    end = clock() + seconds
+    while len(readings[0]) < MIN_PAIRS or clock() < end:
+        for function, times in zip(functions, readings, strict=True):
+            start = clock()
             for _ in range(calls):
-                call()
-            times.append((time.perf_counter() - started) / calls)
+                function()
+            times.append((clock() - start) / calls)
     *measured, reference = readings
-    return [_ratio(times, reference) for times in measured]
+    return [_summarize(times, reference) for times in measured]
 
 
-def _ratio(times: list[float], reference: list[float]) -> Ratio:
-    each = [a / b for a, b in zip(times, reference, strict=True)]
-    low, _, high = quantiles(each, n=4)
-    return Ratio(median(each), low, high, median(times), median(reference), len(each))
+def _summarize(times: list[float], reference: list[float]) -> Ratio:
+    ratios = [a / b for a, b in zip(times, reference, strict=True)]
+    low, _, high = quantiles(ratios, n=4)
+    return Ratio(median(ratios), low, high, median(times), median(reference), len(ratios))

@@ -8,51 +8,52 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from comet_moe.bench import Row
+    from comet_moe.bench import Result
 
 NAMES = ("gate", "soft", "growth", "memory", "dispatch", "sparse", "mixtral", "movielens", "operations")
 
 
 def bench(
-    figures: Annotated[
-        list[str] | None, typer.Argument(help=f"Which figures; all without: {', '.join(NAMES)}.")
+    measurements: Annotated[
+        list[str] | None, typer.Argument(help=f"Which measurements, by default all: {', '.join(NAMES)}.")
     ] = None,
-    quick: Annotated[bool, typer.Option(help="A selection that ends in a minute.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A selection that takes about a minute.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Measure the library: every figure is a ratio of two times from one interleaved run.
+    """Measure the speed of the library: every result is a ratio of two times from one interleaved run.
 
-    A figure is the median over repeated pairs; the spread is their quartiles. Let the machine be quiet.
+    A result is the median of the ratios of neighbouring times, with their quartiles. Run nothing else at the
+    same time.
     """
-    unknown = [name for name in figures or () if name not in NAMES]
+    unknown = [name for name in measurements or () if name not in NAMES]
     if unknown:
-        raise typer.BadParameter(f"there is no figure {unknown[0]!r}; there are {', '.join(NAMES)}")
+        raise typer.BadParameter(f"there is no measurement {unknown[0]!r}, give some of {', '.join(NAMES)}")
     from rich.console import Console
 
-    from comet_moe.bench import FIGURES
+    from comet_moe.bench import MEASUREMENTS
 
     progress = Console(stderr=True)
-    rows = []
-    for name in figures or NAMES:
-        for row in FIGURES[name](quick):
-            rows.append(row)
-            progress.print(f"{row.figure}: {row.case}: {_value(row)}", highlight=False)
+    results = []
+    for name in measurements or NAMES:
+        for result in MEASUREMENTS[name](quick):
+            results.append(result)
+            progress.print(f"{result.measurement}: {result.case}: {_format_value(result)}", highlight=False)
     if as_json:
-        typer.echo(json.dumps({"rows": [_plain(row) for row in rows], **_machine()}))
+        typer.echo(json.dumps({"rows": [_to_json(result) for result in results], **_describe_machine()}))
     else:
-        _show(rows)
+        _show_table(results)
 
 
-def _plain(row: "Row") -> dict[str, Any]:
-    target = None if isinf(row.target) else row.target
-    return asdict(row) | {"target": target, "met": None if target is None else row.met}
+def _to_json(result: "Result") -> dict[str, Any]:
+    target = None if isinf(result.target) else result.target
+    return asdict(result) | {"target": target, "met": None if target is None else result.met}
 
 
-def _value(row: "Row") -> str:
-    return row.note if row.value is None else f"{row.value:.3f}"
+def _format_value(result: "Result") -> str:
+    return result.note if result.value is None else f"{result.value:.3f}"
 
 
-def _machine() -> dict[str, Any]:
+def _describe_machine() -> dict[str, Any]:
     import platform
 
     import torch
@@ -60,18 +61,22 @@ def _machine() -> dict[str, Any]:
     return {"torch": torch.__version__, "threads": torch.get_num_threads(), "machine": platform.machine()}
 
 
-def _show(rows: "list[Row]") -> None:
-    typer.echo("| figure | case | ratio | quartiles | target | |")
+def _show_table(results: "list[Result]") -> None:
+    typer.echo("| measurement | case | ratio | quartiles | target | |")
     typer.echo("|---|---|---|---|---|---|")
-    for row in rows:
-        spread = "" if row.ratio is None else f"{row.ratio.pairs} pairs, {_quartiles(row)}"
-        target = "" if isinf(row.target) else f"= {row.target:g}" if row.exact else f"<= {row.target:g}"
-        met = "" if isinf(row.target) else {True: "met", False: "missed", None: "not measured"}[row.met]
-        typer.echo(f"| {row.figure} | {row.case} | {_value(row)} | {spread} | {target} | {met} |")
+    for result in results:
+        target = met = ""
+        if not isinf(result.target):
+            target = f"{'=' if result.exact else '<='} {result.target:g}"
+            met = {True: "met", False: "missed", None: "not measured"}[result.met]
+        typer.echo(
+            f"| {result.measurement} | {result.case} | {_format_value(result)} | {_format_quartiles(result)} "
+            f"| {target} | {met} |"
+        )
 
 
-def _quartiles(row: "Row") -> str:
-    assert row.ratio is not None
-    assert row.value is not None
-    scale = row.value / row.ratio.value
-    return f"{row.ratio.low * scale:.3f}-{row.ratio.high * scale:.3f}"
+def _format_quartiles(result: "Result") -> str:
+    if result.ratio is None or result.value is None:
+        return ""
+    scale = result.value / result.ratio.value
+    return f"{result.ratio.pairs} pairs, {result.ratio.low * scale:.3f}-{result.ratio.high * scale:.3f}"

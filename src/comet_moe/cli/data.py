@@ -1,4 +1,4 @@
-"""``comet-moe data``: which data sets there are, and how they are made ready for training."""
+"""``comet-moe data``: lists data sets and prepares them for training."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ app = typer.Typer(
 def list_all(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """List the data sets: which are prepared, and on which terms they are published."""
+    """List the data sets, with their licences and whether they are prepared."""
     from comet_moe.data import DATASETS, default_cache, list_prepared
 
     cache = default_cache()
@@ -36,32 +36,34 @@ def list_all(
     for row in rows:
         state = f"prepared x{len(row['prepared'])}" if row["prepared"] else ""
         typer.echo(f"{row['name']:<18} {state:<12} {row['licence']}")
-    typer.echo(f"Prepared data sets are in {cache}; the environment variable COMET_MOE_CACHE moves it.")
+    typer.echo(
+        f"Prepared data sets are in {cache}; the environment variable COMET_MOE_CACHE sets this folder."
+    )
 
 
 @app.command()
 def prepare(
-    name: Annotated[str, typer.Argument(help="As `comet-moe data list` has it.")],
+    name: Annotated[str, typer.Argument(help="A name from `comet-moe data list`.")],
     source: Annotated[
         Path | None,
         typer.Option(
             "--from",
-            help="Folder of the publisher's files (for `ratings` your table); without it they are fetched.",
+            help="Folder of the publisher's files, or your table; by default they are downloaded.",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of all that is drawn at random.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of everything random in the data set.", min=0)] = 0,
     split: Annotated[
         str, typer.Option(help="`random`, or `authors` for the authors' rows of MovieLens.")
     ] = "random",
     any_size: Annotated[
-        bool, typer.Option("--any-size", help="Take files that do not have their official size.")
+        bool, typer.Option("--any-size", help="Accept files that do not have their official size.")
     ] = False,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", help="An option of the data set: option=value.")
+        list[str] | None, typer.Option("--set", help="Set an option of the data set: option=value, as YAML.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Build a data set once, so that training opens it in no time."""
+    """Prepare a data set once, so that training starts without delay."""
     import time
 
     from comet_moe.data import default_cache
@@ -91,7 +93,7 @@ def prepare(
 
 
 def _options(name: str, settings: list[str]) -> dict[str, Any]:
-    """The options that the recipe of this name trains with, with ``settings`` laid over."""
+    """The options of the data set in the recipe of the same name, overridden by ``settings``."""
     from comet_moe.config import list_recipes, load_train_config, parse_setting
     from comet_moe.config.values import read_free_form
     from comet_moe.exceptions import RecipeError
@@ -100,7 +102,7 @@ def _options(name: str, settings: list[str]) -> dict[str, Any]:
     for setting in settings:
         keys, value = parse_setting(setting)
         if len(keys) > 1 or keys[0] in ("name", "source", "cache", "seed", "split", "strict"):
-            raise RecipeError(f"{'.'.join(keys)} is not an option of a data set: give option=value")
+            raise RecipeError(f"{'.'.join(keys)} is not an option of a data set: give --set option=value")
         options[keys[0]] = read_free_form(value, keys[0])
     return options
 

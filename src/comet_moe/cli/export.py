@@ -1,4 +1,4 @@
-"""``comet-moe export``: a trained model as a file that runs without this library."""
+"""``comet-moe export``: writes a trained model to a file that runs without this library."""
 
 import json
 from pathlib import Path
@@ -8,20 +8,21 @@ import typer
 
 
 def export(
-    run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
+    run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
     format: Annotated[
-        Literal["onnx", "torch"], typer.Option(help="onnx, or torch for torch.export.load.")
+        Literal["onnx", "torch"], typer.Option(help="onnx, or torch for a file that torch.export.load reads.")
     ] = "onnx",
     execution: Annotated[
         Literal["dense", "sparse"],
-        typer.Option(help="dense evaluates every expert, sparse the selected ones by index."),
+        typer.Option(help="dense: the file evaluates every expert; sparse: only the selected ones."),
     ] = "dense",
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="The file; RUN/model.onnx or RUN/model.pt2 without.")
+        Path | None,
+        typer.Option("-o", "--output", help="File to write; by default RUN/model.onnx or RUN/model.pt2."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Write a trained model as ONNX or as a torch program, and check it against the run's own model."""
+    """Write a trained model as ONNX or as a torch program, and check that it computes the same outputs."""
     from comet_moe.export import SIZES, TOLERANCE, export_model
     from comet_moe.training.run import example_features, load_run
 
@@ -32,11 +33,11 @@ def export(
     )
     worst = max(check.difference for check in checks)
     if as_json:
-        said = {"path": str(path), "format": format, "execution": execution, "difference": worst}
-        typer.echo(json.dumps(said | {"batches": [check.rows for check in checks]}))
+        summary = {"path": str(path), "format": format, "execution": execution, "difference": worst}
+        typer.echo(json.dumps(summary | {"batches": [check.rows for check in checks]}))
         return
     typer.echo(
-        f"{path}: {format}, {execution}; traced with {SIZES[0]} rows, read back and run with "
-        f"{' and '.join(str(check.rows) for check in checks)}, it differs from the run's model by at most "
-        f"{worst:.1e} (limit {TOLERANCE:g})"
+        f"{path}: {format}, {execution}; traced with {SIZES[0]} rows and checked with "
+        f"{' and '.join(str(check.rows) for check in checks)} rows: its outputs differ from those of the run's "
+        f"model by at most {worst:.1e} (limit {TOLERANCE:g})"
     )
