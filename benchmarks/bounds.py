@@ -1,11 +1,12 @@
-"""What missed targets are made of: parts measured alone, in one interleaved run with the whole.
+"""Where the time of missed targets goes: parts of an operation, timed in one interleaved run with all of it.
 
     python benchmarks/bounds.py
 
-Each line is a part's time over the time of the reference; what the parts leave is Python and memory traffic.
+Each line is the time of a part divided by the time of the reference. What the parts do not explain is Python
+and memory traffic.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -14,16 +15,16 @@ from torch.nn import functional as F
 
 from comet_moe import MoE
 from comet_moe.bench.gates import hard_gate as hard_comet
-from comet_moe.bench.network import hard_gate, network, products_of, soft_gate, step_of
-from comet_moe.bench.timing import ratios
+from comet_moe.bench.network import hard_gate, make_products, make_step, network, soft_gate
+from comet_moe.bench.timing import Function, measure_ratios
 from comet_moe.dispatch import plan_of_routings
 from comet_moe.experts import DenseExperts
 from comet_moe.experts.grouped_linear import grouped_linear
 from comet_moe.gates import HashGate
+from comet_moe.kernels.descent import descend, read_trees
 from comet_moe.kernels.mix import gather_rows, mix
-from comet_moe.kernels.walk import scratch, walk
 
-Part = tuple[str, Callable[[], object]]
+Part = tuple[str, Function]
 
 
 @torch.no_grad()
@@ -31,14 +32,12 @@ def one_row() -> Iterator[Part]:
     """The COMET gate on one row, k=2, p=256, n=16; the reference is Top-k's three operators."""
     gate, x = hard_comet(256, 16), torch.randn(1, 256)
     weight, bias = torch.randn(16, 256), torch.randn(16)
-    nodes = gate._nodes_in_memory(x.dtype)
-    expert, weights = np.zeros((1, 16), np.int64), np.zeros((1, 16), np.float32)
-    room = scratch(2, 16, weights.dtype)
-    places = (1, x.data_ptr(), *nodes.addresses, *nodes.shape, gate.gamma, expert, weights, 0, 0, *room)
+    parameters = (gate.split_weight, gate.split_bias, gate.leaf_weight, gate.leaf_bias)
+    trees = read_trees(parameters, x.dtype)
     yield "the gate", lambda: gate(x)
-    yield "its compiled walk", lambda: walk(0, 1, *places)
-    yield "two arrays, and tensors on them", lambda: _two_tensors(1)
-    yield "finding its parameters", lambda: gate._nodes_in_memory(x.dtype)
+    yield "its descent, with the arrays it returns", lambda: descend(x, trees, gate.gamma)
+    yield "two arrays, and tensors that share their memory", lambda: _two_tensors(1)
+    yield "reading its parameters", lambda: read_trees(parameters, x.dtype)
     yield "reference", lambda: F.linear(x, weight, bias).topk(2, dim=-1)[0].softmax(-1)
 
 
@@ -49,7 +48,7 @@ def _two_tensors(rows: int) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def dispatch(n: int, p: int, u: int) -> Iterator[Part]:
-    """Sparse dispatch, forward, 512 rows an expert; the reference is one matrix product."""
+    """Sparse dispatch, forward, 512 rows per expert; the reference is one matrix product."""
     rows = 512 * n
     experts, gate = DenseExperts(n, p, u, activation="identity"), HashGate(rows, n)
     moe = MoE(experts=experts, gate=gate, execution="sparse")
@@ -74,26 +73,29 @@ def conditional_step() -> Iterator[Part]:
     """The MovieLens network's conditional step; the reference is its dense step."""
     dense, sparse = network([soft_gate(), soft_gate()]), network([hard_gate(), hard_gate()])
     dense.moe.execution, sparse.moe.execution = "dense", "sparse"
-    step = step_of(sparse)
+    step = make_step(sparse)
     step()
     optimizer = torch.optim.Adam(sparse.parameters(), lr=1e-6, fused=True)
     yield "conditional step", step
-    yield "the products of the dense step", products_of(dense)
+    yield "the products of the dense step", make_products(dense)
     yield "Adam", optimizer.step
-    yield "reference", step_of(dense)
+    yield "reference", make_step(dense)
 
 
-def show(title: str | None, parts: Sequence[Part], seconds: float, calls: int = 1) -> None:
-    """Print the parts over the last of them."""
+def show_ratios(title: str | None, parts: Sequence[Part], seconds: float, calls: int = 1) -> None:
+    """Print the times of ``parts`` divided by the time of the last one, as a Markdown table."""
     print(f"| {title} | ratio | quartiles |\n|---|---|---|")
-    for (name, _), found in zip(parts, ratios([call for _, call in parts], seconds, calls), strict=False):
-        print(f"| {name} | {found.value:.3f} | {found.low:.3f}-{found.high:.3f} |")
+    ratios = measure_ratios([function for _, function in parts], seconds, calls)
+    for (name, _), ratio in zip(parts[:-1], ratios, strict=True):
+        print(f"| {name} | {ratio.value:.3f} | {ratio.low:.3f}-{ratio.high:.3f} |")
     print()
 
 
 if __name__ == "__main__":
     with torch.no_grad():
-        show(one_row.__doc__, list(one_row()), 8, 200)
+        show_ratios(one_row.__doc__, list(one_row()), 8, 200)
         for shape in ((8, 256, 256), (16, 512, 512), (8, 768, 1024)):
-            show(f"{dispatch.__doc__} n={shape[0]} p={shape[1]} u={shape[2]}", list(dispatch(*shape)), 15)
-    show(conditional_step.__doc__, list(conditional_step()), 15)
+            show_ratios(
+                f"{dispatch.__doc__} n={shape[0]} p={shape[1]} u={shape[2]}", list(dispatch(*shape)), 15
+            )
+    show_ratios(conditional_step.__doc__, list(conditional_step()), 15)

@@ -1,5 +1,7 @@
 """The logic of the benchmark, with a clock that the tests control; its timed results are read, not tested."""
 
+import importlib.util
+from pathlib import Path
 from statistics import median, quantiles
 
 import pytest
@@ -108,6 +110,7 @@ def test_the_command_names_every_measurement():
     assert tuple(MEASUREMENTS) == NAMES
 
 
+@pytest.mark.slow
 def test_operations_by_closed_form_are_those_counted():
     results = list(measure_operations(quick=True))
     assert len(results) == 10
@@ -122,3 +125,17 @@ def test_the_steps_of_the_network_run_as_they_say():
         routing = model({"user": torch.arange(512), "item": torch.arange(512)})[1][0]
         assert routing.execution == execution
         assert routing.statistics()["experts_per_sample"] <= most
+
+
+@pytest.mark.slow
+def test_every_part_that_explains_missed_targets_runs():
+    path = Path(__file__).parents[2] / "benchmarks" / "bounds.py"
+    spec = importlib.util.spec_from_file_location("bounds", path)
+    bounds = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(bounds)
+    with torch.no_grad():
+        parts = [*bounds.one_row(), *bounds.dispatch(4, 8, 8)]
+        for _, function in parts:
+            function()
+    for _, function in bounds.conditional_step():
+        function()

@@ -4,6 +4,10 @@ import numpy as np
 import pytest
 from command import refusal, succeed
 
+from comet_moe.bench import MEASUREMENTS
+from comet_moe.bench.result import Result, timed_result
+from comet_moe.bench.timing import Ratio
+
 SMALL = [
     "data.options.train_size=200",
     "data.options.validation_size=50",
@@ -19,12 +23,39 @@ def run(tmp_path):
     return tmp_path / "run"
 
 
-def test_bench_prints_a_table_or_one_json_object():
-    rows = succeed("bench", "operations", "--quick", "--json").json["rows"]
-    assert len(rows) == 10
-    assert all(row["met"] for row in rows)
-    assert {row["measurement"] for row in rows} == {"operations by closed form / counted"}
-    assert succeed("bench", "operations", "--quick").out.startswith("| measurement | case | ratio |")
+@pytest.fixture
+def results(monkeypatch):
+    """The measurement "gate" with known results."""
+    ratio = Ratio(value=1.0, low=0.5, high=2.0, seconds=0.1, reference_seconds=0.1, pairs=7)
+    results = [
+        timed_result("a / b", "n=16", ratio, target=0.4, scale=2.0),
+        timed_result("a / b", "n=64", ratio, target=float("inf")),
+        Result("c / d", "exact", 1.0, 1.0, exact=True),
+        Result("e / f", "", None, 1.0, note="e is not installed"),
+    ]
+    monkeypatch.setitem(MEASUREMENTS, "gate", lambda quick: iter(results))
+    return results
+
+
+@pytest.mark.usefixtures("results")
+def test_bench_prints_a_markdown_table():
+    assert succeed("bench", "gate").out.splitlines() == [
+        "| measurement | case | ratio | quartiles | target | |",
+        "|---|---|---|---|---|---|",
+        "| a / b | n=16 | 0.500 | 7 pairs, 0.250-1.000 | <= 0.4 | missed |",
+        "| a / b | n=64 | 1.000 | 7 pairs, 0.500-2.000 |  |  |",
+        "| c / d | exact | 1.000 |  | = 1 | met |",
+        "| e / f |  | e is not installed |  | <= 1 | not measured |",
+    ]
+
+
+def test_bench_prints_one_json_object(results):
+    summary = succeed("bench", "gate", "--json").json
+    assert summary.keys() == {"rows", "torch", "threads", "machine"}
+    assert [row["measurement"] for row in summary["rows"]] == [result.measurement for result in results]
+    assert [row["met"] for row in summary["rows"]] == [False, None, True, None]
+    assert [row["target"] for row in summary["rows"]] == [0.4, None, 1.0, 1.0]
+    assert summary["rows"][0]["ratio"]["pairs"] == 7
 
 
 def test_an_unknown_measurement_is_named():
