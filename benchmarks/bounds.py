@@ -17,7 +17,7 @@ from comet_moe import MoE
 from comet_moe.bench.gates import hard_gate as hard_comet
 from comet_moe.bench.network import hard_gate, make_products, make_step, network, soft_gate
 from comet_moe.bench.timing import Function, measure_ratios
-from comet_moe.dispatch import plan_of_routings
+from comet_moe.dispatch import plan_from_routings
 from comet_moe.experts import DenseExperts
 from comet_moe.experts.grouped_linear import grouped_linear
 from comet_moe.gates import HashGate
@@ -53,8 +53,8 @@ def dispatch(n: int, p: int, u: int) -> Iterator[Part]:
     experts, gate = DenseExperts(n, p, u, activation="identity"), HashGate(rows, n)
     moe = MoE(experts=experts, gate=gate, execution="sparse")
     x, keys, weight = torch.randn(rows, p), torch.arange(rows), torch.randn(u, p)
-    plan = plan_of_routings([gate(x, keys=keys)], rows)
-    gathered = gather_rows(x, plan.rows, plan.places)
+    plan = plan_from_routings([gate(x, keys=keys)], rows)
+    gathered = gather_rows(x, plan.row_sample, plan.layout)
     linear = experts.linear
     outputs = grouped_linear(gathered, linear.weight, linear.bias, plan.counts)
     slices = gathered.split(plan.counts)
@@ -63,9 +63,9 @@ def dispatch(n: int, p: int, u: int) -> Iterator[Part]:
         "the products of the slices",
         lambda: [s @ w.t() for s, w in zip(slices, linear.weight, strict=True)],
     )
-    yield "gathering the rows", lambda: gather_rows(x, plan.rows, plan.places)
-    yield "the weighted sum", lambda: mix(outputs, plan.weights, plan.places, experts.epilogue)
-    yield "gate and plan", lambda: plan_of_routings([gate(x, keys=keys)], rows)
+    yield "gathering the rows", lambda: gather_rows(x, plan.row_sample, plan.layout)
+    yield "the weighted sum", lambda: mix(outputs, plan.weights, plan.layout, experts.epilogue)
+    yield "gate and plan", lambda: plan_from_routings([gate(x, keys=keys)], rows)
     yield "reference", lambda: x @ weight.t()
 
 

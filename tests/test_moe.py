@@ -16,19 +16,19 @@ P = 6
 KEYS = 11
 
 
-def make_gate(kind, n, k, gamma):
+def make_gate(kind, n, k, gamma, in_features=P):
     if kind == "comet":
-        gate = CometGate(P, n, k, gamma=gamma, entropy=0.01)
+        gate = CometGate(in_features, n, k, gamma=gamma, entropy=0.01)
         nn.init.normal_(gate.split_weight)
     elif kind == "dselect":
-        gate = DSelectKGate(P, n, k, gamma=gamma, reachability=0.01)
+        gate = DSelectKGate(in_features, n, k, gamma=gamma, reachability=0.01)
         nn.init.normal_(gate.selector_weight)
     elif kind == "topk":
-        gate = TopKGate(P, n, k)
+        gate = TopKGate(in_features, n, k)
     elif kind == "hash":
         gate = HashGate(KEYS, n)
     else:
-        gate = SoftmaxGate(P, n)
+        gate = SoftmaxGate(in_features, n)
     return gate
 
 
@@ -85,12 +85,16 @@ def test_dense_and_sparse_agree_in_outputs_and_every_gradient(kinds, experts, n,
     assert_same(moe, x, torch.randint(KEYS, (rows,)))
 
 
-def test_convolutional_experts_agree():
-    gates = [make_gate("comet", 5, 2, 1e-3) for _ in range(2)]
+@pytest.mark.parametrize("kind", ["comet", "topk"])
+def test_convolutional_experts_agree_in_outputs_and_every_gradient(kind):
     experts = ConvExperts(5, (2, 13, 12), filters=(3, 4), kernel_size=3, units=(7, 6))
-    gates = [TopKGate(2 * 13 * 12, 5, 2) for _ in range(2)]
+    gates = [make_gate(kind, 5, 2, 1e-3, in_features=2 * 13 * 12) for _ in range(2)]
     moe = MultiGateMoE(experts=experts, gates=gates).double()
-    assert_same(moe, torch.randn(8, 2, 13, 12, dtype=torch.float64))
+    x = torch.randn(8, 2, 13, 12, dtype=torch.float64)
+    routing = moe(x)[1][0]
+    assert (routing.selectors is not None) == (kind == "comet")
+    assert 0 < (routing.weights == 0).sum() < routing.weights.numel()  # sparse execution skips some
+    assert_same(moe, x)
 
 
 def test_any_modules_over_images():
@@ -113,6 +117,78 @@ def test_tokens_with_padding(execution):
     torch.testing.assert_close(y[mask], alone)
     torch.testing.assert_close(routing.aux_loss, routing_alone.aux_loss)
     assert routing.statistics()["samples"] == 7
+
+
+def test_without_the_routing_a_mixture_fits_into_a_sequential():
+    moe = MoE(experts=DenseExperts(4, P, 3), gate=TopKGate(P, 4, 2))
+    x = torch.randn(5, P)
+    y, routing = moe(x)
+    assert routing.weights.shape == (5, 4)
+    alone = MoE(experts=moe.experts, gate=moe.gate, return_routing=False)
+    torch.testing.assert_close(nn.Sequential(alone, nn.ReLU(inplace=True))(x), y.relu())
+
+
+class Mean(nn.Module):
+    def forward(self, x):
+        return x.mean(0, keepdim=True)
+
+
+class Sum(nn.Module):
+    def forward(self, x):
+        return x.sum(-1)
+
+
+class Pair(nn.Module):
+    def forward(self, x):
+        return x, x
+
+
+@pytest.mark.parametrize("execution", ["dense", "sparse"])
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (Mean(), r"expert 2 \(Mean\) must return an output of shape \({rows}, \.\.\.\) .* got \(1, 6\)"),
+        (Sum(), r"expert 2 \(Sum\) must return an output of shape \({rows}, \.\.\.\) .* got \({rows},\)"),
+        (Pair(), r"expert 2 \(Pair\) must return a tensor, got tuple"),
+        (nn.Linear(P, 5), r"same shape per row: expert 0 returned \(6,\), expert 2 \(5,\)"),
+    ],
+)
+def test_an_expert_that_returns_another_shape_is_named(execution, module, message):
+    experts = nn.ModuleList([nn.Identity(), nn.Identity(), module, nn.Identity()])
+    moe = MoE(experts=experts, gate=HashGate(4, 4), execution=execution)
+    moe.gate.assignment.copy_(torch.arange(4))
+    rows = 40 if execution == "dense" else 10
+    with pytest.raises(ValueError, match=message.format(rows=rows)):
+        moe(torch.randn(40, P), keys=torch.arange(40) % 4)
+
+
+class HalfOfTheRows(DenseExperts):
+    def dense(self, x):
+        return super().dense(x)[::2]
+
+    def sparse(self, rows, counts):
+        return super().sparse(rows, counts)[::2]
+
+
+@pytest.mark.parametrize("execution", ["dense", "sparse"])
+def test_a_stack_that_returns_too_few_rows_is_refused(execution):
+    moe = MoE(experts=HalfOfTheRows(4, P, 3), gate=TopKGate(P, 4, 2), execution=execution)
+    with pytest.raises(ValueError, match=rf"HalfOfTheRows\.{execution} must return an output of shape"):
+        moe(torch.randn(40, P))
+
+
+class GateOfOneRow(SoftmaxGate):
+    def forward(self, x, keys=None, mask=None):
+        return super().forward(x[:1])
+
+
+@pytest.mark.parametrize("execution", ["auto", "dense", "sparse"])
+def test_a_gate_that_returns_too_few_rows_is_refused(execution):
+    moe = MoE(experts=DenseExperts(4, P, 3), gate=GateOfOneRow(P, 4), execution=execution)
+    with pytest.raises(
+        ValueError, match=r"GateOfOneRow must return a routing of shape \(5, 4\), got \(1, 4\)"
+    ):
+        moe(torch.randn(5, P))
 
 
 def test_outputs_of_any_rank():
@@ -147,7 +223,7 @@ def test_only_selected_pairs_run_and_each_once(training):
 
 
 @pytest.mark.parametrize("kind", ["dense", "modules"])
-def test_an_expert_without_samples_has_a_zero_gradient_so_adam_walks_the_same_path(kind):
+def test_an_expert_without_samples_has_a_zero_gradient_so_adam_takes_the_same_steps(kind):
     def trained(execution):
         torch.manual_seed(0)
         moe = MoE(experts=make_experts(kind, 6), gate=TopKGate(P, 6, 1), execution=execution).double()

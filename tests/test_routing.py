@@ -1,8 +1,12 @@
-"""Routing: its two forms, and its statistics."""
+"""Routing: its three forms, its largest weights, its checks and its statistics."""
 
+import json
 import math
 
+import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from comet_moe import Routing
 from comet_moe.gates import CometGate, TopKGate
@@ -56,7 +60,88 @@ def test_renumbering_agrees_between_all_forms():
     assert torch.equal(full.weights[:, order], WEIGHTS)
 
 
-def test_statistics_of_a_small_case_by_hand():
+@given(
+    rows=st.integers(0, 6),
+    n=st.integers(1, 40),
+    used=st.integers(0, 9),
+    k=st.integers(1, 9),
+    seed=st.integers(0, 99),
+)
+def test_the_top_weights_are_the_same_from_every_form(rows, n, used, k, seed):
+    torch.manual_seed(seed)
+    k, used = min(k, n), min(used, n)
+    expert = torch.rand(rows, n).argsort()[:, :used]
+    weight = torch.rand(rows, used) * (torch.rand(rows, used) < 0.8)
+    slots = Routing.from_slots(expert, weight, torch.Size([rows]), n)
+    pairs = Routing.from_pairs(slots.pairs(), torch.Size([rows]), n)
+    dense = Routing(weights=torch.zeros(rows, n).scatter(1, expert, weight))
+    for routing in (dense, slots, pairs):
+        weights, indices = routing.top(k)
+        assert weights.shape == indices.shape == (rows, k)
+        assert torch.equal(weights, dense.weights.sort(descending=True).values[:, :k])
+        assert torch.equal(dense.weights.gather(1, indices), weights)
+        assert all(len(set(row)) == k for row in indices.tolist())  # scatter writes each weight once
+
+
+@pytest.mark.parametrize("form", ["weights", "slots", "pairs"])
+def test_the_top_weights_carry_the_gradient(form):
+    weights = torch.tensor([[0.6, 0.0, 0.4], [0.0, 0.0, 1.0]]).reshape(2, 1, 3).requires_grad_()
+    values, experts = weights.flatten(0, 1).topk(2)
+    routing = {
+        "weights": lambda: Routing(weights=weights),
+        "slots": lambda: Routing.from_slots(experts, values, torch.Size([2, 1]), 3),
+        "pairs": lambda: Routing.from_pairs(Routing(weights=weights).pairs(), torch.Size([2, 1]), 3),
+    }[form]()
+    top, index = routing.top(1)
+    assert index.tolist() == [[[0]], [[2]]]
+    top.sum().backward()
+    assert weights.grad.tolist() == [[[1, 0, 0]], [[0, 0, 1]]]
+
+
+@pytest.mark.parametrize("k", [0, 4, -1, 1.5, True, None])
+def test_k_outside_1_to_n_is_refused(k):
+    for routing in (Routing(weights=WEIGHTS), *other_forms()):
+        with pytest.raises(ValueError, match=rf"k must be an integer from 1 to 3, got {k}"):
+            routing.top(k)
+
+
+ONES = torch.ones(4, 2)
+INDICES = torch.zeros(4, 2, dtype=torch.int64)
+
+
+def of_four(**form):
+    return {**form, "batch_shape": torch.Size([4]), "num_experts": 3}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "exactly one of weights, pairs and slots"),
+        ({"weights": WEIGHTS, "slots": (INDICES, ONES)}, "exactly one of weights, pairs and slots"),
+        ({"weights": WEIGHTS[0]}, r"weights must have shape \(B, \.\.\., n\), got \(3,\)"),
+        ({"slots": (INDICES, ONES)}, "needs batch_shape and num_experts of at least 1, got batch_shape=None"),
+        ({"slots": (INDICES, ONES), "batch_shape": torch.Size([4])}, "num_experts=0"),
+        (of_four(slots=(INDICES[1:], ONES[1:])), r"\(4, slots per row\) each, got \(3, 2\) and \(3, 2\)"),
+        (of_four(slots=(INDICES, ONES[:, :1])), r"got \(4, 2\) and \(4, 1\)"),
+        (of_four(pairs=(INDICES[0], INDICES[0], ONES[0, :1])), r"got \(2,\), \(2,\) and \(1,\)"),
+        ({"weights": WEIGHTS, "logits": ONES}, r"logits must have shape \(4, 3\) .* got \(4, 2\)"),
+        ({"weights": WEIGHTS, "mask": ONES[:3, 0] > 0}, r"mask must have shape \(4,\) .* got \(3,\)"),
+        (
+            {"weights": WEIGHTS, "selectors": WEIGHTS},
+            r"selectors must have shape \(4, k, 3\) .* got \(4, 3\)",
+        ),
+        (
+            {"weights": WEIGHTS, "contributions": torch.ones(4, 2, 2)},
+            r"contributions must have shape \(4, k, 3\) .* got \(4, 2, 2\)",
+        ),
+    ],
+)
+def test_tensors_that_disagree_in_shape_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        Routing(**arguments)
+
+
+def test_statistics_equal_those_worked_out_by_hand():
     statistics = Routing(weights=WEIGHTS).statistics()
     assert statistics["samples"] == 4
     assert statistics["experts_per_sample"] == 5 / 4  # 1e-6 does not count
@@ -85,8 +170,6 @@ def test_tree_entropy_and_share_of_one_hot_trees():
     assert routing.statistics()["one_hot_trees"] == 1
 
 
-def test_statistics_are_plain_data():
-    import json
-
+def test_statistics_can_be_written_as_json():
     for routing in (CometGate(4, 6, k=2)(torch.randn(5, 4)), TopKGate(4, 6, k=2)(torch.randn(0, 4))):
         assert json.loads(json.dumps(routing.statistics())) == routing.statistics()

@@ -8,32 +8,32 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from comet_moe.experts.base import Experts
+from comet_moe.experts.base import Experts, check_output
 from comet_moe.kernels.mix import apply_epilogue, gather_rows, mix, mix_dense
-from comet_moe.kernels.plan import Plan, plan_of_pairs, plan_of_weights
+from comet_moe.kernels.plan import Plan, plan_from_pairs, plan_from_weights
 from comet_moe.routing import Routing
 
 
-def plan_of_routings(routings: Sequence[Routing], rows: int) -> Plan:
+def plan_from_routings(routings: Sequence[Routing], rows: int) -> Plan:
     """Every pair that at least one of the routings asks for, once."""
     if not all(routing.in_pairs for routing in routings):
-        return plan_of_weights([routing.weights.flatten(0, -2) for routing in routings])
+        return plan_from_weights([routing.weights.flatten(0, -2) for routing in routings])
     experts = routings[0].num_experts
     if len(routings) == 1:
         sample, expert, weight = routings[0].pairs()
-        return plan_of_pairs(sample, expert, weight.unsqueeze(-1), rows, experts)
+        return plan_from_pairs(sample, expert, weight.unsqueeze(-1), rows, experts)
     sample, expert, weights = _union([routing.pairs() for routing in routings], experts)
-    return plan_of_pairs(sample, expert, weights, rows, experts)
+    return plan_from_pairs(sample, expert, weights, rows, experts)
 
 
 def _union(pairs: Sequence[tuple[Tensor, Tensor, Tensor]], experts: int) -> tuple[Tensor, Tensor, Tensor]:
     """The pairs of several routings, each once, ordered by sample, without ever forming (B, n)."""
     keys = torch.cat([sample * experts + expert for sample, expert, _ in pairs])
-    unique, place = keys.unique(return_inverse=True)
+    unique, pair = keys.unique(return_inverse=True)
     lengths = torch.tensor([len(weight) for _, _, weight in pairs], device=keys.device)
     task = torch.repeat_interleave(torch.arange(len(pairs), device=keys.device), lengths)
     weights = pairs[0][2].new_zeros(len(unique), len(pairs))
-    weights = weights.index_put((place, task), torch.cat([weight for _, _, weight in pairs]))
+    weights = weights.index_put((pair, task), torch.cat([weight for _, _, weight in pairs]))
     return unique // experts, unique % experts, weights
 
 
@@ -41,6 +41,7 @@ def run_dense(experts: Experts, x: Tensor, routings: Sequence[Routing]) -> Tenso
     """Every expert on every row, then the weighted sums: (B, *input) -> (B, T, *output)."""
     weights = torch.stack([routing.weights.flatten(0, -2) for routing in routings], 1)
     outputs = experts.dense(x)
+    check_output(outputs, (x.shape[0], experts.num_experts), f"{type(experts).__name__}.dense", x)
     flat = outputs.flatten(2)
     mixed = mix_dense(flat, weights.to(flat.dtype), experts.epilogue)
     return mixed.unflatten(-1, outputs.shape[2:])
@@ -65,8 +66,9 @@ def run_indexed(experts: Experts, x: Tensor, routings: Sequence[Routing]) -> Ten
 
 def run_sparse(experts: Experts, x: Tensor, plan: Plan) -> Tensor:
     """Every pair of the plan once, then the weighted sums: (B, *input) -> (B, T, *output)."""
-    rows = gather_rows(x.flatten(1), plan.rows, plan.places).unflatten(1, x.shape[1:])
+    rows = gather_rows(x.flatten(1), plan.row_sample, plan.layout).unflatten(1, x.shape[1:])
     outputs = experts.sparse(rows, plan.counts)
+    check_output(outputs, (rows.shape[0],), f"{type(experts).__name__}.sparse", rows)
     flat = outputs.flatten(1)
-    mixed = mix(flat, plan.weights.to(flat.dtype), plan.places, experts.epilogue)
+    mixed = mix(flat, plan.weights.to(flat.dtype), plan.layout, experts.epilogue)
     return mixed.unflatten(-1, outputs.shape[1:])

@@ -1,4 +1,4 @@
-"""Mixtures of experts: one gate, or one gate a task over shared experts."""
+"""Mixtures of experts: one gate, or one gate per task over shared experts."""
 
 from collections.abc import Sequence
 from math import prod
@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from comet_moe.dispatch import plan_of_routings, run_dense, run_indexed, run_sparse
+from comet_moe.dispatch import plan_from_routings, run_dense, run_indexed, run_sparse
 from comet_moe.experts import Experts, ModuleExperts
 from comet_moe.gates.base import Gate
 from comet_moe.routing import Routing
@@ -15,21 +15,34 @@ from comet_moe.routing import Routing
 Execution = Literal["auto", "dense", "sparse"]
 
 SPARSE_SHARE = 0.5
-"""Where the two ways to run cost the same; see ``comet-moe bench``."""
+"""Share of active (sample, expert) pairs at which dense and sparse execution take about the same time."""
 
 
 class MultiGateMoE(nn.Module):
-    """One mixture a task over shared experts: y_t = Σ_i g_t(x)_i f_i(x).
+    """One mixture per task over shared experts: y_t = Σ_i g_t(x)_i f_i(x).
 
     A (sample, expert) pair is evaluated once, however many gates ask for it.
 
     Args:
-        experts: a stack of this library's, or an ``nn.ModuleList`` of any modules over features.
-        gates: one a task.
+        experts: a stack of :mod:`comet_moe.experts`, or an ``nn.ModuleList`` of any modules
+            (m, p) -> (m, u).
+        gates: one per task.
         execution: "dense" runs every expert on every sample; "sparse" only the pairs of nonzero weight;
             "auto" chooses for each batch. Outputs and gradients are equal (dropout off). In compiled and
             exported graphs "auto" is dense.
-        sparse_share: "auto" runs sparsely when at most this share of the (sample, expert) pairs is active.
+        sparse_share: "auto" is sparse when at most this share of the (sample, expert) pairs is active.
+
+    Example:
+        >>> import torch
+        >>> from comet_moe import MultiGateMoE
+        >>> from comet_moe.experts import DenseExperts
+        >>> from comet_moe.gates import CometGate
+        >>> gates = [CometGate(32, 8, k=2) for _ in range(2)]
+        >>> moe = MultiGateMoE(experts=DenseExperts(8, 32, 64), gates=gates)
+        >>> ys, routings = moe(torch.randn(4, 32))
+        >>> [y.shape for y in ys]
+        [torch.Size([4, 64]), torch.Size([4, 64])]
+        >>> aux_loss = sum(routing.aux_loss for routing in routings)
     """
 
     def __init__(
@@ -42,12 +55,16 @@ class MultiGateMoE(nn.Module):
     ):
         super().__init__()
         if not gates:
-            raise ValueError("gates must hold at least 1 gate, got none")
+            raise ValueError("gates must be at least 1 gate, got none")
         self.experts = ModuleExperts(experts) if isinstance(experts, nn.ModuleList) else experts
         if not isinstance(self.experts, Experts):
             kind = type(experts).__name__
             raise ValueError(f"experts must be a stack of comet_moe.experts or an nn.ModuleList, got {kind}")
         for gate in gates:
+            if not isinstance(gate, Gate):
+                raise ValueError(
+                    f"gates must be instances of comet_moe.gates.Gate, got {type(gate).__name__}"
+                )
             if gate.num_experts != self.experts.num_experts:
                 raise ValueError(
                     f"a gate chooses among {gate.num_experts} experts, there are {self.experts.num_experts}"
@@ -78,7 +95,7 @@ class MultiGateMoE(nn.Module):
             mask: (B, ...) bool, False where a row is padding: its output is 0.
 
         Returns:
-            One (B, ..., u) and one routing for each gate.
+            One output (B, ..., u) and one routing for each gate.
         """
         rank = self.experts.input_rank
         if x.dim() <= rank:
@@ -86,9 +103,22 @@ class MultiGateMoE(nn.Module):
         batch_shape = x.shape[: x.dim() - rank]
         features = x.flatten(-rank)
         routings = [gate(features, keys=keys, mask=mask) for gate in self.gates]
+        self._check_routings(routings, batch_shape)
         mixed = self._run(x.flatten(0, len(batch_shape) - 1), routings)
-        outputs = [y.unflatten(0, batch_shape) for y in mixed.unbind(1)]
+        # No one of several views from one function may be changed in place, as nn.ReLU(inplace=True) does.
+        by_gate = [mixed.squeeze(1)] if len(routings) == 1 else mixed.unbind(1)
+        outputs = [y.unflatten(0, batch_shape) for y in by_gate]
         return outputs, routings
+
+    def _check_routings(self, routings: Sequence[Routing], batch_shape: torch.Size) -> None:
+        """Gates of the user's own may return anything, and compiled loops trust shapes."""
+        experts = self.experts.num_experts
+        for gate, routing in zip(self.gates, routings, strict=True):
+            if routing.batch_shape != batch_shape or routing.num_experts != experts:
+                raise ValueError(
+                    f"{type(gate).__name__} must return a routing of shape {(*batch_shape, experts)}, got "
+                    f"{(*routing.batch_shape, routing.num_experts)}"
+                )
 
     def flops(self, routings: Sequence[Routing]) -> int:
         """Floating-point operations of the matrix products that made ``routings`` and the outputs with them.
@@ -110,8 +140,8 @@ class MultiGateMoE(nn.Module):
             return self._dense(x, routings)
         if is_tracing:  # the number of pairs is not known to a graph
             return run_indexed(self.experts, x, routings)
-        plan = plan_of_routings(routings, len(x))
-        pairs = len(plan.rows)
+        plan = plan_from_routings(routings, len(x))
+        pairs = len(plan.row_sample)
         if self.execution == "auto" and pairs > self.sparse_share * len(x) * self.experts.num_experts:
             return self._dense(x, routings)
         _note(routings, "sparse", pairs)
@@ -135,13 +165,22 @@ class MoE(MultiGateMoE):
     """A mixture with one gate: y = Σ_i g(x)_i f_i(x).
 
     Args:
-        experts: a stack of this library's, or an ``nn.ModuleList`` of any modules over features.
+        experts: a stack of :mod:`comet_moe.experts`, or an ``nn.ModuleList`` of any modules
+            (m, p) -> (m, u).
         gate: any gate.
         execution, sparse_share: see :class:`MultiGateMoE`.
+        return_routing: whether ``moe(x)`` returns (y, routing); with False it returns y alone, so that the
+            mixture fits into an ``nn.Sequential``.
 
     Example:
+        >>> import torch
+        >>> from comet_moe import MoE
+        >>> from comet_moe.experts import DenseExperts
+        >>> from comet_moe.gates import CometGate
         >>> moe = MoE(experts=DenseExperts(8, 32, 64), gate=CometGate(32, 8, k=2))
         >>> y, routing = moe(torch.randn(4, 32))
+        >>> y.shape, routing.weights.shape
+        (torch.Size([4, 64]), torch.Size([4, 8]))
     """
 
     def __init__(
@@ -151,8 +190,10 @@ class MoE(MultiGateMoE):
         gate: Gate,
         execution: Execution = "auto",
         sparse_share: float = SPARSE_SHARE,
+        return_routing: bool = True,
     ):
         super().__init__(experts=experts, gates=[gate], execution=execution, sparse_share=sparse_share)
+        self.return_routing = return_routing
 
     @property
     def gate(self) -> Gate:
@@ -163,7 +204,7 @@ class MoE(MultiGateMoE):
 
     def forward(  # type: ignore[override]
         self, x: Tensor, keys: Tensor | None = None, mask: Tensor | None = None
-    ) -> tuple[Tensor, Routing]:
-        """Mix the experts: y (B, ..., u) and the routing. Arguments as for :class:`MultiGateMoE`."""
+    ) -> tuple[Tensor, Routing] | Tensor:
+        """Mix the experts: y (B, ..., u), and the routing. Arguments as for :class:`MultiGateMoE`."""
         outputs, routings = super().forward(x, keys=keys, mask=mask)
-        return outputs[0], routings[0]
+        return (outputs[0], routings[0]) if self.return_routing else outputs[0]

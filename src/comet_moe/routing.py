@@ -1,4 +1,4 @@
-"""What a gate decided for a batch.
+"""The decision of a gate for a batch.
 
 Shapes: B samples (or any leading shape (B, ...) such as tokens), n experts, k trees or selectors,
 M pairs (sample, expert) of nonzero weight.
@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 SELECTED_WEIGHT = 1e-5
-"""An expert counts as selected, and a tree as one-hot, up to this weight (the paper's n/s)."""
+"""An expert with more weight than this counts as selected, a tree within this of 1 as one-hot."""
 
 
 class Pairs(NamedTuple):
@@ -25,10 +26,17 @@ class Pairs(NamedTuple):
 class Routing:
     """Weights over experts for a batch, with what belongs to them.
 
-    A routing is made from ``weights`` (B, ..., n), from pairs with :meth:`from_pairs`, or from a few slots a
-    row with :meth:`from_slots`; whichever form is missing is made when first asked for.
+    A routing is made from ``weights`` (B, ..., n), from pairs with :meth:`from_pairs`, or from a few slots
+    per row with :meth:`from_slots`; the other forms are computed when they are first asked for.
+
+    Args:
+        weights: (B, ..., n).
+        aux_loss: scalar; None means 0.
+        logits, selectors, contributions, mask: see the attributes.
+        pairs, slots, batch_shape, num_experts: see :meth:`from_pairs` and :meth:`from_slots`.
 
     Attributes:
+        logits: (B, ..., n) router logits before any permutation, or None for a gate that has none.
         selectors: (B, ..., k, n) tree or selector distributions before any permutation, or None.
         contributions: (B, ..., k, n) what each tree or selector adds to the weights before any permutation,
             or None. Sums to the weights over k.
@@ -37,7 +45,20 @@ class Routing:
         expert_rows: evaluations of an expert on a row that the mixture ran for this batch, all its gates
             together; None before it did.
         gate_flops: floating-point operations of the gate's matrix products for this batch, where they depend
-            on the data; None where ``Gate.flops`` says it all.
+            on the data; None where ``Gate.flops`` has them.
+
+    Example:
+        >>> import torch
+        >>> from comet_moe import Routing
+        >>> routing = Routing(weights=torch.tensor([[0.25, 0.0, 0.75], [1.0, 0.0, 0.0]]))
+        >>> routing.pairs().expert
+        tensor([0, 2, 0])
+        >>> routing.top(2)
+        (tensor([[0.7500, 0.2500],
+                [1.0000, 0.0000]]), tensor([[2, 0],
+                [0, 1]]))
+        >>> routing.statistics()["experts_per_sample"]
+        1.5
     """
 
     def __init__(
@@ -54,9 +75,21 @@ class Routing:
         batch_shape: torch.Size | None = None,
         num_experts: int = 0,
     ):
+        if (weights is None) + (pairs is None) + (slots is None) != 2:
+            raise ValueError("a Routing needs exactly one of weights, pairs and slots")
         if weights is not None:
+            if weights.dim() < 2:
+                raise ValueError(f"weights must have shape (B, ..., n), got {tuple(weights.shape)}")
             batch_shape, num_experts = weights.shape[:-1], weights.shape[-1]
-        assert batch_shape is not None
+        elif batch_shape is None or num_experts < 1:
+            raise ValueError(
+                "a Routing from pairs or slots needs batch_shape and num_experts of at least 1, got "
+                f"batch_shape={batch_shape} and num_experts={num_experts}"
+            )
+        elif slots is not None:
+            _check_slots(*slots, prod(batch_shape))
+        elif pairs is not None:
+            _check_pairs(*pairs)
         self._weights = weights
         self._aux_loss = aux_loss
         self._pairs = pairs
@@ -70,17 +103,37 @@ class Routing:
         self.execution: str | None = None
         self.expert_rows: int | None = None
         self.gate_flops: int | None = None
+        if logits is not None or selectors is not None or contributions is not None or mask is not None:
+            self._check_shapes()
+
+    def _check_shapes(self) -> None:
+        batch_shape, n = tuple(self.batch_shape), self.num_experts
+        for name, tensor, wanted in (
+            ("logits", self.logits, (*batch_shape, n)),
+            ("mask", self.mask, batch_shape),
+        ):
+            if tensor is not None and tensor.shape != wanted:
+                raise ValueError(f"{name} must have shape {wanted} as the weights, got {tuple(tensor.shape)}")
+        for name, tensor in (("selectors", self.selectors), ("contributions", self.contributions)):
+            if tensor is None:
+                continue
+            shape = tensor.shape
+            if len(shape) != len(batch_shape) + 2 or (*shape[:-2], shape[-1]) != (*batch_shape, n):
+                wanted_text = ", ".join(str(size) for size in (*batch_shape, "k", n))
+                raise ValueError(
+                    f"{name} must have shape ({wanted_text}) as the weights, got {tuple(tensor.shape)}"
+                )
 
     @classmethod
     def from_pairs(cls, pairs: Pairs, batch_shape: torch.Size, num_experts: int) -> "Routing":
-        """From unique pairs, ordered by sample."""
+        """From unique pairs (sample, expert, weight), (M,) each, ordered by sample."""
         return cls(pairs=pairs, batch_shape=batch_shape, num_experts=num_experts)
 
     @classmethod
     def from_slots(
         cls, expert: Tensor, weight: Tensor, batch_shape: torch.Size, num_experts: int
     ) -> "Routing":
-        """From c slots a row, (rows, c) each: no expert twice in a row, weight 0 where unused."""
+        """From c slots per row, (rows, c) each: no expert twice in a row, weight 0 where a slot is unused."""
         return cls(slots=(expert, weight), batch_shape=batch_shape, num_experts=num_experts)
 
     @property
@@ -107,7 +160,7 @@ class Routing:
 
     @property
     def in_pairs(self) -> bool:
-        """Whether the pairs are at hand without a pass over (B, n)."""
+        """Whether :meth:`pairs` needs no pass over (B, n)."""
         return self._weights is None
 
     def pairs(self) -> Pairs:
@@ -122,6 +175,41 @@ class Routing:
                 sample, expert = flat.nonzero(as_tuple=True)
                 self._pairs = Pairs(sample, expert, flat[sample, expert])
         return self._pairs
+
+    def top(self, k: int) -> tuple[Tensor, Tensor]:
+        """The k largest weights of each row and their experts: (B, ..., k) each, largest first.
+
+        The k experts of a row are different; those beyond the selected ones have weight 0. The weights carry
+        the gradient.
+
+        Args:
+            k: from 1 to n.
+        """
+        if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= self.num_experts:
+            raise ValueError(f"k must be an integer from 1 to {self.num_experts}, got {k!r}")
+        if self._weights is not None or k * k > self.num_experts:  # (rows, k, k) would be more than (rows, n)
+            weight, expert = self.weights.topk(k, -1)
+            return weight, expert
+        slot_expert, slot_weight = self._at_least_slots(k)
+        weight, slot = slot_weight.topk(k, -1)
+        expert = _replace_unused(slot_expert.gather(-1, slot), weight != 0)
+        return weight.reshape(*self.batch_shape, k), expert.reshape(*self.batch_shape, k)
+
+    def _at_least_slots(self, k: int) -> tuple[Tensor, Tensor]:
+        """Experts and weights in at least k slots per row, from slots or pairs: (rows, c) each, c >= k."""
+        if self._slots is not None:
+            expert, weight = self._slots
+            missing = max(0, k - expert.shape[1])
+            return F.pad(expert, (0, missing)), F.pad(weight, (0, missing))
+        sample, expert, weight = self.pairs()
+        rows = prod(self.batch_shape)
+        counts = torch.bincount(sample, minlength=rows)
+        slot = torch.arange(len(sample), device=sample.device) - (counts.cumsum(0) - counts)[sample]
+        shape = (rows, max(k, int(counts.max()) if rows else 0))
+        return (
+            expert.new_zeros(shape).index_put((sample, slot), expert),
+            weight.new_zeros(shape).index_put((sample, slot), weight),
+        )
 
     def masked(self, mask: Tensor | None) -> "Routing":
         """This routing with padding sent to no expert."""
@@ -138,7 +226,7 @@ class Routing:
         return self._with(pairs=Pairs(sample[kept], expert[kept], weight[kept]), mask=mask)
 
     def renumbered(self, order: Tensor) -> "Routing":
-        """This routing with expert ``order[i]`` (n,) in the slot of expert i."""
+        """This routing with expert order[i] in place of expert i; ``order`` is a permutation (n,)."""
         if self._weights is not None:
             return self._with(weights=self._weights.index_select(-1, order.argsort()), contributions=None)
         if self._slots is not None:
@@ -147,7 +235,7 @@ class Routing:
         return self._with(pairs=Pairs(sample, order[expert], weight))
 
     def _with(self, **changed: Any) -> "Routing":
-        """A copy in which one form of the weights is ``changed``, and with it the others dropped."""
+        """A copy with one form of the weights ``changed``; the other forms, computed from it, are dropped."""
         kept = {
             "aux_loss": self._aux_loss,
             "logits": self.logits,
@@ -181,11 +269,11 @@ class Routing:
             "share_of_samples": (counts.double() / max(samples, 1)).tolist(),
             "share_of_weight": (mass / mass.sum().clamp_min(1e-30)).tolist(),
             "dead_experts": (counts == 0).nonzero().flatten().tolist(),
-            **self._tree_state(),
+            **self._tree_statistics(),
             "execution": self.execution,
         }
 
-    def _tree_state(self) -> dict[str, Any]:
+    def _tree_statistics(self) -> dict[str, Any]:
         if self.selectors is None:
             return {"tree_entropy": None, "one_hot_trees": None, "leaf_share": None}
         k, n = self.selectors.shape[-2:]
@@ -197,3 +285,32 @@ class Routing:
             "one_hot_trees": float((trees.amax(-1) > 1 - SELECTED_WEIGHT).float().mean()),
             "leaf_share": trees.double().mean(0).tolist(),
         }
+
+
+def _check_slots(expert: Tensor, weight: Tensor, rows: int) -> None:
+    if expert.dim() != 2 or expert.shape != weight.shape or expert.shape[0] != rows:
+        raise ValueError(
+            f"slots must be experts and weights of shape ({rows}, slots per row) each, got "
+            f"{tuple(expert.shape)} and {tuple(weight.shape)}"
+        )
+
+
+def _check_pairs(sample: Tensor, expert: Tensor, weight: Tensor) -> None:
+    if sample.dim() != 1 or not (sample.shape == expert.shape == weight.shape):
+        raise ValueError(
+            f"pairs must be samples, experts and weights of shape (M,) each, got {tuple(sample.shape)}, "
+            f"{tuple(expert.shape)} and {tuple(weight.shape)}"
+        )
+
+
+def _replace_unused(expert: Tensor, is_used: Tensor) -> Tensor:
+    """``expert`` (rows, k) with other experts, that the row does not use, where it is not used.
+
+    A row that uses j of its k slots leaves at least k - j of the experts 0..k-1 free.
+    """
+    k = expert.shape[1]
+    candidate = torch.arange(k, device=expert.device)
+    is_taken = ((expert.unsqueeze(1) == candidate.unsqueeze(1)) & is_used.unsqueeze(1)).any(-1)  # (rows, k)
+    free_first = is_taken.to(torch.uint8).argsort(stable=True)
+    nth_unused = (~is_used).cumsum(-1) - 1
+    return torch.where(is_used, expert, free_first.gather(-1, nth_unused.clamp_min(0)))

@@ -1,4 +1,4 @@
-"""The compiled loops of mix.py and plan.py equal the torch versions beside them, in values and gradients."""
+"""The compiled loops of mix.py and plan.py equal the torch versions beside them, and check what they get."""
 
 import pytest
 import torch
@@ -6,8 +6,13 @@ from comparing import DOUBLE, assert_same
 from hypothesis import given
 from hypothesis import strategies as st
 
-from comet_moe.kernels.mix import Epilogue, Places, gather_rows, mix, mix_dense, mix_torch
-from comet_moe.kernels.plan import plan_of_pairs, plan_of_pairs_torch, plan_of_weights, plan_of_weights_torch
+from comet_moe.kernels.mix import Epilogue, PairLayout, gather_rows, mix, mix_dense, mix_torch
+from comet_moe.kernels.plan import (
+    plan_from_pairs,
+    plan_from_pairs_torch,
+    plan_from_weights,
+    plan_from_weights_torch,
+)
 
 
 def sparse_weights(rows, n, tasks, seed):
@@ -16,36 +21,81 @@ def sparse_weights(rows, n, tasks, seed):
 
 
 @given(rows=st.integers(0, 9), n=st.integers(1, 9), tasks=st.integers(1, 3), seed=st.integers(0, 99))
-def test_plan(rows, n, tasks, seed):
+def test_plan_of_weights(rows, n, tasks, seed):
     weights = sparse_weights(rows, n, tasks, seed)
-    fast, plain = plan_of_weights(weights), plan_of_weights_torch(weights)
+    fast, plain = plan_from_weights(weights), plan_from_weights_torch(weights)
     assert fast.counts == plain.counts
-    for got, wanted in ((fast.rows, plain.rows), *zip(fast.places, plain.places, strict=True)):
+    for got, wanted in ((fast.row_sample, plain.row_sample), *zip(fast.layout, plain.layout, strict=True)):
         assert torch.equal(got, wanted)
     assert_same(
-        lambda *w: plan_of_weights(list(w)).weights,
-        lambda *w: plan_of_weights_torch(list(w)).weights,
+        lambda *w: plan_from_weights(list(w)).weights,
+        lambda *w: plan_from_weights_torch(list(w)).weights,
         *weights,
     )
 
 
 @pytest.mark.parametrize("rows", [0, 1, 37])
-def test_plan_of_pairs(rows):
+def test_plan_from_pairs(rows):
     n = 5
     sample, expert = (torch.rand(rows, n) < 0.4).nonzero(as_tuple=True)
     weights = torch.rand(len(sample), 2)
-    fast = plan_of_pairs(sample, expert, weights, rows, n)
-    plain = plan_of_pairs_torch(sample, expert, weights, rows, n)
+    fast = plan_from_pairs(sample, expert, weights, rows, n)
+    plain = plan_from_pairs_torch(sample, expert, weights, rows, n)
     assert fast.counts == plain.counts
-    for got, wanted in ((fast.rows, plain.rows), *zip(fast.places, plain.places, strict=True)):
+    for got, wanted in ((fast.row_sample, plain.row_sample), *zip(fast.layout, plain.layout, strict=True)):
         assert torch.equal(got, wanted)
 
 
-@pytest.mark.parametrize(("sample", "expert"), [([0, 1], [0, 4]), ([0, 1], [-1, 0]), ([0, 3], [0, 0])])
-def test_pairs_that_do_not_exist_are_refused(sample, expert):
-    pairs = torch.tensor(sample), torch.tensor(expert), torch.ones(2, 1)
-    with pytest.raises(ValueError, match=r"must name rows 0..2 and experts 0..3, got"):
-        plan_of_pairs(*pairs, 3, 4)
+@pytest.mark.parametrize(
+    ("sample", "expert", "message"),
+    [
+        ([0, 1], [0, 4], r"must name experts 0\.\.3, got 0\.\.4"),
+        ([0, 1], [-1, 0], r"must name experts 0\.\.3, got -1\.\.0"),
+        ([0, 3], [0, 0], r"must name rows 0\.\.2, got 0\.\.3"),
+        ([1, 0], [0, 0], r"ordered by sample"),
+        ([0, 1], [0], r"one expert and one row of weights for each of its 2 samples, got shapes \(1,\)"),
+    ],
+)
+def test_pairs_that_compiled_loops_cannot_follow_are_refused(sample, expert, message):
+    pairs = torch.tensor(sample), torch.tensor(expert), torch.ones(len(sample), 1)
+    with pytest.raises(ValueError, match=message):
+        plan_from_pairs(*pairs, 3, 4)
+
+
+@pytest.mark.parametrize(("z", "weights"), [((3, 5), (4, 2)), ((4, 5), (3, 2)), ((4, 5, 1), (4, 2))])
+def test_outputs_and_weights_that_do_not_fit_the_pairs_are_refused(z, weights):
+    layout = PairLayout(torch.arange(4), torch.arange(5))
+    with pytest.raises(ValueError, match=r"each of the 4 \(sample, expert\) pairs, got shapes"):
+        mix(torch.zeros(z), torch.zeros(weights), layout, Epilogue())
+
+
+@pytest.mark.parametrize(
+    ("z", "weights"), [((3, 5, 2), (4, 2, 5)), ((4, 5, 2), (4, 2, 6)), ((4, 5), (4, 2, 5))]
+)
+def test_dense_outputs_and_weights_that_do_not_agree_are_refused(z, weights):
+    with pytest.raises(ValueError, match=r"must agree in B and n, got shapes"):
+        mix_dense(torch.zeros(z), torch.zeros(weights), Epilogue())
+
+
+@pytest.mark.parametrize("epilogue", [Epilogue(), Epilogue(relu=True), Epilogue(relu=True, dropout=0.5)])
+def test_second_derivatives_of_mixing_are_those_of_finite_differences(epilogue):
+    weights = [weight.requires_grad_() for weight in sparse_weights(5, 4, 2, seed=3)]
+    x = torch.randn(5, 3, **DOUBLE, requires_grad=True)
+
+    def mixed(x, *weights):
+        torch.manual_seed(0)  # the same units are dropped every time
+        plan = plan_from_weights(list(weights))
+        return mix(gather_rows(x, plan.row_sample, plan.layout).sin(), plan.weights, plan.layout, epilogue)
+
+    def mixed_dense(x, *weights):
+        torch.manual_seed(0)
+        return mix_dense(x.sin().unsqueeze(1).expand(5, 4, 3), torch.stack(weights, 1), epilogue)
+
+    assert torch.autograd.gradgradcheck(mixed_dense, (x, *weights), fast_mode=True)
+    # Finite differences of a weight of 0 would change which pairs there are.
+    assert torch.autograd.gradgradcheck(lambda x: mixed(x, *weights), (x,), fast_mode=True)
+    nonzero = [weight.detach().clamp_min(0.1).requires_grad_() for weight in weights]
+    assert torch.autograd.gradgradcheck(mixed, (x, *nonzero), fast_mode=True)
 
 
 @given(
@@ -57,12 +107,12 @@ def test_pairs_that_do_not_exist_are_refused(sample, expert):
     seed=st.integers(0, 99),
 )
 def test_mix_of_pairs_and_of_all(rows, n, u, tasks, relu, seed):
-    plan = plan_of_weights(sparse_weights(rows, n, tasks, seed))
-    z = torch.randn(len(plan.rows), u, **DOUBLE)
+    plan = plan_from_weights(sparse_weights(rows, n, tasks, seed))
+    z = torch.randn(len(plan.row_sample), u, **DOUBLE)
     epilogue = Epilogue(relu=relu)
     assert_same(
-        lambda z, w: mix(z, w, plan.places, epilogue),
-        lambda z, w: mix_torch(z, w, plan.places, epilogue),
+        lambda z, w: mix(z, w, plan.layout, epilogue),
+        lambda z, w: mix_torch(z, w, plan.layout, epilogue),
         z,
         plan.weights,
     )
@@ -76,17 +126,17 @@ def test_mix_of_pairs_and_of_all(rows, n, u, tasks, relu, seed):
 
 @given(rows=st.integers(1, 9), n=st.integers(1, 6), seed=st.integers(0, 99))
 def test_gather_rows(rows, n, seed):
-    plan = plan_of_weights(sparse_weights(rows, n, 2, seed))
+    plan = plan_from_weights(sparse_weights(rows, n, 2, seed))
     x = torch.randn(rows, 5, **DOUBLE)
-    assert_same(lambda x: gather_rows(x, plan.rows, plan.places), lambda x: x[plan.rows], x)
+    assert_same(lambda x: gather_rows(x, plan.row_sample, plan.layout), lambda x: x[plan.row_sample], x)
 
 
 @pytest.mark.parametrize("dropout", [0.5, 0.3, 0.9])
-def test_dropout_has_the_statistics_of_torchs(dropout):
+def test_dropout_has_the_statistics_of_independent_bits(dropout):
     rows, u = 400, 333
-    places = Places(torch.arange(rows), torch.arange(rows + 1))
+    layout = PairLayout(torch.arange(rows), torch.arange(rows + 1))
     ones = torch.ones(rows, u, requires_grad=True)
-    out = mix(ones, torch.ones(rows, 1), places, Epilogue(dropout=dropout)).squeeze(1)
+    out = mix(ones, torch.ones(rows, 1), layout, Epilogue(dropout=dropout)).squeeze(1)
     kept = out != 0
     assert torch.equal(out[kept], torch.full_like(out[kept], 1 / (1 - dropout)))
     deviation = (dropout * (1 - dropout) / (rows * u)) ** 0.5
@@ -98,22 +148,22 @@ def test_dropout_has_the_statistics_of_torchs(dropout):
     assert abs(neighbours.item()) < 5 / (rows * u) ** 0.5
     out.sum().backward()
     assert torch.equal(ones.grad, out.detach())  # backward drops what forward dropped
-    again = mix(ones, torch.ones(rows, 1), places, Epilogue(dropout=dropout)).squeeze(1)
+    again = mix(ones, torch.ones(rows, 1), layout, Epilogue(dropout=dropout)).squeeze(1)
     assert not torch.equal(again, out)
 
 
 def test_dropout_follows_the_seed():
-    places = Places(torch.arange(9), torch.arange(10))
+    layout = PairLayout(torch.arange(9), torch.arange(10))
 
     def drawn():
         torch.manual_seed(3)
-        return mix(torch.ones(9, 40), torch.ones(9, 1), places, Epilogue(dropout=0.5))
+        return mix(torch.ones(9, 40), torch.ones(9, 1), layout, Epilogue(dropout=0.5))
 
     assert torch.equal(drawn(), drawn())
 
 
-def test_a_value_below_zero_and_one_that_is_no_number_through_relu():
-    places = Places(torch.arange(2), torch.tensor([0, 1, 2]))
+def test_relu_of_minus_infinity_is_0_and_of_nan_is_nan():
+    layout = PairLayout(torch.arange(2), torch.tensor([0, 1, 2]))
     z = torch.tensor([[-float("inf"), 1.0], [float("nan"), 2.0]])
-    out = mix(z, torch.ones(2, 1), places, Epilogue(relu=True)).squeeze(1)
+    out = mix(z, torch.ones(2, 1), layout, Epilogue(relu=True)).squeeze(1)
     torch.testing.assert_close(out, z.relu(), equal_nan=True)

@@ -11,7 +11,7 @@ from comet_moe.kernels.mix import Epilogue
 
 
 def identity(x: Tensor) -> Tensor:
-    """``x``; a function with a name, so that what holds it can be pickled."""
+    """``x``; a named function, so that modules that hold it can be pickled."""
     return x
 
 
@@ -30,19 +30,58 @@ def swiglu(x: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
-def activation_named(name: str) -> Callable[[Tensor], Tensor]:
+def get_activation(name: str) -> Callable[[Tensor], Tensor]:
     """The elementwise function called ``name``."""
     if name not in ACTIVATIONS:
         raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {name!r}")
     return ACTIVATIONS[name]
 
 
+def check_output(output: Tensor, leading: tuple[int, ...], source: str, rows: Tensor) -> None:
+    """``output`` must be a tensor (*leading, ...) with at least one more dimension; ``source`` made it.
+
+    Compiled loops read as many rows as the plan has, so a stack that returns fewer must not reach them.
+    """
+    if not isinstance(output, Tensor):
+        raise ValueError(f"{source} must return a tensor, got {type(output).__name__}")
+    if output.dim() <= len(leading) or output.shape[: len(leading)] != leading:
+        wanted = ", ".join(str(size) for size in leading)
+        raise ValueError(
+            f"{source} must return an output of shape ({wanted}, ...) for an input of shape "
+            f"{tuple(rows.shape)}, got {tuple(output.shape)}"
+        )
+
+
 class Experts(nn.Module, ABC):
     """n experts of one shape, run on a batch in one of two ways that agree.
+
+    A stack of your own subclasses this. A list of modules needs none: ``MoE`` takes an ``nn.ModuleList``.
 
     Attributes:
         num_experts: n.
         input_rank: dimensions of one sample: 1 for features, 3 for images (C, H, W).
+
+    Example:
+        >>> import torch
+        >>> from comet_moe import MoE
+        >>> from comet_moe.experts import Experts
+        >>> from comet_moe.gates import TopKGate
+        >>> class ScalingExperts(Experts):
+        ...     def __init__(self, num_experts):
+        ...         super().__init__()
+        ...         self.num_experts = num_experts
+        ...         self.scale = torch.nn.Parameter(torch.ones(num_experts))
+        ...     def flops(self):
+        ...         return 0
+        ...     def dense(self, x):
+        ...         return x.unsqueeze(1) * self.scale.unsqueeze(-1)
+        ...     def one(self, rows, expert):
+        ...         return rows * self.scale[expert]
+        ...     def sparse(self, rows, counts):
+        ...         return rows * self.scale.repeat_interleave(torch.tensor(counts)).unsqueeze(-1)
+        >>> y, _ = MoE(experts=ScalingExperts(8), gate=TopKGate(4, 8, k=2))(torch.randn(3, 4))
+        >>> y.shape
+        torch.Size([3, 4])
     """
 
     num_experts: int

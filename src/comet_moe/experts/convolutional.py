@@ -1,4 +1,4 @@
-"""The vision experts of the paper: convolutions with pooling, then dense layers."""
+"""Experts of convolutions with pooling and dense layers, as in the paper's vision models."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -23,6 +23,13 @@ class ConvExperts(Experts):
         filters: filters of each convolution.
         kernel_size: of every convolution.
         units: width of each dense layer after the flattening.
+
+    Example:
+        >>> import torch
+        >>> from comet_moe.experts import ConvExperts
+        >>> experts = ConvExperts(num_experts=4, input_shape=(1, 28, 28), filters=(8, 16), kernel_size=3)
+        >>> experts.dense(torch.randn(5, 1, 28, 28)).shape
+        torch.Size([5, 4, 400])
     """
 
     input_rank = 3
@@ -60,7 +67,7 @@ class ConvExperts(Experts):
         self.input_shape = input_shape
 
     def flops(self) -> int:
-        """Of the convolutions, each at every position, and the dense layers."""
+        """Floating-point operations of the convolutions and the dense layers of one expert on one row."""
         total, (height, width) = 0, self.input_shape[1:]
         for kernel in self.kernels:
             size = kernel.shape[-1]

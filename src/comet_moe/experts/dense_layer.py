@@ -1,8 +1,8 @@
-"""The recommenders' expert: a dense layer with activation and dropout."""
+"""Experts of one dense layer with activation and dropout, as in the paper's recommenders."""
 
 from torch import Tensor
 
-from comet_moe.experts.base import Experts, activation_named
+from comet_moe.experts.base import Experts, get_activation
 from comet_moe.experts.grouped_linear import GroupedLinear
 from comet_moe.kernels.mix import Epilogue
 
@@ -16,6 +16,13 @@ class DenseExperts(Experts):
         out_features: u.
         activation: "relu", "gelu", "silu", "tanh" or "identity".
         dropout: probability of a zero in training.
+
+    Example:
+        >>> import torch
+        >>> from comet_moe.experts import DenseExperts
+        >>> experts = DenseExperts(num_experts=8, in_features=32, out_features=64)
+        >>> experts.dense(torch.randn(5, 32)).shape
+        torch.Size([5, 8, 64])
     """
 
     def __init__(
@@ -31,11 +38,11 @@ class DenseExperts(Experts):
         self.out_features = out_features
         self.linear = GroupedLinear(num_experts, in_features, out_features)
         self.activation = activation
-        self._activation = activation_named(activation)
-        self.dropout = probability(dropout)
+        self._activation = get_activation(activation)
+        self.dropout = check_probability(dropout)
 
     def flops(self) -> int:
-        """Of the layer."""
+        """Floating-point operations of the layer on one row."""
         return self.linear.flops()
 
     @property
@@ -59,8 +66,8 @@ class DenseExperts(Experts):
         return hidden if self.activation == "relu" else self._activation(hidden)
 
 
-def probability(dropout: float) -> float:
+def check_probability(dropout: float) -> float:
     """``dropout`` if it is in [0, 1)."""
     if not 0 <= dropout < 1:
-        raise ValueError(f"dropout must be in [0, 1), got {dropout}")
+        raise ValueError(f"dropout must be at least 0 and below 1, got {dropout}")
     return dropout

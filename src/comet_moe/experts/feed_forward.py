@@ -1,9 +1,9 @@
-"""The transformer's expert: two layers with an activation between them."""
+"""Experts of two layers with an activation between them, as in transformers."""
 
 from torch import Tensor
 
-from comet_moe.experts.base import Experts, activation_named, swiglu
-from comet_moe.experts.dense_layer import probability
+from comet_moe.experts.base import Experts, get_activation, swiglu
+from comet_moe.experts.dense_layer import check_probability
 from comet_moe.experts.grouped_linear import GroupedLinear
 from comet_moe.kernels.mix import Epilogue
 
@@ -19,6 +19,13 @@ class FeedForwardExperts(Experts):
         activation: "gelu", "relu", "silu", "tanh", "identity", or "swiglu", whose first layer is twice as
             wide: silu(a) · b of its halves.
         dropout: probability of a zero in training.
+
+    Example:
+        >>> import torch
+        >>> from comet_moe.experts import FeedForwardExperts
+        >>> experts = FeedForwardExperts(num_experts=8, in_features=32, hidden_features=128)
+        >>> experts.dense(torch.randn(5, 32)).shape
+        torch.Size([5, 8, 32])
     """
 
     def __init__(
@@ -32,15 +39,15 @@ class FeedForwardExperts(Experts):
     ):
         super().__init__()
         self.num_experts = num_experts
-        gated = activation == "swiglu"
-        self.inner = GroupedLinear(num_experts, in_features, hidden_features * (2 if gated else 1))
+        is_gated = activation == "swiglu"
+        self.inner = GroupedLinear(num_experts, in_features, hidden_features * (2 if is_gated else 1))
         self.outer = GroupedLinear(num_experts, hidden_features, out_features or in_features)
         self.activation = activation
-        self._activation = swiglu if gated else activation_named(activation)
-        self.dropout = probability(dropout)
+        self._activation = swiglu if is_gated else get_activation(activation)
+        self.dropout = check_probability(dropout)
 
     def flops(self) -> int:
-        """Of both layers."""
+        """Floating-point operations of both layers on one row."""
         return self.inner.flops() + self.outer.flops()
 
     @property

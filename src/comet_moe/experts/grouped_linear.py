@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from comet_moe import checks
@@ -32,7 +31,7 @@ class GroupedLinear(nn.Module):
             nn.init.xavier_uniform_(expert)
 
     def flops(self) -> int:
-        """2 · in · out."""
+        """Floating-point operations on one row: 2 · in · out."""
         return 2 * self.weight[0].numel()
 
     def shared(self, x: Tensor) -> Tensor:
@@ -55,6 +54,11 @@ class GroupedLinear(nn.Module):
 
 def grouped_linear(rows: Tensor, weight: Tensor, bias: Tensor, counts: list[int]) -> Tensor:
     """Expert e on its ``counts[e]`` consecutive rows: (M, in), (n, out, in), (n, out) -> (M, out)."""
+    if len(counts) != len(weight) or sum(counts) != len(rows):
+        raise ValueError(
+            f"counts must be {len(weight)} numbers that sum to {len(rows)} rows, got {len(counts)} that "
+            f"sum to {sum(counts)}"
+        )
     if torch.is_autocast_enabled(rows.device.type) and rows.dtype != torch.float64:
         dtype = torch.get_autocast_dtype(rows.device.type)
         rows, weight, bias = rows.to(dtype), weight.to(dtype), bias.to(dtype)
@@ -62,11 +66,15 @@ def grouped_linear(rows: Tensor, weight: Tensor, bias: Tensor, counts: list[int]
 
 
 class _GroupedLinear(torch.autograd.Function):
-    """Contiguous slices, one matrix product an expert that has rows, no copies."""
+    """Contiguous slices, one matrix product per expert that has rows, no copies.
+
+    As in ``F.linear``, a product that no gradient needs is not computed, and its factor not saved.
+    """
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor, counts: list[int]) -> Tensor:
-        ctx.save_for_backward(rows, weight)
+        rows_need_grad, weight_needs_grad, *_ = ctx.needs_input_grad
+        ctx.save_for_backward(rows if weight_needs_grad else None, weight if rows_need_grad else None)
         ctx.counts = counts
         out = rows.new_empty(rows.shape[0], weight.shape[1])
         start = 0
@@ -78,24 +86,36 @@ class _GroupedLinear(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         rows, weight = ctx.saved_tensors
+        rows_need_grad, weight_needs_grad, bias_needs_grad, _ = ctx.needs_input_grad
+        if torch.is_grad_enabled():  # for second derivatives: the same by operators that have one
+            groups = grad.split(ctx.counts)
+            return (
+                torch.cat([g @ w for g, w in zip(groups, weight, strict=True)]) if rows_need_grad else None,
+                torch.stack([g.t() @ r for g, r in zip(groups, rows.split(ctx.counts), strict=True)])
+                if weight_needs_grad
+                else None,
+                torch.stack([g.sum(0) for g in groups]) if bias_needs_grad else None,
+                None,
+            )
         grad = grad.contiguous()
-        grad_rows = torch.empty_like(rows) if ctx.needs_input_grad[0] else None
-        grad_weight = torch.empty_like(weight)
-        grad_bias = weight.new_empty(weight.shape[:2])
+        experts, width = len(ctx.counts), grad.shape[1]
+        grad_rows = grad.new_empty(len(grad), weight.shape[2]) if rows_need_grad else None
+        grad_weight = grad.new_empty(experts, width, rows.shape[1]) if weight_needs_grad else None
+        grad_bias = grad.new_empty(experts, width) if bias_needs_grad else None
         start = 0
         for expert, count in enumerate(ctx.counts):
-            if not count:
-                grad_weight[expert].zero_()
-                grad_bias[expert].zero_()
-                continue
             stop = start + count
-            part = grad[start:stop]
-            torch.mm(part.t(), rows[start:stop], out=grad_weight[expert])
-            torch.sum(part, 0, out=grad_bias[expert])
-            if grad_rows is not None:
-                torch.mm(part, weight[expert], out=grad_rows[start:stop])
+            group = grad[start:stop]
+            if grad_rows is not None and count:
+                torch.mm(group, weight[expert], out=grad_rows[start:stop])
+            if grad_weight is not None:
+                if count:
+                    torch.mm(group.t(), rows[start:stop], out=grad_weight[expert])
+                else:
+                    grad_weight[expert].zero_()
+            if grad_bias is not None:
+                torch.sum(group, 0, out=grad_bias[expert])  # 0 without rows
             start = stop
         return grad_rows, grad_weight, grad_bias, None

@@ -1,12 +1,13 @@
 """Any modules as experts."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from comet_moe.experts.base import Experts
+from comet_moe import checks
+from comet_moe.experts.base import Experts, check_output
 
 
 class ModuleExperts(Experts):
@@ -15,6 +16,18 @@ class ModuleExperts(Experts):
     Args:
         modules: the experts.
         input_rank: dimensions of one sample: 1 for features, 3 for images (C, H, W).
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from comet_moe import MoE
+        >>> from comet_moe.experts import ModuleExperts
+        >>> from comet_moe.gates import TopKGate
+        >>> cnns = [nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten()) for _ in range(4)]
+        >>> moe = MoE(experts=ModuleExperts(cnns, input_rank=3), gate=TopKGate(36, 4, k=2))
+        >>> y, _ = moe(torch.randn(5, 1, 6, 6))
+        >>> y.shape
+        torch.Size([5, 32])
     """
 
     def __init__(self, modules: Iterable[nn.Module], input_rank: int = 1):
@@ -23,41 +36,60 @@ class ModuleExperts(Experts):
         if not len(self.members):
             raise ValueError("experts must be a list of at least 1 module, got an empty one")
         self.num_experts = len(self.members)
-        self.input_rank = input_rank
+        self.input_rank = checks.at_least_one("input_rank", input_rank)
 
     def flops(self) -> int:
         """Not known for any module: count it with ``torch.utils.flop_counter``."""
         raise ValueError(
-            "the operations of free-form experts are not known; count them with torch.utils.flop_counter"
+            "the operations of an nn.ModuleList of experts are not known; count them with "
+            "torch.utils.flop_counter"
         )
 
     def dense(self, x: Tensor) -> Tensor:
         """(B, *input) -> (B, n, *output)."""
-        return torch.stack([module(x) for module in self.members], 1)
+        outputs = [self.one(x, expert) for expert in range(self.num_experts)]
+        _check_same_shape(outputs, range(self.num_experts))
+        return torch.stack(outputs, 1)
 
     def one(self, rows: Tensor, expert: int) -> Tensor:
         """(m, *input) -> (m, *output)."""
-        output: Tensor = self.members[expert](rows)
+        module = self.members[expert]
+        output: Tensor = module(rows)
+        check_output(output, (rows.shape[0],), f"expert {expert} ({type(module).__name__})", rows)
         return output
 
     def sparse(self, rows: Tensor, counts: list[int]) -> Tensor:
         """(M, *input) -> (M, *output)."""
         outputs: list[Tensor] = []
+        used: list[int] = []
         unused: list[nn.Parameter] = []
-        for module, group in zip(self.members, rows.split(counts), strict=True):
-            if len(group) or (not len(rows) and not outputs):  # of an empty batch, one knows the shape
-                outputs.append(module(group))
+        for expert, group in enumerate(rows.split(counts)):
+            if len(group) or (not len(rows) and not outputs):  # one runs on an empty batch, for the shape
+                outputs.append(self.one(group, expert))
+                used.append(expert)
             else:
-                unused += [p for p in module.parameters() if p.requires_grad]
+                unused += [p for p in self.members[expert].parameters() if p.requires_grad]
+        _check_same_shape(outputs, used)
         return _ZeroGradient.apply(torch.cat(outputs), *unused)
 
 
+def _check_same_shape(outputs: Sequence[Tensor], experts: Sequence[int]) -> None:
+    """All outputs must have the shape of the first, their number of rows aside."""
+    shape = outputs[0].shape[1:]
+    for expert, output in zip(experts, outputs, strict=True):
+        if output.shape[1:] != shape:
+            raise ValueError(
+                f"all experts must return the same shape per row: expert {experts[0]} returned "
+                f"{tuple(shape)}, expert {expert} {tuple(output.shape[1:])}"
+            )
+
+
 class _ZeroGradient(torch.autograd.Function):
-    """The identity, with a gradient of zero for parameters that were not used."""
+    """The identity, with a gradient of zero (not None) for parameters that were not used."""
 
     @staticmethod
     def forward(ctx: Any, output: Tensor, *unused: Tensor) -> Tensor:
-        ctx.unused = unused
+        ctx.unused = unused  # only their shapes matter, so they may change before the backward pass
         return output.view_as(output)
 
     @staticmethod

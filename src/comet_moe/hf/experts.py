@@ -15,7 +15,7 @@ from comet_moe.dispatch import run_sparse
 from comet_moe.experts import Experts
 from comet_moe.experts.grouped_linear import grouped_linear
 from comet_moe.kernels.mix import Epilogue
-from comet_moe.kernels.plan import plan_of_pairs
+from comet_moe.kernels.plan import plan_from_pairs
 
 NAME = "comet_moe"
 
@@ -33,7 +33,7 @@ def sparse_experts_forward(
     sample = torch.arange(tokens, device=hidden_states.device).repeat_interleave(k)
     expert, weight = top_k_index.flatten(), top_k_weights.reshape(-1, 1)
     here = expert < module.num_experts  # with expert parallelism, the others are elsewhere
-    plan = plan_of_pairs(sample[here], expert[here], weight[here], tokens, module.num_experts)
+    plan = plan_from_pairs(sample[here], expert[here], weight[here], tokens, module.num_experts)
     mixed = run_sparse(cast(Experts, _Borrowed(module)), hidden_states, plan)
     return mixed.squeeze(1).to(hidden_states.dtype)
 

@@ -1,6 +1,6 @@
 """How tensors get into compiled loops, and gradients out of them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
 
@@ -48,3 +48,41 @@ class _Refuse(torch.autograd.Function):
             "compiled loops have no second derivative: set the environment variable NUMBA_DISABLE_JIT=1, "
             "which runs torch's operators instead"
         )
+
+
+def differentiable_backward(
+    definition: Callable[..., Tensor | tuple[Tensor, ...]],
+    inputs: Sequence[Tensor],
+    grads: Sequence[Tensor | None],
+    needs_grad: Sequence[bool],
+) -> tuple[Tensor | None, ...]:
+    """The backward pass of ``definition`` as a graph that can be differentiated once more.
+
+    For the ``backward`` of an autograd function whose forward is compiled. There gradients are enabled only
+    where the caller asked for ``create_graph=True``; a compiled backward pass would leave the graph without
+    the dependence on ``inputs``, and second derivatives would be wrong without a word
+    (``once_differentiable`` notices only gradients that require one themselves).
+
+    Args:
+        definition: the torch version, ``definition(*inputs)``.
+        inputs: what autograd saved, with its history.
+        grads: of the outputs, None for those that were not used.
+        needs_grad: which inputs need a gradient.
+
+    Returns:
+        One gradient for each input, None where it is not needed.
+    """
+    outputs = definition(*inputs)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    used = [(out, grad) for out, grad in zip(outputs, grads, strict=True) if grad is not None]
+    wanted = [tensor for tensor, needed in zip(inputs, needs_grad, strict=True) if needed]
+    found = iter(
+        torch.autograd.grad(
+            [out for out, _ in used],
+            wanted,
+            [grad for _, grad in used],
+            create_graph=True,
+            allow_unused=True,
+        )
+    )
+    return tuple(next(found) if needed else None for needed in needs_grad)

@@ -1,12 +1,13 @@
 """The weighted sum of expert outputs, fused with what comes just before it: ReLU and dropout.
 
-Shapes: M rows of expert outputs z (M, u), one a (sample, expert) pair; T gates; B samples. Pair m stands in
-row ``place[m]`` of z; the pairs of sample b are start[b]..start[b+1]-1. With f(z) = dropout(relu(z)),
+Shapes: M pairs (sample, expert) of nonzero weight, B samples, T gates, u outputs. Experts write their outputs
+z (M, u) in the order of experts; pairs are numbered in the order of samples. Pair m is in row ``pair_row[m]``
+of z; the pairs of sample b are start[b]..start[b+1]-1. With f(z) = dropout(relu(z)),
 
-    y[b, t] = Σ_m weights[m, t] f(z[place[m]])
+    y[b, t] = Σ_m weights[m, t] f(z[pair_row[m]])
 
 One pass over z forward and one backward; f is recomputed, never stored. Dropout of 1/2 takes one random bit
-an element, any other 32: a hash of (seed, element), so that forward and backward agree.
+per element, any other 32: a hash of (seed, element), so that forward and backward agree.
 """
 
 from typing import Any, NamedTuple
@@ -14,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from comet_moe.kernels.autograd import differentiable_backward
 from comet_moe.kernels.jit import can_run_compiled, jit
 from comet_moe.kernels.threads import over_rows
 
@@ -27,46 +28,60 @@ class Epilogue(NamedTuple):
     dropout: float = 0.0
 
 
-class Places(NamedTuple):
-    """Where the pairs stand: ``place`` (M,) rows of z, ``start`` (B + 1,) first pair of each sample."""
+class PairLayout(NamedTuple):
+    """Where the pairs are: ``pair_row`` (M,) their rows of z, ``start`` (B + 1,) first pair of each sample.
 
-    place: Tensor
+    Compiled loops trust these indices: only :mod:`comet_moe.kernels.plan` makes them, from checked pairs.
+    """
+
+    pair_row: Tensor
     start: Tensor
 
 
-def mix(z: Tensor, weights: Tensor, places: Places, epilogue: Epilogue) -> Tensor:
+def mix(z: Tensor, weights: Tensor, layout: PairLayout, epilogue: Epilogue) -> Tensor:
     """(M, u), (M, T) -> (B, T, u)."""
+    pairs = len(layout.pair_row)
+    if z.dim() != 2 or weights.dim() != 2 or len(z) != pairs or len(weights) != pairs:
+        raise ValueError(
+            f"outputs (M, u) and weights (M, T) must have one row for each of the {pairs} (sample, expert) "
+            f"pairs, got shapes {tuple(z.shape)} and {tuple(weights.shape)}"
+        )
     if can_run_compiled(z, weights) and z.dtype == weights.dtype:
         seed = int(torch.randint(2**62, ())) if epilogue.dropout else 0
-        return _Mix.apply(z, weights, places, epilogue, seed)
-    return mix_torch(z, weights, places, epilogue)
+        return _Mix.apply(z.contiguous(), weights.contiguous(), layout, epilogue, seed)
+    return mix_torch(z, weights, layout, epilogue)
 
 
-def mix_torch(z: Tensor, weights: Tensor, places: Places, epilogue: Epilogue) -> Tensor:
+def mix_torch(z: Tensor, weights: Tensor, layout: PairLayout, epilogue: Epilogue) -> Tensor:
     """The definition, but for the source of its random numbers."""
     z = apply_epilogue(z, epilogue)
-    lengths = places.start.diff()
+    lengths = layout.start.diff()
     sample = torch.repeat_interleave(torch.arange(len(lengths), device=z.device), lengths)
-    weighted = weights.unsqueeze(-1) * z[places.place].unsqueeze(1)
+    weighted = weights.unsqueeze(-1) * z[layout.pair_row].unsqueeze(1)
     return z.new_zeros(len(lengths), weights.shape[1], z.shape[1]).index_add(0, sample, weighted)
 
 
 def mix_dense(z: Tensor, weights: Tensor, epilogue: Epilogue) -> Tensor:
     """The same where every sample has all n experts: (B, n, u), (B, T, n) -> (B, T, u)."""
+    if z.dim() != 3 or weights.dim() != 3 or z.shape[:2] != (weights.shape[0], weights.shape[2]):
+        raise ValueError(
+            f"outputs (B, n, u) and weights (B, T, n) must agree in B and n, got shapes {tuple(z.shape)} and "
+            f"{tuple(weights.shape)}"
+        )
     samples, experts, u = z.shape
     if can_run_compiled(z, weights) and z.dtype == weights.dtype:
         pairs = samples * experts
-        places = Places(torch.arange(pairs), torch.arange(0, pairs + 1, experts))
+        layout = PairLayout(torch.arange(pairs), torch.arange(0, pairs + 1, experts))
         by_pair = weights.transpose(1, 2).reshape(pairs, weights.shape[1])
-        return mix(z.reshape(pairs, u), by_pair, places, epilogue)
+        return mix(z.reshape(pairs, u), by_pair, layout, epilogue)
     return torch.bmm(weights, apply_epilogue(z, epilogue))
 
 
-def gather_rows(x: Tensor, rows: Tensor, places: Places) -> Tensor:
-    """x[rows], with a backward pass that gathers too: (B, p), (M,) -> (M, p)."""
+def gather_rows(x: Tensor, row_sample: Tensor, layout: PairLayout) -> Tensor:
+    """x[row_sample], with a backward pass that gathers too: (B, p), (M,) -> (M, p)."""
     if can_run_compiled(x):
-        return _GatherRows.apply(x, rows, places)
-    return x[rows]
+        return _GatherRows.apply(x, row_sample, layout)
+    return x[row_sample]
 
 
 def apply_epilogue(z: Tensor, epilogue: Epilogue) -> Tensor:
@@ -78,52 +93,59 @@ def apply_epilogue(z: Tensor, epilogue: Epilogue) -> Tensor:
 
 class _GatherRows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, rows: Tensor, places: Places) -> Tensor:
-        ctx.places = places
-        return x.index_select(0, rows)
+    def forward(ctx: Any, x: Tensor, row_sample: Tensor, layout: PairLayout) -> Tensor:
+        ctx.layout = layout
+        return x.index_select(0, row_sample)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         ones = grad.new_ones(len(grad), 1)
-        return mix(grad, ones, ctx.places, Epilogue()).squeeze(1), None, None
+        return mix(grad, ones, ctx.layout, Epilogue()).squeeze(1), None, None
 
 
 class _Mix(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, z: Tensor, weights: Tensor, places: Places, epilogue: Epilogue, seed: int
+        ctx: Any, z: Tensor, weights: Tensor, layout: PairLayout, epilogue: Epilogue, seed: int
     ) -> Tensor:
-        z, weights = z.contiguous(), weights.contiguous()
-        ctx.save_for_backward(z, weights, *places)
+        ctx.save_for_backward(z, weights, *layout)
         ctx.epilogue, ctx.seed = epilogue, seed
-        samples = len(places.start) - 1
+        samples = len(layout.start) - 1
         out = z.new_empty(samples, weights.shape[1], z.shape[1])
-        arrays = (z.numpy(), weights.numpy(), places.place.numpy(), places.start.numpy(), out.numpy())
+        arrays = (z.numpy(), weights.numpy(), layout.pair_row.numpy(), layout.start.numpy(), out.numpy())
         over_rows(
-            lambda first, last: _forward(first, last, *arrays, epilogue.relu, epilogue.dropout, seed),
+            lambda first, last: _forward(first, last, *arrays, *epilogue, seed),
             samples,
             z.numel() * weights.shape[1],
         )
         return out
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        z, weights, place, start = ctx.saved_tensors
+        z, weights, pair_row, start = ctx.saved_tensors
         epilogue: Epilogue = ctx.epilogue
+        if torch.is_grad_enabled():
+            layout = PairLayout(pair_row, start)
+            factors = torch.empty_like(z)
+            _fill_factors(z.detach().numpy(), *epilogue, ctx.seed, factors.numpy())
+
+            def definition(z: Tensor, weights: Tensor) -> Tensor:
+                return mix_torch(factors * z.masked_fill(factors == 0, 0), weights, layout, Epilogue())
+
+            needs = ctx.needs_input_grad[:2]
+            return *differentiable_backward(definition, (z, weights), [grad], needs), None, None, None
         grad_z, grad_weights = torch.empty_like(z), torch.empty_like(weights)
         arrays = (
             z.numpy(),
             weights.numpy(),
-            place.numpy(),
+            pair_row.numpy(),
             start.numpy(),
             grad.contiguous().numpy(),
             grad_z.numpy(),
             grad_weights.numpy(),
         )
         over_rows(
-            lambda first, last: _backward(first, last, *arrays, epilogue.relu, epilogue.dropout, ctx.seed),
+            lambda first, last: _backward(first, last, *arrays, *epilogue, ctx.seed),
             len(start) - 1,
             2 * z.numel() * weights.shape[1],
         )
@@ -170,12 +192,19 @@ def _factors(row: Any, z: Any, relu: bool, dropout: float, seed: int, factor: An
 
 
 @jit
+def _fill_factors(z: Any, relu: bool, dropout: float, seed: int, factors: Any) -> None:
+    """The factors of every row of z."""
+    for row in range(z.shape[0]):
+        _factors(row, z, relu, dropout, seed, factors[row])
+
+
+@jit
 def _forward(
     first: int,
     last: int,
     z: Any,
     weights: Any,
-    place: Any,
+    pair_row: Any,
     start: Any,
     out: Any,
     relu: bool,
@@ -189,7 +218,7 @@ def _forward(
             for c in range(u):
                 out[b, t, c] = 0
         for m in range(start[b], start[b + 1]):
-            row = place[m]
+            row = pair_row[m]
             if relu or dropout != 0:
                 _factors(row, z, relu, dropout, seed, value)
                 for c in range(u):
@@ -210,7 +239,7 @@ def _backward(
     last: int,
     z: Any,
     weights: Any,
-    place: Any,
+    pair_row: Any,
     start: Any,
     grad: Any,
     grad_z: Any,
@@ -224,7 +253,7 @@ def _backward(
     total = np.empty(u, z.dtype)
     for b in range(first, last):
         for m in range(start[b], start[b + 1]):
-            row = place[m]
+            row = pair_row[m]
             _factors(row, z, relu, dropout, seed, factor)
             for c in range(u):
                 total[c] = 0

@@ -1,7 +1,7 @@
-"""Which (sample, expert) pairs at least one of T gates asks for, each once, sorted both ways.
+"""Which (sample, expert) pairs at least one of T gates asks for, each once, sorted in two ways.
 
-Pairs are numbered by sample; the rows that experts work on are numbered by expert. ``place`` leads from the
-one to the other, so that nothing is ever scattered: sums over the pairs of a sample gather.
+Pairs are numbered by sample; the rows that experts work on are numbered by expert. ``pair_row`` leads from
+the one to the other, so that nothing is ever scattered: sums over the pairs of a sample gather.
 """
 
 from functools import partial
@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from comet_moe.kernels.jit import can_run_compiled, jit
-from comet_moe.kernels.mix import Places
+from comet_moe.kernels.mix import PairLayout
 
 
 class Plan(NamedTuple):
@@ -21,67 +20,79 @@ class Plan(NamedTuple):
 
     Attributes:
         weights: (M, T) weight of each pair in each gate, pairs ordered by sample.
-        places: where the pairs stand among the rows, and the first pair of each sample.
-        rows: (M,) sample of each row, rows ordered by expert.
+        layout: the row of each pair, and the first pair of each sample.
+        row_sample: (M,) sample of each row, rows ordered by expert.
         counts: n numbers of rows.
     """
 
     weights: Tensor
-    places: Places
-    rows: Tensor
+    layout: PairLayout
+    row_sample: Tensor
     counts: list[int]
 
 
-def plan_of_weights(weights: list[Tensor]) -> Plan:
+def plan_from_weights(weights: list[Tensor]) -> Plan:
     """The plan of T matrices of weights (B, n)."""
     if can_run_compiled(*weights):
-        chosen, place, start, rows, counts = _PlanOfWeights.apply(*weights)
-        return Plan(chosen, Places(place, start), rows, counts.tolist())
-    return plan_of_weights_torch(weights)
+        chosen, pair_row, start, row_sample, counts = _PlanFromWeights.apply(*weights)
+        return Plan(chosen, PairLayout(pair_row, start), row_sample, counts.tolist())
+    return plan_from_weights_torch(weights)
 
 
-def plan_of_weights_torch(weights: list[Tensor]) -> Plan:
+def plan_from_weights_torch(weights: list[Tensor]) -> Plan:
     """The definition."""
     stacked = torch.stack(weights, 1)
     sample, expert = (stacked != 0).any(1).nonzero(as_tuple=True)
-    return plan_of_pairs_torch(sample, expert, stacked[sample, :, expert], *stacked.shape[::2])
+    return plan_from_pairs_torch(sample, expert, stacked[sample, :, expert], *stacked.shape[::2])
 
 
-def plan_of_pairs(sample: Tensor, expert: Tensor, weights: Tensor, samples: int, experts: int) -> Plan:
+def plan_from_pairs(sample: Tensor, expert: Tensor, weights: Tensor, samples: int, experts: int) -> Plan:
     """The plan of unique pairs, ordered by sample: (M,), (M,), (M, T)."""
-    if can_run_compiled(weights):
-        start, counts = torch.empty(samples + 1, dtype=torch.int64), torch.empty(experts, dtype=torch.int64)
-        place, rows = torch.empty_like(expert), torch.empty_like(expert)
-        known = _sort(
-            sample.numpy(),
-            expert.numpy(),
-            start.numpy(),
-            counts.numpy(),
-            place.numpy(),
-            rows.numpy(),
-            np.empty(experts, np.int64),
+    if not (sample.shape == expert.shape == weights.shape[:1]):
+        raise ValueError(
+            f"a routing must have one expert and one row of weights for each of its {len(sample)} samples, "
+            f"got shapes {tuple(expert.shape)} and {tuple(weights.shape)}"
         )
-        if not known:
-            raise ValueError(
-                f"a routing must name rows 0..{samples - 1} and experts 0..{experts - 1}, got "
-                f"{int(sample.min())}..{int(sample.max())} and {int(expert.min())}..{int(expert.max())}"
-            )
-        return Plan(weights, Places(place, start), rows, counts.tolist())
-    return plan_of_pairs_torch(sample, expert, weights, samples, experts)
+    if not can_run_compiled(weights):
+        return plan_from_pairs_torch(sample, expert, weights, samples, experts)
+    start, counts = torch.empty(samples + 1, dtype=torch.int64), torch.empty(experts, dtype=torch.int64)
+    pair_row, row_sample = torch.empty_like(expert), torch.empty_like(expert)
+    valid = _sort(
+        sample.numpy(),
+        expert.numpy(),
+        start.numpy(),
+        counts.numpy(),
+        pair_row.numpy(),
+        row_sample.numpy(),
+        np.empty(experts, np.int64),
+    )
+    if not valid:
+        raise ValueError(_problem_of_pairs(sample, expert, samples, experts))
+    return Plan(weights, PairLayout(pair_row, start), row_sample, counts.tolist())
 
 
-def plan_of_pairs_torch(sample: Tensor, expert: Tensor, weights: Tensor, samples: int, experts: int) -> Plan:
+def _problem_of_pairs(sample: Tensor, expert: Tensor, samples: int, experts: int) -> str:
+    for name, index, limit in (("rows", sample, samples), ("experts", expert, experts)):
+        low, high = (int(bound) for bound in torch.aminmax(index))
+        if low < 0 or high >= limit:
+            return f"a routing must name {name} 0..{limit - 1}, got {low}..{high}"
+    return "the pairs of a routing must be ordered by sample: sort them by pairs.sample"
+
+
+def plan_from_pairs_torch(
+    sample: Tensor, expert: Tensor, weights: Tensor, samples: int, experts: int
+) -> Plan:
     """The definition."""
     by_expert = expert.argsort(stable=True)
-    place = torch.empty_like(by_expert)
-    place[by_expert] = torch.arange(len(place), device=place.device)
-    start = torch.zeros(samples + 1, dtype=torch.int64, device=place.device)
+    pair_row = torch.empty_like(by_expert)
+    pair_row[by_expert] = torch.arange(len(pair_row), device=pair_row.device)
+    start = torch.zeros(samples + 1, dtype=torch.int64, device=pair_row.device)
     start[1:] = torch.bincount(sample, minlength=samples).cumsum(0)
     counts = torch.bincount(expert, minlength=experts).tolist()
-    return Plan(weights, Places(place, start), sample[by_expert], counts)
+    return Plan(weights, PairLayout(pair_row, start), sample[by_expert], counts)
 
 
-class _PlanOfWeights(torch.autograd.Function):
+class _PlanFromWeights(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *weights: Tensor) -> tuple[Tensor, ...]:
         samples, experts = weights[0].shape
@@ -89,26 +100,29 @@ class _PlanOfWeights(torch.autograd.Function):
         start = torch.empty(samples + 1, dtype=torch.int64)
         counts = torch.empty(experts, dtype=torch.int64)
         pairs = _count(stacked.numpy(), start.numpy(), counts.numpy())
-        expert, place, rows = (torch.empty(pairs, dtype=torch.int64) for _ in range(3))
+        expert, pair_row, row_sample = (torch.empty(pairs, dtype=torch.int64) for _ in range(3))
         chosen = stacked.new_empty(pairs, len(weights))
         _fill(
             stacked.numpy(),
             counts.numpy(),
             chosen.numpy(),
             expert.numpy(),
-            place.numpy(),
-            rows.numpy(),
+            pair_row.numpy(),
+            row_sample.numpy(),
         )
         ctx.save_for_backward(expert, start)
         ctx.shape = stacked.shape
-        ctx.mark_non_differentiable(place, start, rows, counts)
-        return chosen, place, start, rows, counts
+        ctx.mark_non_differentiable(pair_row, start, row_sample, counts)
+        return chosen, pair_row, start, row_sample, counts
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor, *_: None) -> tuple[Tensor, ...]:
         expert, start = ctx.saved_tensors
         out = grad.new_zeros(ctx.shape)
+        if torch.is_grad_enabled():  # for second derivatives: the same by operators that have one
+            sample = torch.repeat_interleave(torch.arange(len(start) - 1), start.diff())
+            task = torch.arange(len(out)).unsqueeze(1)
+            return tuple(out.index_put((task, sample, expert), grad.t()))
         _scatter(grad.contiguous().numpy(), expert.numpy(), start.numpy(), out.numpy())
         return tuple(out)
 
@@ -132,7 +146,7 @@ def _count(weights: Any, start: Any, counts: Any) -> int:
 
 
 @jit
-def _fill(weights: Any, counts: Any, chosen: Any, expert: Any, place: Any, rows: Any) -> None:
+def _fill(weights: Any, counts: Any, chosen: Any, expert: Any, pair_row: Any, row_sample: Any) -> None:
     tasks, samples, experts = weights.shape
     following = np.empty(experts, np.int64)
     total = 0
@@ -150,17 +164,24 @@ def _fill(weights: Any, counts: Any, chosen: Any, expert: Any, place: Any, rows:
                     chosen[pair, t] = weights[t, b, e]
                 row = following[e]
                 following[e] += 1
-                expert[pair], place[pair], rows[row] = e, row, b
+                expert[pair], pair_row[pair], row_sample[row] = e, row, b
                 pair += 1
 
 
 @partial(jit, allocates=False)
-def _sort(sample: Any, expert: Any, start: Any, counts: Any, place: Any, rows: Any, following: Any) -> bool:
-    """Count the pairs of each sample and expert, then number them by expert; False if one is out of range."""
+def _sort(
+    sample: Any, expert: Any, start: Any, counts: Any, pair_row: Any, row_sample: Any, following: Any
+) -> bool:
+    """Count the pairs of each sample and expert, then number them by expert.
+
+    False if an index is out of range or the samples are not in order.
+    """
     counts[:] = 0
     start[:] = 0
     for pair in range(len(sample)):
         if not (0 <= sample[pair] < len(start) - 1 and 0 <= expert[pair] < len(counts)):
+            return False
+        if pair > 0 and sample[pair] < sample[pair - 1]:
             return False
         start[sample[pair] + 1] += 1
         counts[expert[pair]] += 1
@@ -173,7 +194,7 @@ def _sort(sample: Any, expert: Any, start: Any, counts: Any, place: Any, rows: A
     for pair in range(len(sample)):
         row = following[expert[pair]]
         following[expert[pair]] = row + 1
-        place[pair], rows[row] = row, sample[pair]
+        pair_row[pair], row_sample[row] = row, sample[pair]
     return True
 
 
