@@ -117,6 +117,7 @@ def test_separators_at_the_end_of_each_row_change_no_column(tmp_path, header):
         (b"user,item,rating\na,b,1\na,b,c,2\n", "has 4 values instead of 3 in data row 2"),
         (b"user,item,rating\na,b,1,\na,b,1\n", "has 3 values instead of 4 in data row 2"),
         (b"user,item,rating\na,b,1\na,b,good\n", "has 'good' in column rating, data row 2; it must be a num"),
+        (b'user,item,rating\na,b,"two\nlines"\n', "has 'two lines' in column rating, data row 1"),
         (b'"the\nuser",user,item,rating\nx,a,b,good\n', "has 'good' in column rating, data row 1"),
         (
             b"user,item,rating\n" + b"a,b,1\n" * 300_000 + b"a,b,4,5\n",

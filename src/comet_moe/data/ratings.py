@@ -73,11 +73,11 @@ def read_pairs(
     raw = read_table(path, dict.fromkeys(chosen.values()), numbers={chosen.get("rating", "")})
     pairs = pd.DataFrame({role: raw[name] for role, name in chosen.items()}, copy=False)
     for role in ("user", "item"):
+        _require_values(path, chosen[role], pairs[role], pairs[role].isna().to_numpy(), "an id")
         if not _holds_ids(pairs[role]):
             raise DataError(
                 f"{path} has the column {chosen[role]} as {pairs[role].dtype}; ids must be integers or text."
             )
-        _require_values(path, chosen[role], pairs[role], pairs[role].isna().to_numpy(), "an id")
     if "rating" in pairs:
         ratings = pd.to_numeric(pairs["rating"], errors="coerce").to_numpy(np.float32, na_value=np.nan)
         _require_values(path, chosen["rating"], pairs["rating"], ~np.isfinite(ratings), "a finite number")

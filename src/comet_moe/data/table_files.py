@@ -39,7 +39,7 @@ def read_table(path: Path, columns: Iterable[str], numbers: Collection[str] = ()
 
     Args:
         path: a file that ends in .csv, .tsv or .parquet.
-        columns: the names of the columns to read. DataError if one is not there.
+        columns: the names of the columns to read. DataError if one is missing.
         numbers: those of a CSV or TSV file that are float64, NaN where the value is missing. Its other
             columns are text, so that the id 007 is not 7. Columns of a Parquet file have the file's types.
     """
@@ -53,7 +53,7 @@ def read_table(path: Path, columns: Iterable[str], numbers: Collection[str] = ()
 
 def _inspect_parquet(path: Path) -> pa.Schema:
     with wrap_read_errors(path, _PARQUET):
-        with path.open("rb"):  # names the reason if the file cannot be opened, which Arrow does not
+        with path.open("rb"):  # unlike Arrow's, this error has the reason why a file cannot be opened
             pass
         return ds.ParquetFileFormat().inspect(str(path), filesystem=LocalFileSystem())
 
@@ -74,13 +74,13 @@ class _Header:
         separator: of the values of a row.
         names: of the columns.
         lines: how many lines the names take.
-        has_open_rows: whether rows end in a separator that the header does not have.
+        has_trailing_separator: whether rows, but not the header, end in a separator.
     """
 
     separator: str
     names: tuple[str, ...]
     lines: int
-    has_open_rows: bool
+    has_trailing_separator: bool
 
 
 def _read_text(path: Path, columns: list[str], numbers: set[str]) -> pa.Table:
@@ -88,9 +88,9 @@ def _read_text(path: Path, columns: list[str], numbers: set[str]) -> pa.Table:
     _require_distinct_columns(path, columns, header.names)
     # Large strings are what pandas stores: they are not copied again.
     schema = pa.schema([(name, pa.float64() if name in numbers else pa.large_string()) for name in columns])
-    # Arrow refuses names that are there twice, even of columns that are not read: these go by their number.
+    # Arrow rejects repeated names, even of columns that are not read: those are named by their number.
     names = [name if name in columns else f"\0{index}" for index, name in enumerate(header.names)]
-    if header.has_open_rows:
+    if header.has_trailing_separator:
         names.append(f"\0{len(names)}")
     text_format = ds.CsvFileFormat(
         read_options=pyarrow.csv.ReadOptions(column_names=names, skip_rows=header.lines, block_size=_BLOCK),
@@ -104,10 +104,10 @@ def _read_text(path: Path, columns: list[str], numbers: set[str]) -> pa.Table:
             dataset = ds.dataset(str(path), schema=schema, format=text_format, filesystem=LocalFileSystem())
             table = dataset.to_table()
         except pa.ArrowInvalid as error:
-            explained = _explain(path, header, str(error))
-            if explained is None:
+            message = _rephrase_error(path, header, str(error))
+            if message is None:
                 raise
-            raise DataError(explained) from error
+            raise DataError(message) from error
     for index, name in enumerate(columns):
         if name not in numbers:
             table = table.set_column(index, name, _trim(path, name, table[name]))
@@ -117,7 +117,7 @@ def _read_text(path: Path, columns: list[str], numbers: set[str]) -> pa.Table:
 def _read_header(path: Path) -> _Header:
     if path.suffix not in (".csv", ".tsv"):
         raise DataError(f"{path} ends in {path.suffix!r}; give a .csv, .tsv or .parquet table.")
-    # Of bytes that are not UTF-8 further down, Arrow tells the column and the row.
+    # Bytes that are not UTF-8 are only an error in the columns that are read, where Arrow finds them.
     with wrap_read_errors(path, _TEXT), path.open(encoding="utf-8-sig", errors="replace") as file:
         head = file.read(_BLOCK)
     first_line = head.partition("\n")[0]
@@ -139,8 +139,8 @@ def _read_header(path: Path) -> _Header:
     return _Header(separator, names, lines, len(row) == len(names) + 1 and not row[-1].strip())
 
 
-def _explain(path: Path, header: _Header, reason: str) -> str | None:
-    """Say what Arrow found wrong with a row in the terms of the table; None if it is something else."""
+def _rephrase_error(path: Path, header: _Header, reason: str) -> str | None:
+    """Rephrase Arrow's message about one row in terms of the table; None if it is about something else."""
     ragged = re.search(r"Row #(\d+): Expected (\d+) columns, got (\d+)", reason)
     if ragged:
         row, expected, actual = (int(number) for number in ragged.groups())
@@ -153,7 +153,7 @@ def _explain(path: Path, header: _Header, reason: str) -> str | None:
         where = f"in column {header.names[int(value[1])]}, data row {int(value[2]) - header.lines}"
         if value[3].endswith("string"):
             return f"{path} has a value {where}, that is not UTF-8; save the table as UTF-8."
-        text = value[4].removeprefix(": invalid value ")[:100]
+        text = " ".join(value[4].removeprefix(": invalid value ").split())[:100]
         return f"{path} has {text} {where}; it must be a number."
     if "straddling object" in reason:
         return f"{path} has a row of more than {_BLOCK:,} bytes; look for a quote that is never closed."
