@@ -1,4 +1,4 @@
-"""Command-line tests keep prepared data in a folder of their own."""
+"""Every command-line test has its own cache of prepared data."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Each recipe's raw files, small, in its publisher's format, and the settings that make the run small."""
+"""Small raw files for each recipe, in the publisher's format, and settings for a short run."""
 
 import numpy as np
 from command import succeed
@@ -16,8 +16,8 @@ from raw_files import (
 
 from comet_moe.data import DATASETS
 
-FEW = ["training.epochs=1", "training.batch_size=64", "training.threads=1"]
-OVERLAYS = ["train_size=96", "validation_size=32", "test_size=32"]
+SHORT_RUN = ["training.epochs=1", "training.batch_size=64", "training.threads=1"]
+OVERLAY_SIZES = ["train_size=96", "validation_size=32", "test_size=32"]
 NAMES = [
     *("movielens", "movielens-200k", "movielens-100k", "jester", "books"),
     *("digits", "multimnist", "multifashionmnist", "celeba", "ratings"),
@@ -25,11 +25,11 @@ NAMES = [
 
 
 def write_raw(name, folder):
-    """Write the raw files of ``name``; the path that ``data prepare --from`` takes."""
+    """Write the raw files of ``name`` and return the path for ``data prepare --from``."""
     folder.mkdir(parents=True, exist_ok=True)
     if name == "movielens":
         return write_ml1m(folder, some_ratings())
-    if name == "movielens-200k":  # a fifteenth is kept: more rows, and users that stand out
+    if name == "movielens-200k":  # keeps a fifteenth of the rows, of the most active users
         return write_ml1m(folder, some_ratings(users=120, items=80, top=0.9))
     if name == "movielens-100k":
         return write_ml100k(folder, some_ratings())
@@ -57,18 +57,18 @@ def write_raw(name, folder):
 
 
 def settings_of(name, source):
-    """What ``train`` needs besides the prepared data."""
+    """The settings that ``train`` needs besides the prepared data."""
     if name == "ratings":
-        return [*FEW, f"data.path={source}"]
+        return [*SHORT_RUN, f"data.path={source}"]
     if name.startswith("multi"):
-        return [*FEW, *(f"data.options.{size}" for size in OVERLAYS)]
-    return FEW
+        return [*SHORT_RUN, *(f"data.options.{size}" for size in OVERLAY_SIZES)]
+    return SHORT_RUN
 
 
 def prepare(name, folder):
-    """Prepare ``name`` by the command line; the settings to train it with."""
+    """Prepare ``name`` by the command line; returns the settings for training and the JSON output."""
     source = write_raw(name, folder)
-    options = [f"--set={size}" for size in OVERLAYS] if name.startswith("multi") else []
+    options = [f"--set={size}" for size in OVERLAY_SIZES] if name.startswith("multi") else []
     done = succeed("data", "prepare", name, "--from", source, "--any-size", *options, "--json")
     return settings_of(name, source), done.json
 

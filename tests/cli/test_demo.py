@@ -40,18 +40,3 @@ def test_a_wrong_option_is_exit_2_and_no_traceback():
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     assert "epochs" in done.stderr
-
-
-def test_help_does_not_load_torch():
-    code = """
-import sys
-from comet_moe.cli import main
-sys.argv = ["comet-moe", "--help"]
-try:
-    main()
-except SystemExit:
-    assert "torch" not in sys.modules
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "demo" in done.stdout

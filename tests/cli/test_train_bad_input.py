@@ -4,10 +4,15 @@ import shutil
 import subprocess
 
 import pytest
-from command import comet_moe, refusal, succeed
-from raw_sets import FEW, prepare, sets, write_raw
+from command import refusal, succeed
+from raw_sets import SHORT_RUN, prepare, sets, write_raw
 
-SMALL = ["data.options.train_size=64", "data.options.validation_size=32", "data.options.test_size=32", *FEW]
+SMALL = [
+    "data.options.train_size=64",
+    "data.options.validation_size=32",
+    "data.options.test_size=32",
+    *SHORT_RUN,
+]
 
 
 @pytest.fixture
@@ -60,7 +65,7 @@ def test_a_model_of_the_wrong_kind_for_the_data_is_named(tmp_path):
     )
     assert "movielens-100k" in said
     prepare("movielens-100k", tmp_path / "raw")
-    settings = sets([*FEW, "data.name=movielens-100k"])
+    settings = sets([*SHORT_RUN, "data.name=movielens-100k"])
     assert "kind" in refusal("train", "multidigits", *settings, "--out", tmp_path / "run")
 
 
@@ -71,14 +76,16 @@ def test_truncated_files_are_named(tmp_path):
     said = refusal("data", "prepare", "multimnist", "--from", source, "--any-size")
     assert str(path) in said
     assert (
-        refusal("train", "multimnist", *sets([*FEW, f"data.path={source}"]), "--out", tmp_path / "run")
+        refusal("train", "multimnist", *sets([*SHORT_RUN, f"data.path={source}"]), "--out", tmp_path / "run")
         == said
     )
 
 
 def test_files_of_another_size_are_named_with_the_way_to_accept_them(tmp_path):
     source = write_raw("movielens-100k", tmp_path / "raw")
-    said = refusal("train", "movielens-100k", *sets([*FEW, f"data.path={source}"]), "--out", tmp_path / "run")
+    said = refusal(
+        "train", "movielens-100k", *sets([*SHORT_RUN, f"data.path={source}"]), "--out", tmp_path / "run"
+    )
     assert "u.data" in said
     assert "data.any_size=true" in said
     assert "--any-size" in refusal("data", "prepare", "movielens-100k", "--from", source)
@@ -197,10 +204,3 @@ def test_tensorboard_that_is_not_installed_is_one_sentence(tmp_path, monkeypatch
     said = refusal(*digits("--out", tmp_path / "run", "--tensorboard"))
     assert "pip install 'comet-moe[tensorboard]'" in said
     assert not (tmp_path / "run").exists()
-
-
-def test_help_on_every_verb():
-    for verb in (["data"], ["data", "list"], ["data", "prepare"], ["train"], ["evaluate"], ["predict"]):
-        done = comet_moe(*verb, "--help")
-        assert done.code == 0
-        assert "Usage" in done.out

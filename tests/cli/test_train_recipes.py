@@ -92,10 +92,10 @@ def test_data_list_says_what_is_prepared_and_on_which_terms(tmp_path, cache):
 
 
 def test_a_run_on_a_path_needs_no_prepared_data(tmp_path):
-    from raw_sets import FEW, write_raw
+    from raw_sets import SHORT_RUN, write_raw
 
     source = write_raw("movielens-100k", tmp_path / "raw")
-    settings = sets([*FEW, f"data.path={source}", "data.any_size=true"])
+    settings = sets([*SHORT_RUN, f"data.path={source}", "data.any_size=true"])
     assert (
         succeed("train", "movielens-100k", *settings, "--out", tmp_path / "run", "--json").json["test_loss"]
         > 0
