@@ -28,6 +28,14 @@ class RunError(CometError):
     """A run folder that cannot be made or used as asked."""
 
 
+class DivergedError(CometError):
+    """A training or validation loss that is NaN or infinite."""
+
+
+class MainProcessError(CometError):
+    """The main process of a distributed run failed and reports why; the other processes only stop."""
+
+
 class StudyError(CometError):
     """A study that cannot be made, run or read as asked."""
 

@@ -1,4 +1,4 @@
-"""Without a network, and without transformers' reports."""
+"""Tests run without a network, and without reports of transformers."""
 
 import os
 import sys
@@ -22,7 +22,7 @@ def _offline(monkeypatch):
 
 
 @pytest.fixture(scope="session")
-def place(tmp_path_factory):
+def workspace(tmp_path_factory):
     """A checkpoint, the files of two tasks, and a finished teacher."""
     root = tmp_path_factory.mktemp("bert")
     save_checkpoint(root / "tiny")

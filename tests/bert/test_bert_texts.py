@@ -1,4 +1,4 @@
-"""The rows of tasks: every published form is read, wrong files are named, what is drawn repeats."""
+"""The rows of tasks: every published format is read, wrong files are named, random choices repeat."""
 
 import json
 
@@ -9,7 +9,7 @@ from tiny_bert import save_checkpoint, write_rte, write_squad
 
 from comet_moe.bert.data import encode, evaluation_batches, training_batches
 from comet_moe.bert.run import load_tokenizer
-from comet_moe.bert.tasks import TASKS, task_named
+from comet_moe.bert.tasks import TASKS, find_task
 from comet_moe.bert.texts import read_texts
 from comet_moe.exceptions import DataError, RecipeError
 
@@ -76,19 +76,19 @@ def test_official_files_are_read_from_the_root_of_glue_and_from_their_folder(tmp
     texts, label = write_published(tmp_path, name)
     for source in (tmp_path, tmp_path / PUBLISHED[name][0]):
         read = read_texts(TASKS[name], source)
-        assert {"train", "dev"} <= set(read.parts)
-        assert ("mismatched" in read.parts) == (name == "mnli")
-        for part in read.parts.values():
-            assert len(part) == 2
-            row = part.iloc[1]
-            assert tuple(row[column] for column in "ab" if column in part) == texts
+        assert {"train", "dev"} <= set(read.splits)
+        assert ("mismatched" in read.splits) == (name == "mnli")
+        for rows in read.splits.values():
+            assert len(rows) == 2
+            row = rows.iloc[1]
+            assert tuple(row[column] for column in "ab" if column in rows) == texts
             assert row["label"] == label
         assert read.notes == []
 
 
 def test_squads_json_is_read(tmp_path):
     read = read_texts(TASKS["squad2"], write_squad(tmp_path))
-    train = read.parts["train"]
+    train = read.splits["train"]
     assert len(train) == 25
     assert train["answer_texts"].map(len).tolist() == [1, 1, 0, 1, 1] * 5
     row = train.iloc[0]
@@ -103,29 +103,29 @@ def parquet(folder, name, rows, **columns):
     table.to_parquet(folder / name)
 
 
-def test_parquet_files_are_read_and_one_file_is_dealt_with_a_seed(tmp_path):
+def test_parquet_files_are_read_and_a_single_file_is_split_by_a_seed(tmp_path):
     parquet(tmp_path, "qqp_subset.parquet", 100, question1="a", question2="b")
     table = pd.read_parquet(tmp_path / "qqp_subset.parquet")
     table["question1"] = [f"q{row}" for row in range(100)]
     table.to_parquet(tmp_path / "qqp_subset.parquet")
     first, again, other = (read_texts(TASKS["qqp"], tmp_path, seed) for seed in (0, 0, 1))
-    assert (len(first.parts["train"]), len(first.parts["dev"])) == (90, 10)
-    assert set(first.parts["train"]["a"]).isdisjoint(first.parts["dev"]["a"])
+    assert (len(first.splits["train"]), len(first.splits["dev"])) == (90, 10)
+    assert set(first.splits["train"]["a"]).isdisjoint(first.splits["dev"]["a"])
     assert first.notes == [
-        "train and dev are both from qqp_subset.parquet: 10 of 100 rows to dev, drawn with seed 0"
+        "train and dev are both from qqp_subset.parquet: 10 of 100 rows are dev, chosen with seed 0"
     ]
-    assert first.parts["dev"].equals(again.parts["dev"])
-    assert not first.parts["dev"].equals(other.parts["dev"])
+    assert first.splits["dev"].equals(again.splits["dev"])
+    assert not first.splits["dev"].equals(other.splits["dev"])
 
 
-def test_mrpcs_dev_rows_are_drawn_from_msrs_train_rows(tmp_path):
+def test_the_dev_rows_of_mrpc_are_chosen_from_msrs_train_rows(tmp_path):
     parquet(tmp_path, "mrpc_msr_train.parquet", 4076, sentence1="a", sentence2="b")
     parquet(tmp_path, "mrpc_msr_test.parquet", 5, sentence1="a", sentence2="b")
     read = read_texts(TASKS["mrpc"], tmp_path)
-    assert {name: len(part) for name, part in read.parts.items()} == {"train": 3668, "dev": 408, "test": 5}
+    assert {name: len(rows) for name, rows in read.splits.items()} == {"train": 3668, "dev": 408, "test": 5}
 
 
-def test_questions_are_dealt_by_article(tmp_path):
+def test_questions_are_split_by_article(tmp_path):
     rows = [
         {
             "title": f"article {number % 10}",
@@ -138,25 +138,25 @@ def test_questions_are_dealt_by_article(tmp_path):
         for number in range(60)
     ]
     pd.DataFrame(rows).to_parquet(tmp_path / "dev_subset.parquet")
-    parts = read_texts(TASKS["squad2"], tmp_path).parts
-    assert len(parts["dev"]) == 6
-    assert set(parts["dev"]["title"]).isdisjoint(parts["train"]["title"])
+    splits = read_texts(TASKS["squad2"], tmp_path).splits
+    assert len(splits["dev"]) == 6
+    assert set(splits["dev"]["title"]).isdisjoint(splits["train"]["title"])
 
 
-def test_as_many_train_rows_are_drawn_as_asked(tmp_path):
+def test_the_number_of_train_rows_can_be_given(tmp_path):
     read = read_texts(TASKS["rte"], write_rte(tmp_path), train_rows=20)
-    assert len(read.parts["train"]) == 20
-    assert len(read.parts["dev"]) == 16
-    assert read.notes == ["20 of 48 train rows, drawn with seed 0"]
+    assert len(read.splits["train"]) == 20
+    assert len(read.splits["dev"]) == 16
+    assert read.notes == ["20 of 48 train rows, chosen with seed 0"]
 
 
-def test_lines_that_lack_fields_are_left_out_and_counted(tmp_path):
+def test_lines_with_missing_fields_are_left_out_and_counted(tmp_path):
     write_published(tmp_path, "qqp")
     with (tmp_path / "QQP" / "train.tsv").open("a") as file:
         file.write("4\t5\tbroken\n")
     read = read_texts(TASKS["qqp"], tmp_path)
-    assert len(read.parts["train"]) == 2
-    assert read.notes == ["train.tsv: 1 lines that lack fields are left out"]
+    assert len(read.splits["train"]) == 2
+    assert read.notes == ["train.tsv: 1 lines with missing fields are left out"]
 
 
 @pytest.mark.parametrize(
@@ -180,41 +180,41 @@ def test_wrong_questions_are_named(tmp_path):
     published = json.loads(path.read_text())
     published["data"][0]["paragraphs"][0]["qas"][0]["answers"][0]["answer_start"] += 1
     path.write_text(json.dumps(published))
-    with pytest.raises(DataError, match=r"has the answer .* in data row 1 at place"):
+    with pytest.raises(DataError, match=r"has the answer .* in data row 1 at character"):
         read_texts(TASKS["squad2"], tmp_path)
     path.write_text(json.dumps({"data": [{"title": "a"}]}))
     with pytest.raises(DataError, match="is not a readable SQuAD file"):
         read_texts(TASKS["squad2"], tmp_path)
 
 
-def test_files_and_tasks_that_are_not_there_are_named(tmp_path):
+def test_missing_files_and_unknown_tasks_are_named(tmp_path):
     with pytest.raises(
         DataError, match=r"has no rte_train.parquet or RTE/train.tsv or train.tsv; give the folder"
     ):
         read_texts(TASKS["rte"], tmp_path)
     with pytest.raises(RecipeError, match="there is no task 'wnli': choose one of cola, sst2"):
-        task_named("wnli")
+        find_task("wnli")
 
 
 def test_a_batch_is_padded_to_its_longest_row(tmp_path, tokenizer):
-    rows = read_texts(TASKS["rte"], write_rte(tmp_path)).parts["train"]
-    features = encode(TASKS["rte"], rows, tokenizer, length=12, stride=0)
+    rows = read_texts(TASKS["rte"], write_rte(tmp_path)).splits["train"]
+    features = encode(TASKS["rte"], rows, tokenizer, max_length=12, stride=0)
     assert features.lengths.max() == 12
     chosen = np.array([3, 0, 5])
     batch = features.batch(chosen)
     assert batch["input_ids"].shape == (3, features.lengths[chosen].max())
-    for place, row in enumerate(chosen):
+    for index, row in enumerate(chosen):
         length = features.lengths[row]
-        assert batch["input_ids"][place, :length].tolist() == features.ids[row].tolist()
-        assert batch["attention_mask"][place].tolist()[:length] == [1] * length
-        assert not batch["attention_mask"][place, length:].any()
+        assert batch["input_ids"][index, :length].tolist() == features.ids[row].tolist()
+        assert batch["attention_mask"][index].tolist()[:length] == [1] * length
+        assert not batch["attention_mask"][index, length:].any()
     assert batch["labels"].tolist() == rows["label"].iloc[chosen].tolist()
     assert batch["token_type_ids"].max() == 1
 
 
 def test_windows_cover_the_context_and_find_the_answer(tmp_path, tokenizer):
-    rows = read_texts(TASKS["squad2"], write_squad(tmp_path)).parts["train"]
-    features = encode(TASKS["squad2"], rows, tokenizer, length=24, stride=6)
+    rows = read_texts(TASKS["squad2"], write_squad(tmp_path)).splits["train"]
+    features = encode(TASKS["squad2"], rows, tokenizer, max_length=24, stride=6)
     assert len(features) > len(rows)
     assert features.lengths.max() <= 24
     covered, found = {}, set()
@@ -227,27 +227,27 @@ def test_windows_cover_the_context_and_find_the_answer(tmp_path, tokenizer):
             assert row["context"][offsets[start, 0] : offsets[end, 1]] == row["answer_texts"][0]
             found.add(int(example))
     assert found == {number for number, texts in enumerate(rows["answer_texts"]) if texts}
-    for example, places in covered.items():
+    for example, starts in covered.items():
         words = rows["context"].iloc[example].split()
-        assert len(places) == len(words)
+        assert len(starts) == len(words)
 
 
 def test_a_long_question_is_cut(tmp_path, tokenizer):
-    rows = read_texts(TASKS["squad2"], write_squad(tmp_path)).parts["train"].head(1)
+    rows = read_texts(TASKS["squad2"], write_squad(tmp_path)).splits["train"].head(1)
     rows = rows.assign(question="cat " * 200)
-    features = encode(TASKS["squad2"], rows, tokenizer, length=90, stride=6)
+    features = encode(TASKS["squad2"], rows, tokenizer, max_length=90, stride=6)
     cat = tokenizer.convert_tokens_to_ids("cat")
     assert (features.ids[0][: 64 + 1] == cat).sum() == 64
 
 
-@pytest.mark.parametrize("by_length", [True, False])
-def test_an_epoch_has_every_row_once_and_repeats_by_seed_and_epoch(tmp_path, tokenizer, by_length):
-    rows = read_texts(TASKS["rte"], write_rte(tmp_path)).parts["train"]
-    features = encode(TASKS["rte"], rows, tokenizer, length=32, stride=0)
-    batches = training_batches(features, 5, seed=1, epoch=2, by_length=by_length)
+@pytest.mark.parametrize("grouped", [True, False])
+def test_an_epoch_has_every_row_once_and_repeats_by_seed_and_epoch(tmp_path, tokenizer, grouped):
+    rows = read_texts(TASKS["rte"], write_rte(tmp_path)).splits["train"]
+    features = encode(TASKS["rte"], rows, tokenizer, max_length=32, stride=0)
+    batches = training_batches(features, 5, seed=1, epoch=2, group_by_length=grouped)
     assert sorted(np.concatenate(batches)) == list(range(48))
-    again = training_batches(features, 5, seed=1, epoch=2, by_length=by_length)
+    again = training_batches(features, 5, seed=1, epoch=2, group_by_length=grouped)
     assert all((a == b).all() for a, b in zip(batches, again, strict=True))
-    other = training_batches(features, 5, seed=1, epoch=3, by_length=by_length)
+    other = training_batches(features, 5, seed=1, epoch=3, group_by_length=grouped)
     assert any(len(a) != len(b) or (a != b).any() for a, b in zip(batches, other, strict=True))
     assert sorted(np.concatenate(list(evaluation_batches(features, 7)))) == list(range(48))

@@ -1,4 +1,4 @@
-"""`comet-moe predict`: new rows through a trained model, without the data it was trained on."""
+"""`comet-moe predict`: new rows, without the data that the model was trained on."""
 
 import shutil
 
@@ -9,8 +9,9 @@ from command import refusal, succeed
 from raw_sets import prepare, sets
 
 from comet_moe.data import load
-from comet_moe.training.batches import slices
-from comet_moe.training.run import RunFolder, load_run
+from comet_moe.training.batches import evaluation_batches
+from comet_moe.training.load import load_run
+from comet_moe.training.run import RunFolder
 
 
 def trained(name, tmp_path, *settings):
@@ -26,7 +27,7 @@ def write(path, **columns):
     return path
 
 
-def test_known_rows_get_the_models_own_answers_in_the_units_of_the_data(tmp_path, cache):
+def test_known_pairs_get_the_predictions_of_the_model_in_the_units_of_the_data(tmp_path, cache):
     run = trained("jester", tmp_path)
     dataset = load("jester", cache=cache)
     users, items = dataset.vocabulary("user").ids, dataset.vocabulary("item").ids
@@ -35,9 +36,11 @@ def test_known_rows_get_the_models_own_answers_in_the_units_of_the_data(tmp_path
         tmp_path / "new.csv",
         user=[users[u] for u in rows["user"]],
         joke=[items[i] for i in rows["item"]],
-        rating="",  # what is asked for may stand empty
+        rating="",  # what is predicted may be empty
     )
-    expected = [y for batch in slices(dataset.test, 4096) for y in load_run(run).model(batch.features)[0]]
+    expected = [
+        y for batch in evaluation_batches(dataset.test, 4096) for y in load_run(run).model(batch.features)[0]
+    ]
     mean, deviation = dataset.meta["rating_mean"], dataset.meta["rating_std"]
     shutil.rmtree(cache)
     succeed("predict", run, table, "-o", tmp_path / "scores.parquet")
@@ -51,7 +54,7 @@ def test_known_rows_get_the_models_own_answers_in_the_units_of_the_data(tmp_path
 
 
 @pytest.mark.parametrize("gate", ["comet", "hash+"])
-def test_what_was_never_seen_counts_as_the_mean_and_is_marked(tmp_path, gate):
+def test_unknown_users_and_items_get_the_mean_embedding_and_are_marked(tmp_path, gate):
     run = trained("ratings", tmp_path, f"gate={gate}")
     users, items = (RunFolder(run).vocabulary(name).ids for name in ("user", "item"))
     table = write(
@@ -61,7 +64,7 @@ def test_what_was_never_seen_counts_as_the_mean_and_is_marked(tmp_path, gate):
     )
     table.write_text(table.read_text().replace(",", "\t"))
     done = succeed("predict", run, table, "-o", tmp_path / "deep" / "scores.csv")
-    assert "never seen" in done.out
+    assert "4 of them with an unknown user or item" in done.out
     scores = pd.read_csv(tmp_path / "deep" / "scores.csv")
     assert scores["known"].tolist() == ["both", "user", "item", "neither", "neither"]
     assert scores["watched"].between(0, 1).all()
@@ -93,4 +96,4 @@ def test_mistakes_are_one_sentence_and_leave_no_file(tmp_path):
 def test_a_run_on_images_is_refused(tmp_path):
     run = trained("multimnist", tmp_path)
     table = write(tmp_path / "new.csv", user=[1], item=[2])
-    assert "rating models" in refusal("predict", run, table, "-o", tmp_path / "scores.csv")
+    assert "give a run of a rating model" in refusal("predict", run, table, "-o", tmp_path / "scores.csv")

@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+import sys
 
 import pytest
 from command import refusal, succeed
@@ -200,7 +201,8 @@ def test_a_folder_that_may_not_be_written_is_one_sentence():
 
 
 def test_tensorboard_that_is_not_installed_is_one_sentence(tmp_path, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
     said = refusal(*digits("--out", tmp_path / "run", "--tensorboard"))
     assert "pip install 'comet-moe[tensorboard]'" in said
     assert not (tmp_path / "run").exists()

@@ -32,15 +32,15 @@ def test_a_recipe_runs_from_raw_files_to_a_result_that_can_be_repeated(name, tmp
         1,
         1,
     )
-    assert result["usage"].keys() == result["tasks"].keys()
+    assert result["routing"].keys() == result["tasks"].keys()
     assert 0 < result["experts_per_sample"] <= RunFolder(out).config().model.experts
     wanted = {"watched": {"loss", "accuracy", "auc"}, "rating": {"loss", "mse"}}
-    for task, figures in result["tasks"].items():
+    for task, metrics in result["tasks"].items():
         many = name in ("digits", "multimnist", "multifashionmnist")
-        assert figures.keys() == wanted.get(task, {"loss", "accuracy"} if many else wanted["watched"])
+        assert metrics.keys() == wanted.get(task, {"loss", "accuracy"} if many else wanted["watched"])
     again = succeed("evaluate", out, "--json").json
     assert again == {key: result[key] for key in again}
-    assert {"test_loss", "validation_loss", "tasks", "experts_per_sample", "usage"} <= again.keys()
+    assert {"test_loss", "validation_loss", "tasks", "experts_per_sample", "routing"} <= again.keys()
     assert str(result["test_loss"])[:4] in succeed("evaluate", out).out
 
 

@@ -2,14 +2,31 @@
 
 import pytest
 
+from comet_moe.training.records import EpochRecord, EvaluationRecord
 from comet_moe.training.tracking import TensorBoard
 
 
 def test_numbers_are_written_by_their_path_and_lists_are_left_out(tmp_path):
-    reading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    validation = EvaluationRecord(
+        loss=2.5, tasks={"digit": {"auc": None}}, experts_per_sample=2, flops_per_sample=1, routing={}
+    )
+    record = EpochRecord(
+        epoch=3,
+        train_loss=0.5,
+        train_aux_loss=0.1,
+        permutations=[[0, 1]],
+        samples_per_second=9,
+        validation=validation,
+        best_validation_loss=2.5,
+        patience_left=1,
+        seconds=4,
+    )
     with TensorBoard(tmp_path) as board:
-        board.on_epoch({"epoch": 3, "train_loss": 0.5, "tau": None, "usage": {"share": [1, 2], "experts": 2}})
-    events = reading.EventAccumulator(str(tmp_path)).Reload()
-    assert set(events.Tags()["scalars"]) == {"train_loss", "usage/experts"}
-    (event,) = events.Scalars("usage/experts")
-    assert (event.step, event.value) == (3, 2.0)
+        board.on_epoch(record)
+    events = reader.EventAccumulator(str(tmp_path)).Reload()
+    names = set(events.Tags()["scalars"])
+    assert {"train_loss", "validation/loss", "validation/experts_per_sample"} <= names
+    assert not {"epoch", "permutations", "tau", "validation/tasks/digit/auc"} & names
+    (event,) = events.Scalars("validation/loss")
+    assert (event.step, event.value) == (3, 2.5)

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 
 from comet_moe.bench.timing import ratios
-from comet_moe.bert.data import evaluation_batches, open_data
-from comet_moe.bert.run import BertFolder, load_tokenizer, load_trained
+from comet_moe.bert.data import evaluation_batches, load_task_data
+from comet_moe.bert.run import BertFolder, load_model, load_tokenizer
 
 ROWS = 32
 BATCHES = 8
@@ -25,9 +25,9 @@ def main(folder: Path) -> None:
     for task in ("rte", "cola", "mrpc", "sst2"):
         names = ["hash-0", "topk-0", "comet-0", "comet+-0", "teacher"]
         runs = [BertFolder(folder / f"{task}-{name}") for name in names]
-        models = [load_trained(str(run.finished_model())) for run in runs]
-        data = open_data(runs[-1].config(), load_tokenizer(str(runs[-1].model_folder)))
-        dev = data.parts["dev"]
+        models = [load_model(str(run.finished_model())) for run in runs]
+        data = load_task_data(runs[-1].config(), load_tokenizer(str(runs[-1].model_folder)))
+        dev = data.splits["dev"]
         every = list(evaluation_batches(dev, ROWS))
         batches = [dev.batch(rows) for rows in every[:: max(1, len(every) // BATCHES)]]  # short and long ones
         tokens = sum(int(batch["attention_mask"].sum()) for batch in batches)

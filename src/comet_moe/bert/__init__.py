@@ -1,13 +1,13 @@
-"""COMET-BERT: a fine-tuned dense BERT turned into a sparse mixture of experts, and distilled.
+"""COMET-BERT: a fine-tuned dense BERT converted to a sparse mixture of experts, and distilled.
 
-Importing this room registers the models with the Auto classes of transformers, and our sparse dispatch as
-``experts_implementation="comet_moe"`` of its own mixtures.
+Importing this package registers its models with the Auto classes of transformers, and the sparse dispatch of
+this library as ``experts_implementation="comet_moe"`` of transformers' own mixtures.
 """
 
-try:
+from comet_moe.exceptions import needs_extra
+
+with needs_extra("bert", "comet_moe.bert"):
     import transformers as _transformers
-except ImportError as error:
-    raise ImportError("comet_moe.bert needs transformers: pip install 'comet-moe[bert]'") from error
 
 from comet_moe.bert.configuration import CometBertConfig
 from comet_moe.bert.convert import convert_bert, importance

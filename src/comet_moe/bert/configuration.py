@@ -1,4 +1,4 @@
-"""What a sparse BERT is made of, beside what a dense one is."""
+"""The configuration of a sparse BERT: that of a dense one, with gates and experts."""
 
 from typing import Any
 
@@ -14,19 +14,19 @@ class CometBertConfig(BertConfig):
 
     Args:
         gate: "softmax", "hash", "topk", "dselect" or "comet"; with "+" for local search.
-        num_experts: E, in each layer.
-        expert_size: neurons of an expert.
-        k: experts a token gets at most, once the gate is hard.
+        num_experts: E, experts per layer.
+        expert_size: neurons per expert.
+        k: experts per token at most, once the gate is hard.
         gamma, entropy: of the COMET and DSelect-k gates.
         reachability: of the DSelect-k gate.
         noise: of the Top-k gate.
-        normalize: of the Top-k gate; None is "all" at k=1, where "selected" would not train, else "selected".
-        route_by: "token", or "sentence" for the mean over the unmasked tokens.
-        load_balance: weight of E·Σ_e P_e f_e in the penalty, for gates that are learned.
-        hash_seed: of the first layer's table; each layer has its own.
-        search_steps: optimiser steps of local search, one search a layer; above 0, "+" may be left out.
+        normalize: of the Top-k gate. None means "selected", or "all" at k=1, where "selected" cannot train.
+        route_by: "token", or "sentence" to route by the mean over the unmasked tokens.
+        load_balance: weight of E·Σ_e P_e f_e in the auxiliary loss, for gates with parameters.
+        hash_seed: of the table of the first layer; layer l has the seed hash_seed + l.
+        search_steps: optimiser steps of local search, one search per layer; above 0, "+" may be left out.
         zeta, tau, sinkhorn_iterations, gumbel, search_lr_factor: of local search, see ``Permutation``.
-        execution: "sparse" runs only the chosen experts, see ``MoE``.
+        execution: "sparse" runs only the selected experts, see ``MoE``.
     """
 
     model_type = "comet_bert"
@@ -54,20 +54,22 @@ class CometBertConfig(BertConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)
         if self.kind not in GATES:
-            raise ValueError(f"gate must be one of {', '.join(GATES)}, with + or not, got {self.gate!r}")
+            raise ValueError(f"gate must be one of {', '.join(GATES)}, with or without +, got {self.gate!r}")
         if self.route_by not in ("token", "sentence"):
             raise ValueError(f'route_by must be "token" or "sentence", got {self.route_by!r}')
         if self.kind == "hash" and self.route_by == "sentence":
-            raise ValueError('a hash gate routes by token id: make route_by "token", or choose another gate')
+            raise ValueError(
+                'a hash gate routes by token id: set route_by to "token", or choose another gate'
+            )
         if self.is_decoder or self.add_cross_attention:
             raise ValueError("is_decoder and add_cross_attention must be False: only encoders can be sparse")
 
     @property
     def kind(self) -> str:
-        """The gate's name without its "+"."""
+        """Name of the gate without "+"."""
         return self.gate.removesuffix("+")
 
     @property
-    def searches(self) -> bool:
-        """Whether there is a local search in each layer."""
+    def uses_search(self) -> bool:
+        """Whether each layer has a local search."""
         return self.gate.endswith("+") or self.search_steps > 0

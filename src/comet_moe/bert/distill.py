@@ -1,8 +1,6 @@
-"""How far a student is from its teacher: layer by layer, and in what they predict.
+"""The stages of a COMET-BERT run: fine-tune a teacher, score its neurons, distil a sparse student.
 
 Shapes: B sentences, T tokens, p features, L layers, C classes.
-
-The steps from a dense checkpoint to a sparse student, each on a run folder.
 """
 
 from collections.abc import Sequence
@@ -14,16 +12,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from comet_moe.bert.convert import convert_bert, importance
-from comet_moe.bert.data import TaskData, evaluation_batches, open_data
-from comet_moe.bert.evaluate import EVALUATION_BATCH
-from comet_moe.bert.run import BertFolder, load_dense, load_tokenizer, load_trained
-from comet_moe.bert.trainer_loop import Fitting, Loss, Watch, summary
+from comet_moe.bert.build import build_student, build_trainer, check_student
+from comet_moe.bert.convert import importance
+from comet_moe.bert.data import TaskData, evaluation_batches, load_task_data
+from comet_moe.bert.evaluate import EVALUATION_BATCH, by_layer, summarise
+from comet_moe.bert.run import BertFolder, load_checkpoint, load_configuration, load_model, load_tokenizer
 from comet_moe.config import BertConfig
 from comet_moe.exceptions import RecipeError, RunError
-from comet_moe.io import plain
 from comet_moe.routing import Routing
 from comet_moe.training.distributed import num_threads
+from comet_moe.training.records import ResultRecord, SummaryRecord
+from comet_moe.training.trainer import Callbacks, StepLoss, Trainer
 
 
 def discrepancy(student: Any, teacher: Any, mask: Tensor) -> Tensor:
@@ -33,12 +32,11 @@ def discrepancy(student: Any, teacher: Any, mask: Tensor) -> Tensor:
         student, teacher: outputs of the models, with hidden states.
         mask: (B, T) bool, False where a token is padding, which does not count.
     """
-    return hidden_gap(student.hidden_states, teacher.hidden_states, mask) + prediction_gap(
-        student, teacher, mask
-    )
+    hidden = hidden_discrepancy(student.hidden_states, teacher.hidden_states, mask)
+    return hidden + prediction_discrepancy(student, teacher, mask)
 
 
-def hidden_gap(student: Sequence[Tensor], teacher: Sequence[Tensor], mask: Tensor) -> Tensor:
+def hidden_discrepancy(student: Sequence[Tensor], teacher: Sequence[Tensor], mask: Tensor) -> Tensor:
     """Σ_l mean over unmasked tokens and features of (s_l - t_l)², (B, T, p) each."""
     keep = mask.unsqueeze(-1)
     count = mask.sum() * student[0].shape[-1]
@@ -46,62 +44,77 @@ def hidden_gap(student: Sequence[Tensor], teacher: Sequence[Tensor], mask: Tenso
     return torch.stack(gaps).sum()
 
 
-def prediction_gap(student: Any, teacher: Any, mask: Tensor) -> Tensor:
-    """The symmetric divergence of the classes; of answers, the mean of that of starts and that of ends.
+def prediction_discrepancy(student: Any, teacher: Any, mask: Tensor) -> Tensor:
+    """The symmetric divergence of the classes; for answers, the mean of that of starts and that of ends.
 
-    Of a regression, the mean squared difference of the values.
+    For a regression, the mean squared difference of the values.
     """
     if hasattr(student, "start_logits"):
         pairs = (
             (student.start_logits, teacher.start_logits),
             (student.end_logits, teacher.end_logits),
         )
-        starts, ends = (divergence(_unpadded(s, mask), _unpadded(t, mask)) for s, t in pairs)
+        starts, ends = (
+            symmetric_divergence(_mask_padding(s, mask), _mask_padding(t, mask)) for s, t in pairs
+        )
         return (starts + ends) / 2
     if student.logits.shape[-1] == 1:
         return F.mse_loss(student.logits, teacher.logits)
-    return divergence(student.logits, teacher.logits)
+    return symmetric_divergence(student.logits, teacher.logits)
 
 
-def divergence(student: Tensor, teacher: Tensor) -> Tensor:
+def symmetric_divergence(student: Tensor, teacher: Tensor) -> Tensor:
     """½ Σ (p - q)(log p - log q) / B of the softmaxes p and q of two (B, C): (KL(p, q) + KL(q, p)) / 2."""
     log_p, log_q = student.log_softmax(-1), teacher.log_softmax(-1)
     return 0.5 * ((log_p.exp() - log_q.exp()) * (log_p - log_q)).sum() / len(student)
 
 
-def _unpadded(logits: Tensor, mask: Tensor) -> Tensor:
-    """(B, T) with padding out of the race, at a finite distance so that differences stay numbers."""
+def _mask_padding(logits: Tensor, mask: Tensor) -> Tensor:
+    """(B, T) with probability 0 for padding; finite, so that differences of logarithms are not NaN."""
     return logits.masked_fill(~mask, -1e4)
 
 
-def finetune(config: BertConfig, folder: BertFolder, watch: Watch = Watch()) -> dict[str, Any]:  # noqa: B008 - frozen
-    """Train a dense BERT on its task, from ``config.model`` or where the run stopped; the result."""
+def finetune(
+    config: BertConfig,
+    folder: BertFolder,
+    callbacks: Callbacks = Callbacks(),  # noqa: B008 - frozen
+) -> ResultRecord:
+    """Train a dense BERT on its task, from ``config.model`` or from the last checkpoint of ``folder``."""
     if folder.state() == "finished":
         return folder.result()
+    trainer, data = _finetuning(config, folder, callbacks)
+    folder.start(config, data.facts)
+    return trainer.run()
+
+
+def _finetuning(config: BertConfig, folder: BertFolder, callbacks: Callbacks) -> tuple[Trainer, TaskData]:
+    path = _checkpoint_path(config)
+    data = load_task_data(config, load_tokenizer(path))
+    model = load_checkpoint(path, data.task, config.seed)
+
+    def objective(batch: dict[str, Tensor]) -> StepLoss:
+        loss = model(**batch).loss
+        return StepLoss(loss, loss, loss.new_zeros(()), {})
+
+    return build_trainer(config, data, model, objective, folder, callbacks), data
+
+
+def _checkpoint_path(config: BertConfig) -> str:
     if config.model.path is None:
         raise RecipeError(f"recipe {config.recipe} needs model.path, a BERT checkpoint: --model DIR")
-    tokenizer = load_tokenizer(config.model.path)
-    data = open_data(config, tokenizer)
-    model = load_dense(config.model.path, data.task, config.seed)
-    folder.start(config)
-
-    def objective(batch: dict[str, Tensor]) -> Loss:
-        loss = model(**batch).loss
-        nothing = torch.zeros(())
-        return Loss(loss, (loss, nothing, nothing))
-
-    return Fitting(config, data, model, objective, folder, watch).run()
+    return config.model.path
 
 
 def score_neurons(teacher: BertFolder) -> Tensor:
-    """How much each neuron of a finished teacher matters on its dev rows, (L, neurons); computed once."""
-    known = teacher.importance()
-    if known is not None:
-        return known
-    config = _of_a_teacher(teacher)
+    """The importance of each neuron of a finished teacher on its dev rows, (L, neurons); computed once."""
+    saved = teacher.importance()
+    if saved is not None:
+        return saved
+    config = teacher.config()
+    if config.stage != "finetune":
+        raise RunError(f"{teacher.path} is the run of a student: give that of its teacher, {config.teacher}")
     path = str(teacher.finished_model())
-    model, data = load_trained(path), open_data(config, load_tokenizer(path))
-    dev = data.parts["dev"]
+    model, dev = load_model(path), load_task_data(config, load_tokenizer(path)).splits["dev"]
     with num_threads(config.training.threads):
         scores = importance(model, (dev.batch(rows) for rows in evaluation_batches(dev, EVALUATION_BATCH)))
     teacher.write_importance(scores)
@@ -109,128 +122,111 @@ def score_neurons(teacher: BertFolder) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Lesson:
-    """What students of one teacher share.
+class DistillationContext:
+    """What all students of one teacher share.
 
     Attributes:
         teacher: frozen, in eval mode.
         data: of the task.
-        scores: (L, neurons) how much each neuron matters, if that decides how they are dealt.
+        importance: (L, neurons) of the teacher's neurons; None if students do not use it.
     """
 
     teacher: Any
     data: TaskData
-    scores: Tensor | None
+    importance: Tensor | None
 
 
-def open_lesson(config: BertConfig) -> Lesson:
-    """The finished teacher in ``config.teacher``, and the rows of ``config``."""
+def load_context(config: BertConfig) -> DistillationContext:
+    """Load the finished teacher in ``config.teacher``, and the data of ``config``."""
     assert config.teacher is not None
-    dense = BertFolder(Path(config.teacher)).teacher()
-    path = str(dense.finished_model())
-    if config.teacher_checksum not in (None, dense.checksum()):
-        raise RunError(f"the teacher in {dense.path} is not the one that was begun with: restore it")
-    data = open_data(config, load_tokenizer(path))
-    scores = score_neurons(dense) if config.experts.importance else None
-    return Lesson(load_trained(path).requires_grad_(False), data, scores)
+    folder = BertFolder(Path(config.teacher)).teacher()
+    path = str(folder.finished_model())
+    if config.teacher_checksum not in (None, folder.checksum()):
+        raise RunError(
+            f"the teacher in {folder.path} is not the one that the run was started with: restore it"
+        )
+    data = load_task_data(config, load_tokenizer(path))
+    scores = score_neurons(folder) if config.experts.importance else None
+    return DistillationContext(load_model(path).requires_grad_(False), data, scores)
 
 
-def distill(config: BertConfig, folder: BertFolder, watch: Watch = Watch()) -> dict[str, Any]:  # noqa: B008 - frozen
-    """Train a sparse student of the finished teacher in ``config.teacher``; the result."""
-    return (
-        folder.result() if folder.state() == "finished" else teach(open_lesson(config), config, folder, watch)
-    )
-
-
-def teach(lesson: Lesson, config: BertConfig, folder: BertFolder, watch: Watch) -> dict[str, Any]:
-    """Train a student from its conversion, or from where the run stopped; the result.
-
-    The teacher is no part of the student or of its checkpoints.
-    """
-    teacher, student = lesson.teacher, new_student(config, lesson)
-    folder.start(config)
-
-    def objective(batch: dict[str, Tensor]) -> Loss:
-        with torch.no_grad():
-            taught = teacher(**batch, output_hidden_states=True)
-        routings: list[Routing] = []
-        found = student(**batch, output_hidden_states=True, routings=routings)
-        gap = discrepancy(found, taught, batch["attention_mask"].bool())
-        total = found.loss + config.loss.distillation * gap
-        return Loss(total, (found.loss - found.aux_loss, found.aux_loss, gap), routings)
-
-    return Fitting(config, lesson.data, student, objective, folder, watch).run()
-
-
-def new_student(config: BertConfig, lesson: Lesson) -> Any:
-    """The student of ``config`` before its first step, its gates drawn from the seed."""
-    teacher, data = lesson.teacher, lesson.data
-    steps = -(-len(data.train) // config.training.batch_size)
-    gate, search, experts = config.gate.model_dump(), config.search, config.experts
-    balanced = gate.pop("balanced", False)
-    settings = {
-        "hash_seed": 1000 * config.seed,
-        "tau": search.tau,
-        "sinkhorn_iterations": search.iterations,
-        "gumbel": search.gumbel,
-        "search_lr_factor": search.lr_factor,
-        "execution": experts.execution,
-        **{name: value for name, value in gate.items() if name != "name"},
-    }
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.seed)
-        try:
-            return convert_bert(
-                teacher,
-                gate=config.gate.name,
-                experts=experts.count,
-                expert_size=experts.size,
-                shared=experts.shared,
-                importance=lesson.scores,
-                route_by=experts.route_by,
-                search_steps=search.epochs * steps if config.uses_search else 0,
-                zeta=search.zeta,
-                load_balance=config.loss.load_balance,
-                frequencies=_frequencies(data, teacher.config.vocab_size) if balanced else None,
-                **settings,
-            )
-        except ValueError as error:  # a value that fits the schema but not the model
-            raise RecipeError(f"recipe {config.recipe}: {error}") from error
-
-
-def run(config: BertConfig, folder: BertFolder, teacher: Watch, student: Watch) -> dict[str, Any]:
-    """All steps in one folder: the teacher in its ``teacher/``, its neurons' importance, the student."""
+def distill(
+    config: BertConfig,
+    folder: BertFolder,
+    callbacks: Callbacks = Callbacks(),  # noqa: B008 - frozen
+) -> ResultRecord:
+    """Train a sparse student of the finished teacher in ``config.teacher``."""
     if folder.state() == "finished":
         return folder.result()
-    dense = BertFolder(folder.path / "teacher")
-    config = config.model_copy(update={"teacher": str(dense.path.absolute())})
-    folder.start(config)
-    done = finetune(config.model_copy(update={"stage": "finetune", "teacher": None}), dense, teacher)
-    if done["status"] == "failed":
-        raise RunError(f"the teacher in {dense.path} failed: {done['reason']}")
-    return distill(config, folder, student)
+    return train_student(load_context(config), config, folder, callbacks)
 
 
-def evaluate_run(path: Path) -> dict[str, Any]:
-    """The figures of a finished run once more, from its saved model and its data."""
+def train_student(
+    context: DistillationContext, config: BertConfig, folder: BertFolder, callbacks: Callbacks
+) -> ResultRecord:
+    """Train a student from its conversion, or from the last checkpoint of ``folder``.
+
+    The teacher is not a part of the student, nor of its checkpoints.
+    """
+    teacher = context.teacher
+    student = build_student(config, teacher, context.data, context.importance)
+
+    def objective(batch: dict[str, Tensor]) -> StepLoss:
+        with torch.no_grad():
+            target = teacher(**batch, output_hidden_states=True)
+        routings: list[Routing] = []
+        outputs = student(**batch, output_hidden_states=True, routings=routings)
+        distance = discrepancy(outputs, target, batch["attention_mask"].bool())
+        return StepLoss(
+            total=outputs.loss + config.loss.distillation * distance,
+            loss=outputs.loss - outputs.aux_loss,
+            aux_loss=outputs.aux_loss,
+            routings=by_layer(routings),
+            distillation=distance,
+        )
+
+    trainer = build_trainer(config, context.data, student, objective, folder, callbacks)
+    folder.start(config, context.data.facts)
+    return trainer.run()
+
+
+def run_stages(
+    config: BertConfig, folder: BertFolder, teacher_callbacks: Callbacks, student_callbacks: Callbacks
+) -> ResultRecord:
+    """All stages in one folder: the teacher in ``teacher/``, the importance of its neurons, the student.
+
+    The settings of the student are checked before the teacher is trained.
+    """
+    if folder.state() == "finished":
+        return folder.result()
+    teacher = BertFolder(folder.path / "teacher")
+    trained = (teacher.model_folder / "config.json").exists()
+    check_student(
+        config, load_configuration(str(teacher.model_folder) if trained else _checkpoint_path(config))
+    )
+    config = config.model_copy(update={"teacher": str(teacher.path.absolute())})
+    if teacher.has_begun():
+        folder.write_config(config)
+        result = finetune(teacher.config(), teacher, teacher_callbacks)
+    else:
+        teacher_config = config.model_copy(update={"stage": "finetune", "teacher": None})
+        trainer, data = _finetuning(teacher_config, teacher, teacher_callbacks)
+        folder.write_config(config)  # not before: a mistake in the settings leaves no folder behind
+        teacher.start(teacher_config, data.facts)
+        result = trainer.run()
+    if result.status == "failed":
+        raise RunError(f"the teacher in {teacher.path} failed: {result.reason}")
+    return distill(config, folder, student_callbacks)
+
+
+def evaluate_run(path: Path) -> SummaryRecord:
+    """Evaluate a finished run again, from its saved model and its data."""
     folder = BertFolder(path)
-    config = folder.config()
-    place = str(folder.finished_model())
-    data = open_data(config, load_tokenizer(place))
-    folder.bind_facts(data.facts)
+    config, model_path = folder.config(), str(folder.finished_model())
+    data = load_task_data(config, load_tokenizer(model_path))
+    folder.check_data(data.facts)
     with num_threads(config.training.threads):
-        figures: dict[str, Any] = plain(summary(load_trained(place), data, config.data.null_threshold))
-    return figures
-
-
-def _of_a_teacher(folder: BertFolder) -> BertConfig:
-    config = folder.config()
-    if config.stage != "finetune":
-        raise RunError(f"{folder.path} is a student's run: give its teacher's, {config.teacher}")
-    return config
-
-
-def _frequencies(data: TaskData, vocabulary: int) -> Tensor:
-    """(vocabulary,) how often each token occurs in training."""
-    ids = torch.cat([torch.from_numpy(row) for row in data.train.ids])
-    return torch.bincount(ids, minlength=vocabulary)
+        summary = summarise(load_model(model_path), data, config.data.null_threshold)
+    return SummaryRecord.model_validate_json(
+        summary.model_dump_json()
+    )  # with None for NaN, as in result.json

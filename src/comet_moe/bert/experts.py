@@ -1,4 +1,4 @@
-"""The experts of a sparse BERT: feed-forward layers that end in a LayerNorm of their own."""
+"""The experts of a sparse BERT: feed-forward layers, each with a residual connection and a LayerNorm."""
 
 from collections.abc import Callable
 
@@ -13,13 +13,13 @@ from comet_moe.experts.grouped_linear import GroupedLinear
 class BertExperts(Experts):
     """f_e(x) = LayerNorm_e(dropout(B_e activation(A_e x + a_e) + b_e) + x), as in MoEBERT.
 
-    The mixture weighs what comes after the LayerNorm.
+    The mixture weights the outputs of the LayerNorms.
 
     Args:
         num_experts: E.
         features: p.
-        neurons: of each expert.
-        activation: between the layers, elementwise.
+        neurons: per expert.
+        activation: between the two layers, elementwise.
         dropout: probability of a zero in training.
         epsilon: of the LayerNorm.
 
@@ -48,29 +48,29 @@ class BertExperts(Experts):
         self.epsilon = epsilon
 
     def flops(self) -> int:
-        """Of both layers."""
+        """Floating-point operations per row and expert, of both layers."""
         return self.inner.flops() + self.outer.flops()
 
     def dense(self, x: Tensor) -> Tensor:
         """(B, p) -> (B, E, p)."""
-        out = self._dropped(self.outer.each(self.activation(self.inner.shared(x)))) + x.unsqueeze(1)
+        out = self._dropout(self.outer.each(self.activation(self.inner.shared(x)))) + x.unsqueeze(1)
         return F.layer_norm(out, out.shape[-1:], eps=self.epsilon) * self.norm_weight + self.norm_bias
 
     def one(self, rows: Tensor, expert: int) -> Tensor:
         """(m, p) -> (m, p)."""
         hidden = self.activation(self.inner.one(rows, expert))
-        return self._normed(self._dropped(self.outer.one(hidden, expert)) + rows, expert)
+        return self._norm(self._dropout(self.outer.one(hidden, expert)) + rows, expert)
 
     def sparse(self, rows: Tensor, counts: list[int]) -> Tensor:
         """(M, p) -> (M, p)."""
         hidden = self.activation(self.inner.grouped(rows, counts))
-        out = self._dropped(self.outer.grouped(hidden, counts)) + rows
-        return torch.cat([self._normed(part, expert) for expert, part in enumerate(out.split(counts))])
+        out = self._dropout(self.outer.grouped(hidden, counts)) + rows
+        return torch.cat([self._norm(part, expert) for expert, part in enumerate(out.split(counts))])
 
-    def _dropped(self, out: Tensor) -> Tensor:
+    def _dropout(self, out: Tensor) -> Tensor:
         return F.dropout(out, self.dropout, self.training)
 
-    def _normed(self, out: Tensor, expert: int) -> Tensor:
+    def _norm(self, out: Tensor, expert: int) -> Tensor:
         return F.layer_norm(
             out, out.shape[-1:], self.norm_weight[expert], self.norm_bias[expert], self.epsilon
         )

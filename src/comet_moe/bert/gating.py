@@ -1,4 +1,7 @@
-"""The gate of a layer: one of the library's, by token or by sentence, with load balance and local search."""
+"""The gate of a layer: a gate of the library, by token or by sentence, with load balance and local search.
+
+Shapes: B sentences, T tokens, p features, E experts.
+"""
 
 from typing import Any
 
@@ -12,14 +15,14 @@ from comet_moe.local_search import Permutation, PermutedGate
 from comet_moe.routing import SELECTED_WEIGHT, Routing
 
 
-def gate_of_layer(config: CometBertConfig, layer: int) -> Gate:
-    """The gate that ``config`` describes, for layer ``layer`` from 0."""
-    gate = _plain_gate(config, layer)
+def build_layer_gate(config: CometBertConfig, layer: int) -> Gate:
+    """The gate that ``config`` describes, for ``layer`` (from 0)."""
+    gate = _build_gate(config, layer)
     if config.load_balance > 0 and config.kind != "hash":
         gate = BalancedGate(gate, config.load_balance)
     if config.route_by == "sentence":
         gate = SentenceGate(gate)
-    if not config.searches:
+    if not config.uses_search:
         return gate
     search = Permutation(
         config.num_experts,
@@ -33,7 +36,7 @@ def gate_of_layer(config: CometBertConfig, layer: int) -> Gate:
     return PermutedGate(gate, search)
 
 
-def _plain_gate(config: CometBertConfig, layer: int) -> Gate:
+def _build_gate(config: CometBertConfig, layer: int) -> Gate:
     p, n = config.hidden_size, config.num_experts
     if config.kind == "comet":
         return CometGate(p, n, config.k, config.gamma, config.entropy)
@@ -48,7 +51,7 @@ def _plain_gate(config: CometBertConfig, layer: int) -> Gate:
 
 
 class TokenHashGate(HashGate):
-    """A hash gate over token ids that knows how its table was drawn."""
+    """A hash gate over token ids that can draw its table again."""
 
     def __init__(self, num_keys: int, num_experts: int, seed: int):
         super().__init__(num_keys, num_experts, seed)
@@ -56,19 +59,19 @@ class TokenHashGate(HashGate):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw the table once more; it comes out the same."""
+        """Draw the table from the seed, for transformers, which initialises models after construction."""
         self.assignment.copy_(HashGate(self.num_keys, self.num_experts, self.seed).assignment)
 
 
 class SentenceGate(GateWrapper):
-    """Sends all tokens of a sentence the way that ``gate`` sends the mean of its unmasked tokens.
+    """Routes all tokens of a sentence as ``gate`` routes the mean of its unmasked tokens.
 
     Args:
-        gate: over features, any but a hash gate.
+        gate: any but a hash gate.
     """
 
     def forward(self, x: Tensor, keys: Tensor | None = None, mask: Tensor | None = None) -> Routing:
-        """Route ``x`` (B, T, p) by sentence; ``mask`` (B, T) is False where a token is padding."""
+        """Route ``x`` (B, T, p); ``mask`` (B, T) is False where a token is padding."""
         sentences, tokens = x.shape[:2]
         if mask is None:
             routing = self.gate(x.mean(1))
@@ -76,25 +79,25 @@ class SentenceGate(GateWrapper):
             total = (x * mask.unsqueeze(-1)).sum(1)
             routing = self.gate(total / mask.sum(1, keepdim=True).clamp_min(1), mask=mask.any(1))
         selectors = routing.selectors
-        by_token = Routing(
+        token_routing = Routing(
             weights=routing.weights.unsqueeze(1).expand(-1, tokens, -1),
             aux_loss=routing.aux_loss,
             selectors=None if selectors is None else selectors.unsqueeze(1).expand(-1, tokens, -1, -1),
         ).masked(mask)
-        known = routing.gate_flops
-        by_token.gate_flops = self.gate.flops() * sentences if known is None else known
-        return by_token
+        counted = routing.gate_flops
+        token_routing.gate_flops = self.gate.flops() * sentences if counted is None else counted
+        return token_routing
 
 
 class BalancedGate(GateWrapper):
-    """``gate`` with the penalty ``weight``·E·Σ_e P_e f_e on uneven load, in training.
+    """``gate`` with the load-balancing loss ``weight``·E·Σ_e P_e f_e, in training.
 
-    P_e is the mean probability of expert e over the rows, f_e its share of the (row, expert) pairs. P is the
-    softmax over all experts of a Top-k gate, and the weights of any other.
+    P_e is the mean probability of expert e over the rows, f_e its share of the (row, expert) pairs. The
+    probabilities are the softmax over all experts for a Top-k gate, and the weights for any other.
 
     Args:
-        gate: one that is learned.
-        weight: of the penalty.
+        gate: with parameters.
+        weight: of the loss.
     """
 
     def __init__(self, gate: Gate, weight: float):
@@ -102,7 +105,7 @@ class BalancedGate(GateWrapper):
         self.weight = weight
 
     def forward(self, x: Tensor, keys: Tensor | None = None, mask: Tensor | None = None) -> Routing:
-        """Route ``x`` by the gate."""
+        """Route ``x`` as the gate does."""
         routing = self.gate(x, keys=keys, mask=mask)
         if not self.training:
             return routing
@@ -115,7 +118,7 @@ class BalancedGate(GateWrapper):
         )
 
     def _imbalance(self, x: Tensor, routing: Routing) -> Tensor:
-        """E·Σ_e P_e f_e: 1 where the load is even, E where one expert has it all."""
+        """E·Σ_e P_e f_e: 1 where the load is even, E where one expert has all rows."""
         weights = routing.weights.flatten(0, -2)
         pairs = (weights > SELECTED_WEIGHT).sum(0)
         share = pairs / pairs.sum().clamp_min(1)

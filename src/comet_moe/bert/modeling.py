@@ -27,9 +27,10 @@ from transformers.utils.generic import can_return_tuple
 
 from comet_moe.bert.configuration import CometBertConfig
 from comet_moe.bert.experts import BertExperts
-from comet_moe.bert.gating import TokenHashGate, gate_of_layer
+from comet_moe.bert.gating import TokenHashGate, build_layer_gate
 from comet_moe.experts.grouped_linear import GroupedLinear
 from comet_moe.gates.base import TrainableGate
+from comet_moe.io import align_weights
 from comet_moe.local_search import Permutation
 from comet_moe.moe import Execution, MoE
 from comet_moe.routing import Routing
@@ -37,12 +38,12 @@ from comet_moe.routing import Routing
 
 @dataclass(frozen=True)
 class Tokens:
-    """What the layers have to know of a batch beside its hidden states.
+    """What the layers need to know of a batch beside its hidden states.
 
     Attributes:
         ids: (B, T) or None.
         mask: (B, T) bool, False where a token is padding, or None.
-        routings: each layer adds its own.
+        routings: a list to which each layer appends its routing.
     """
 
     ids: Tensor | None
@@ -51,7 +52,7 @@ class Tokens:
 
 
 class CometBertLayer(BertLayer):
-    """Attention, then the mixture. Padding skips the mixture: it leaves as the attention gave it."""
+    """Attention, then the mixture of experts. Padding skips the mixture: it keeps the attention's output."""
 
     def __init__(self, config: CometBertConfig, layer_idx: int):
         super(BertLayer, self).__init__()
@@ -66,7 +67,7 @@ class CometBertLayer(BertLayer):
                 config.hidden_dropout_prob,
                 config.layer_norm_eps,
             ),
-            gate=gate_of_layer(config, layer_idx),
+            gate=build_layer_gate(config, layer_idx),
             execution=cast(Execution, config.execution),
         )
 
@@ -96,12 +97,19 @@ class CometBertEncoder(BertEncoder):
         self.layer = nn.ModuleList([CometBertLayer(config, i) for i in range(config.num_hidden_layers)])
 
 
-class SparseWeights:
-    """What all classes of this model share: their configuration, and the first values of what is ours."""
+class SparseModel:
+    """What the classes of this model share: their configuration, first values of weights, and loading."""
 
     config_class: Any = CometBertConfig
     _no_split_modules: Any = ("BertEmbeddings", "CometBertLayer")
     accepts_loss_kwargs = False  # the loss is a mean over the batch
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """As in transformers, into aligned memory, see :func:`~comet_moe.io.align_weights`."""
+        loaded = super().from_pretrained(*args, **kwargs)  # type: ignore[misc]
+        align_weights(loaded[0] if isinstance(loaded, tuple) else loaded)  # with output_loading_info, a tuple
+        return loaded
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -128,16 +136,13 @@ def _reset_search(search: Permutation) -> None:
 
 @dataclass
 class CometBertModelOutput(BaseModelOutputWithPoolingAndCrossAttentions):
-    """As BERT's, with the gates' ``penalty``, to add to the loss; None in eval mode."""
+    """As BERT's, with the ``aux_loss`` of the gates, to add to the loss; None in eval mode."""
 
     aux_loss: Tensor | None = None
 
 
-class CometBertModel(SparseWeights, BertModel):
-    """The encoder.
-
-    ``routings``, a list, gets one :class:`~comet_moe.Routing` a layer.
-    """
+class CometBertModel(SparseModel, BertModel):
+    """The encoder. ``forward`` appends one :class:`~comet_moe.Routing` per layer to the list ``routings``."""
 
     def __init__(self, config: CometBertConfig, add_pooling_layer: bool = True):
         super(BertModel, self).__init__(config)  # BertModel's own would make the dense layers
@@ -158,10 +163,10 @@ class CometBertModel(SparseWeights, BertModel):
         routings: list[Routing] | None = None,
         **kwargs: Any,
     ) -> CometBertModelOutput:
-        """As BERT's; ``attention_mask`` (B, T) is 0 where a token is padding, which goes to no expert."""
+        """As BERT's; ``attention_mask`` (B, T) is 0 where a token is padding, which no expert gets."""
         if attention_mask is not None and attention_mask.dim() != 2:
             raise ValueError(
-                f"attention_mask must have shape (B, T), for the gates to know padding, "
+                f"attention_mask must have shape (B, T), from which the gates know padding, "
                 f"got {tuple(attention_mask.shape)}"
             )
         if input_ids is None and self.config.kind == "hash":
@@ -184,19 +189,19 @@ class CometBertModel(SparseWeights, BertModel):
 
 
 def total_aux_loss(routings: list[Routing]) -> Tensor:
-    """The sum over layers of what the gates ask for: entropy, load balance, reachability, local search."""
+    """The sum over layers of entropy, load-balancing, reachability and local-search losses."""
     return torch.stack([routing.aux_loss for routing in routings]).sum()
 
 
 @dataclass
 class CometBertClassifierOutput(SequenceClassifierOutput):
-    """As BERT's; in training ``loss`` contains the gates' ``penalty``, which is None in eval mode."""
+    """As BERT's; in training ``loss`` includes the ``aux_loss`` of the gates, which is None in eval mode."""
 
     aux_loss: Tensor | None = None
 
 
-class CometBertForSequenceClassification(SparseWeights, BertForSequenceClassification):
-    """A sentence or a pair of sentences in, a class out."""
+class CometBertForSequenceClassification(SparseModel, BertForSequenceClassification):
+    """Classifies a sentence or a pair of sentences."""
 
     def __init__(self, config: CometBertConfig):
         super(BertForSequenceClassification, self).__init__(config)
@@ -237,13 +242,13 @@ class CometBertForSequenceClassification(SparseWeights, BertForSequenceClassific
 
 @dataclass
 class CometBertAnswerOutput(QuestionAnsweringModelOutput):
-    """As BERT's; in training ``loss`` contains the gates' ``penalty``, which is None in eval mode."""
+    """As BERT's; in training ``loss`` includes the ``aux_loss`` of the gates, which is None in eval mode."""
 
     aux_loss: Tensor | None = None
 
 
-class CometBertForQuestionAnswering(SparseWeights, BertForQuestionAnswering):
-    """A question and a text in, the first and last token of the answer out."""
+class CometBertForQuestionAnswering(SparseModel, BertForQuestionAnswering):
+    """Finds the first and last token of the answer to a question in a context."""
 
     def __init__(self, config: CometBertConfig):
         super(BertForQuestionAnswering, self).__init__(config)
@@ -283,9 +288,9 @@ class CometBertForQuestionAnswering(SparseWeights, BertForQuestionAnswering):
 
 
 def _with_aux_loss(training: bool, outputs: Any, routings: list[Routing]) -> dict[str, Any]:
-    """The fields of ``outputs``, in training with the penalty beside the loss and in it."""
+    """The fields of ``outputs``; in training with ``aux_loss``, which is also added to the loss."""
     if not training:
         return dict(outputs)
     aux_loss = total_aux_loss(routings)
-    found = {**outputs, "aux_loss": aux_loss}
-    return found | {"loss": found["loss"] + aux_loss} if "loss" in found else found
+    fields = {**outputs, "aux_loss": aux_loss}
+    return fields | {"loss": fields["loss"] + aux_loss} if "loss" in fields else fields

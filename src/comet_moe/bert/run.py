@@ -1,9 +1,4 @@
-"""The folder of a COMET-BERT run: as every run's, with a model that transformers can load.
-
-From a task's recipe and settings to a checked configuration, and to the folder of its run.
-
-Dense BERT checkpoints and tokenizers, from a folder or the hub.
-"""
+"""The run of a teacher or a student: its configuration, its folder, and models that transformers loads."""
 
 import shutil
 import zlib
@@ -14,20 +9,26 @@ from typing import Any
 
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 from transformers.utils import logging
 
-from comet_moe.bert.tasks import Task, task_named
+from comet_moe.bert.tasks import Task, find_task
 from comet_moe.config import BertConfig, Override, check_same_settings, load_bert_config
 from comet_moe.config.loader import build_config
 from comet_moe.exceptions import RunError
-from comet_moe.io import as_json, write_atomically, write_text
-from comet_moe.training.run import RunFolder
+from comet_moe.io import align_weights, load_tensors, write_atomically
+from comet_moe.training.run import RunFolder, with_threads
+
+# The sections of a configuration that a stage uses and no stage before it.
+_STAGE_SECTIONS = {
+    "finetune": {"model", "data", "finetune", "training"},
+    "distill": {"experts", "gate", "gates", "search", "loss", "training"},
+}
 
 
 class BertFolder(RunFolder):
-    """The files of one run; ``model/`` is for ``from_pretrained``, ``importance.safetensors`` a teacher's."""
+    """The files of a run: ``model/`` is for ``from_pretrained``, a teacher has ``importance.safetensors``."""
 
     def __init__(self, path: Path):
         super().__init__(path)
@@ -40,172 +41,183 @@ class BertFolder(RunFolder):
         return load_bert_config(str(self.config_file))
 
     def teacher(self) -> "BertFolder":
-        """The folder of the teacher: this one, or that of which this run's student learns."""
+        """The folder of the teacher: this one, or that of the teacher of the student in this one."""
         config = self.config()
         if config.stage == "finetune" or config.teacher is None:
             return self
         return BertFolder(Path(config.teacher))
 
     def checksum(self) -> int:
-        """Of the best weights."""
+        """CRC-32 of the weights of the best epoch."""
         return zlib.crc32((self.finished_model() / "model.safetensors").read_bytes())
 
     def drop_model(self) -> None:
-        """Remove the best weights."""
+        """Remove the weights of the best epoch."""
         shutil.rmtree(self.model_folder, ignore_errors=True)
 
-    def bind_facts(self, facts: dict[str, Any]) -> None:
-        """Keep what is known of the data; other facts than before are an error."""
-        if not self.data_file.exists():
-            write_text(self.data_file, as_json(facts, indent=2) + "\n")
-            return
-        known = self.data()
-        changed = sorted(key for key in known.keys() | facts.keys() if known.get(key) != facts.get(key))
-        if changed:
-            raise RunError(
-                f"the data of {facts['name']} is not what {self.path} was started with ({', '.join(changed)} "
-                f"changed): restore the data, or start another run"
-            )
-
     def finished_model(self) -> Path:
-        """The folder of the best weights."""
+        """The folder of the model with the weights of the best epoch."""
         result = self.result()
         if not (self.model_folder / "config.json").exists():
-            raise RunError(f"{self.path} has no model: {result.get('reason', 'its folder is gone')}")
+            raise RunError(f"{self.path} has no model: {result.reason or 'the folder model/ was deleted'}")
         return self.model_folder
 
     def write_importance(self, scores: Tensor) -> None:
-        """Write how much each neuron matters, (L, neurons)."""
+        """Write the importance of each neuron, (L, neurons)."""
         write_atomically(
             self.importance_file, lambda path: save_file({"importance": scores.contiguous()}, path)
         )
 
     def importance(self) -> Tensor | None:
-        """How much each neuron matters, (L, neurons); None if that was not computed yet."""
-        if not self.importance_file.exists():
-            return None
-        scores: Tensor = load_file(self.importance_file)["importance"]
-        return scores
+        """The importance of each neuron, (L, neurons); None if it was not computed yet."""
+        return load_tensors(self.importance_file)["importance"] if self.importance_file.exists() else None
 
 
-def load_task(task: str, overrides: Sequence[Override] = ()) -> BertConfig:
-    """The configuration of ``task``, a name or the path of a YAML file, with ``overrides`` laid over."""
-    named = not task.endswith((".yaml", ".yml"))
-    return load_bert_config(f"bert-{task_named(task).name}" if named else task, overrides)
+def load_task_config(task: str, overrides: Sequence[Override] = ()) -> BertConfig:
+    """The configuration of ``task``, a name or the path of a YAML file, with ``overrides``."""
+    is_file = task.endswith((".yaml", ".yml"))
+    return load_bert_config(task if is_file else f"bert-{find_task(task).name}", overrides)
 
 
-def student_of(run: Path, overrides: Sequence[Override]) -> BertConfig:
-    """The configuration of a student of the teacher in ``run``, or of that run's own teacher."""
+def student_config(run: Path, overrides: Sequence[Override]) -> BertConfig:
+    """The configuration of a student of the teacher in ``run``, or of the teacher of the student in it."""
     tree = BertFolder(run).config().model_dump(mode="json")
-    student = build_config(tree | {"stage": "distill"} | taught_by(BertFolder(run).teacher()), overrides)
+    teacher = teacher_settings(BertFolder(run).teacher())
+    student = build_config(tree | {"stage": "distill"} | teacher, overrides)
     assert isinstance(student, BertConfig)
     return student
 
 
-def taught_by(teacher: BertFolder) -> dict[str, Any]:
-    """The settings that say which teacher a student has."""
+def teacher_settings(teacher: BertFolder) -> dict[str, Any]:
+    """The settings that identify the teacher of a student."""
     return {"teacher": str(teacher.path), "teacher_checksum": teacher.checksum()}
 
 
-def begin(
+def resolve_run(
     config: BertConfig, overrides: Sequence[Override], out: Path | None, resume: bool
 ) -> tuple[BertFolder, BertConfig]:
-    """The folder of the run to make or to go on with, and its complete configuration; nothing is written yet.
+    """The folder and the complete configuration of the run to train; nothing is written yet.
 
     Args:
-        config: as asked for now.
-        overrides: what of it was given; with ``resume``, what differs from the saved run is an error.
-        out: the folder; None for runs/RECIPE-GATE-SEED, the gate of a teacher being "dense".
-        resume: go on with what the folder holds.
+        config: as requested now.
+        overrides: the settings in it that were given.
+        out: the folder; None for runs/RECIPE-GATE-SEED, where the gate of a teacher is "dense".
+        resume: continue the run in the folder with its saved configuration. A setting that differs from it is
+            an error, unless it belongs to a stage that has not begun.
     """
     gate = "dense" if config.stage == "finetune" else config.gate.name
     folder = BertFolder(out or Path("runs") / f"{config.recipe}-{gate}-{config.seed}")
     if folder.state() == "empty":
-        threads = config.training.threads or torch.get_num_threads()
-        training = config.training.model_copy(update={"threads": threads})
-        return folder, config.model_copy(update={"training": training})
+        return folder, with_threads(config)
     if not resume:
-        raise RunError(f"{folder.path} holds a run already: go on with --resume, or name another --out")
+        raise RunError(f"{folder.path} already has a run: resume it with --resume, or give another --out")
     saved = folder.config()
-    asked: list[Override] = [([name], getattr(config, name)) for name in ("task", "stage")]
+    free = _unused_sections(folder, saved)
+    fixed: list[Override] = [override for override in overrides if override[0][0] not in free]
+    fixed += [([name], getattr(config, name)) for name in ("task", "stage")]
     if config.teacher is not None:
-        asked.append((["teacher"], config.teacher))
-    check_same_settings(saved, config.recipe, [*overrides, *asked])
-    return folder, saved
+        fixed.append((["teacher"], config.teacher))
+    check_same_settings(saved, config.recipe, fixed)
+    changes = [override for override in overrides if override[0][0] in free]
+    resolved = build_config(saved.model_dump(mode="json"), changes)
+    assert isinstance(resolved, BertConfig)
+    return folder, with_threads(resolved)
+
+
+def _unused_sections(folder: BertFolder, config: BertConfig) -> set[str]:
+    """The sections of a saved configuration that no stage has used yet, and that may still change."""
+    sections: set[str] = set()
+    if not folder.has_begun():
+        sections |= _STAGE_SECTIONS[config.stage]
+        teacher = BertFolder(folder.path / "teacher")  # of a run of all stages
+        if config.teacher == str(teacher.path.absolute()) and not teacher.has_begun():
+            sections |= _STAGE_SECTIONS["finetune"]
+    return sections
+
+
+def load_configuration(path: str) -> Any:
+    """transformers' configuration of the dense BERT in ``path``, a folder or a name on the hub."""
+    with _loading(path):
+        configuration = transformers.AutoConfig.from_pretrained(path)
+    if configuration.model_type != "bert":
+        raise RunError(f"{path} is a checkpoint of kind {configuration.model_type}: give one of kind bert")
+    return configuration
 
 
 def load_tokenizer(path: str) -> Any:
-    """The tokenizer of the checkpoint."""
+    """The tokenizer of a checkpoint."""
     with _loading(path):
         tokenizer = transformers.AutoTokenizer.from_pretrained(path)
     if not tokenizer.is_fast:
-        raise RunError(f"{path} has no fast tokenizer (tokenizer.json), which gives the places of tokens")
+        raise RunError(f"{path} has no fast tokenizer (tokenizer.json), which gives the offsets of tokens")
     return tokenizer
 
 
-def load_dense(path: str, task: Task, seed: int) -> Any:
-    """A dense BERT for ``task``; a head that the checkpoint lacks is drawn from ``seed``."""
-    with _loading(path):
-        kind = transformers.AutoConfig.from_pretrained(path).model_type
-    if kind != "bert":
-        raise RunError(f"{path} is a checkpoint of kind {kind}: give one of kind bert")
+def load_checkpoint(path: str, task: Task, seed: int) -> Any:
+    """A dense BERT with a head for ``task``, drawn from ``seed`` if the checkpoint has none."""
+    load_configuration(path)
+    model: Any
     with _loading(path), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if task.kind == "answers":
-            return transformers.BertForQuestionAnswering.from_pretrained(path, dtype=torch.float32)
-        names = dict(enumerate(task.classes))
-        return transformers.BertForSequenceClassification.from_pretrained(
-            path,
-            dtype=torch.float32,
-            id2label=names,
-            label2id={name: number for number, name in names.items()},
-            ignore_mismatched_sizes=True,
-        )
+            model = transformers.BertForQuestionAnswering.from_pretrained(path, dtype=torch.float32)
+        else:
+            names = dict(enumerate(task.classes))
+            model = transformers.BertForSequenceClassification.from_pretrained(
+                path,
+                dtype=torch.float32,
+                id2label=names,
+                label2id={name: number for number, name in names.items()},
+                ignore_mismatched_sizes=True,
+            )
+    align_weights(model)
+    return model
 
 
-def load_trained(path: str) -> Any:
+def load_model(path: str) -> Any:
     """A model that a run saved, dense or sparse, in eval mode."""
     with _loading(path):
-        config = transformers.AutoConfig.from_pretrained(path)
-        name = config.architectures[0]
+        name = transformers.AutoConfig.from_pretrained(path).architectures[0]
         auto: Any = (
             transformers.AutoModelForQuestionAnswering
             if name.endswith("ForQuestionAnswering")
             else transformers.AutoModelForSequenceClassification
         )
-        return auto.from_pretrained(path).eval()
+        model = auto.from_pretrained(path)
+    align_weights(model)
+    return model.eval()
 
 
-def save_trained(model: Any, tokenizer: Any, folder: Path) -> None:
-    """Save both, for ``from_pretrained``."""
-    with _quietly():
+def save_model(model: Any, tokenizer: Any, folder: Path) -> None:
+    """Save both for ``from_pretrained``."""
+    with _quiet_transformers():
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
 
 
 @contextmanager
 def _loading(path: str) -> Iterator[None]:
-    """Quietly, and with transformers' complaints about ``path`` as one sentence."""
+    """Turn an error of transformers about ``path`` into one sentence, and hide its progress."""
     try:
-        with _quietly():
+        with _quiet_transformers():
             yield
     except (OSError, ValueError, KeyError) as error:
         reason = " ".join(str(error).split()).split(". ")[0].rstrip(".")[:300]
         raise RunError(
-            f"{path} is no checkpoint that can be loaded ({reason}): give a folder with config.json, weights "
-            f"and tokenizer, or a name on the hub"
+            f"{path} is not a checkpoint that can be loaded ({reason}): give a folder with config.json, "
+            f"weights and tokenizer, or a name on the hub"
         ) from error
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
-    """Without transformers' reports and bars."""
-    before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+def _quiet_transformers() -> Iterator[None]:
+    """Without reports and progress bars of transformers."""
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
         yield
     finally:
-        logging.set_verbosity(before)
+        logging.set_verbosity(verbosity)
         if bars:
             logging.enable_progress_bar()

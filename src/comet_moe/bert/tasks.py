@@ -1,4 +1,4 @@
-"""The tasks: what their files are called, which columns they have, what is measured."""
+"""The tasks of GLUE and SQuAD: names of their files, columns and classes, and their metrics."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -12,9 +12,9 @@ class Layout:
 
     Attributes:
         folder: of the task, in GLUE's archive.
-        texts, label: columns by name, or by number where the files have no header.
-        header: whether they have one.
-        dev: the development file.
+        texts, label: columns by name, or by index where the files have no header.
+        header: whether the files have a header.
+        dev: name of the file of the dev split.
     """
 
     folder: str
@@ -26,14 +26,14 @@ class Layout:
 
 @dataclass(frozen=True)
 class Task:
-    """A task.
+    """A task: classification of one or two texts, or question answering.
 
     Attributes:
         name: as on the command line.
-        texts: columns of the texts in Parquet files; none for question answering.
-        classes: names of the labels 0, 1, ...
-        metrics: what is measured; the first chooses the best epoch.
-        layout: of the tsv files, None for question answering.
+        texts: columns of the texts in Parquet files; empty for question answering.
+        classes: names of the labels 0, 1, ...; empty for question answering.
+        metrics: names of its metrics; the epoch with the highest value of the first one is kept.
+        layout: of the tsv files; None for question answering.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Task:
 
     @property
     def kind(self) -> Literal["classification", "answers"]:
-        """Whether a class or a stretch of text is predicted."""
+        """Whether a class or a span of the context is predicted."""
         return "classification" if self.classes else "answers"
 
 
@@ -103,7 +103,7 @@ TASKS = {
 }
 
 
-def task_named(name: str) -> Task:
+def find_task(name: str) -> Task:
     """The task called ``name``."""
     if name not in TASKS:
         raise RecipeError(f"there is no task {name!r}: choose one of {', '.join(TASKS)}")

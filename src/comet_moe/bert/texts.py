@@ -1,7 +1,7 @@
-"""The rows of a task: texts with labels, or questions with answers, read from files and split.
+"""The rows of a task as tables: texts with labels, or questions with answers.
 
-GLUE's tsv files and SQuAD's json as they are published, or Parquet files of the same rows. Where a set has
-no development file, its rows are dealt with a seed, and the notes say so.
+They are read from the tsv files of GLUE and the JSON files of SQuAD as published, or from Parquet files of
+the same rows. Where a task has no file for the dev split, its rows are split at random, and a note says so.
 """
 
 import json
@@ -26,11 +26,11 @@ from comet_moe.data.splits import make_rng
 from comet_moe.data.table_files import read_table
 from comet_moe.exceptions import DataError
 
-MRPC_DEV = 408
-"""Rows of GLUE's MRPC development set, which are among MSR's train rows; its list of them is not public."""
+MRPC_DEV_ROWS = 408
+"""Rows of the dev split of GLUE's MRPC: some of MSR's train rows, GLUE's list of which is not public."""
 
 DEV_SHARE = 0.1
-"""Of the rows (of the articles, for questions) where a set comes in one file."""
+"""Share of the dev split in the rows (in the articles, for questions) of a task that comes in one file."""
 
 _QUESTION_COLUMNS = ("title", "context", "question", "answer_texts", "answer_starts", "is_impossible")
 
@@ -40,13 +40,13 @@ class Texts:
     """The rows of a task.
 
     Attributes:
-        parts: "train", "dev" and perhaps more, such as "test" or "mismatched". Columns a, perhaps b, and
-            label; or title, context, question, answer_texts, answer_starts.
-        files: the file of each part, by name.
-        notes: what a reader of results should know.
+        splits: "train", "dev" and for some tasks "test" or "mismatched". Columns a, b (for pairs) and label;
+            or title, context, question, answer_texts, answer_starts.
+        files: name of the file of each split.
+        notes: what a reader of the metrics should know.
     """
 
-    parts: Mapping[str, pd.DataFrame]
+    splits: Mapping[str, pd.DataFrame]
     files: Mapping[str, str]
     notes: list[str] = field(default_factory=list)
 
@@ -56,38 +56,38 @@ def read_texts(task: Task, source: Path, seed: int = 0, train_rows: int | None =
 
     Args:
         task: one of ``TASKS``.
-        source: the folder with the files, or one up to two levels above them.
-        seed: of what is drawn: development rows where there is no such file, ``train_rows``.
-        train_rows: take as many train rows at random; None for all.
+        source: the folder with the files, or a folder up to two levels above.
+        seed: of random choices: the dev split where it has no file, and ``train_rows``.
+        train_rows: number of train rows to choose at random; None for all.
     """
     files = find_files(source, _needs(task), "")
     if not {"train", "dev", "all"} & files.keys():
-        raise DataError(
-            f"{source} has no {' or '.join(_needs(task)[0].names)}; give the folder that holds it."
-        )
+        raise DataError(f"{source} has no {' or '.join(_needs(task)[0].names)}; give the folder that has it.")
     read = _read_questions if task.kind == "answers" else _read_labelled
-    parts = {role: read(path, task) for role, path in files.items()}
-    skipped = {files[role].name: part.attrs.get("skipped", 0) for role, part in parts.items()}
+    splits = {role: read(path, task) for role, path in files.items()}
+    skipped = {files[role].name: rows.attrs.get("skipped", 0) for role, rows in splits.items()}
     notes = [
-        f"{name}: {count:,} lines that lack fields are left out" for name, count in skipped.items() if count
+        f"{name}: {count:,} lines with missing fields are left out"
+        for name, count in skipped.items()
+        if count
     ]
-    if "train" not in parts or "dev" not in parts:
-        origin = next(role for role in ("all", "train", "dev") if role in parts)
-        train, dev, counts = _dealt(task, parts[origin], seed)
-        parts |= {"train": train, "dev": dev}
+    if "train" not in splits or "dev" not in splits:
+        origin = next(role for role in ("all", "train", "dev") if role in splits)
+        train, dev, counts = _split_rows(task, splits[origin], seed)
+        splits |= {"train": train, "dev": dev}
         notes.append(
-            f"train and dev are both from {files[origin].name}: {counts} to dev, drawn with seed {seed}"
+            f"train and dev are both from {files[origin].name}: {counts} are dev, chosen with seed {seed}"
         )
-    parts.pop("all", None)
-    if train_rows is not None and train_rows < len(parts["train"]):
-        notes.append(f"{train_rows:,} of {len(parts['train']):,} train rows, drawn with seed {seed}")
-        kept = make_rng(seed, "train rows").permutation(len(parts["train"]))[:train_rows]
-        parts["train"] = parts["train"].iloc[np.sort(kept)].reset_index(drop=True)
-    return Texts(parts, {role: path.name for role, path in files.items()}, notes)
+    splits.pop("all", None)
+    if train_rows is not None and train_rows < len(splits["train"]):
+        notes.append(f"{train_rows:,} of {len(splits['train']):,} train rows, chosen with seed {seed}")
+        kept = make_rng(seed, "train rows").permutation(len(splits["train"]))[:train_rows]
+        splits["train"] = splits["train"].iloc[np.sort(kept)].reset_index(drop=True)
+    return Texts(splits, {role: path.name for role, path in files.items()}, notes)
 
 
 def _needs(task: Task) -> list[RequiredFile]:
-    """The files to look for, by role; "all" has rows of both train and development."""
+    """The files to look for, by split; "all" has the rows of both train and dev."""
     name = task.name
     if task.layout is None:
         return [
@@ -120,11 +120,11 @@ def _needs(task: Task) -> list[RequiredFile]:
             "dev_mismatched.tsv",
         ]
     names["all"] = [f"{name}_subset.parquet"]
-    return [RequiredFile(role, tuple(forms), required=False) for role, forms in names.items()]
+    return [RequiredFile(role, tuple(options), required=False) for role, options in names.items()]
 
 
-def _dealt(task: Task, rows: pd.DataFrame, seed: int) -> tuple[pd.DataFrame, pd.DataFrame, str]:
-    """Train rows, development rows, and how many of how many the latter are."""
+def _split_rows(task: Task, rows: pd.DataFrame, seed: int) -> tuple[pd.DataFrame, pd.DataFrame, str]:
+    """Train rows, dev rows, and a text that says how many of all rows are dev."""
     generator = make_rng(seed, "dev")
     if task.kind == "answers":
         titles = rows["title"].unique()
@@ -132,7 +132,8 @@ def _dealt(task: Task, rows: pd.DataFrame, seed: int) -> tuple[pd.DataFrame, pd.
         chosen = rows["title"].isin(generator.permutation(titles)[:count]).to_numpy()
         counts = f"the questions of {count} of {len(titles)} articles"
     else:
-        count = MRPC_DEV if task.name == "mrpc" and len(rows) > 2 * MRPC_DEV else round(DEV_SHARE * len(rows))
+        is_mrpc = task.name == "mrpc" and len(rows) > 2 * MRPC_DEV_ROWS
+        count = MRPC_DEV_ROWS if is_mrpc else round(DEV_SHARE * len(rows))
         chosen = np.zeros(len(rows), bool)
         chosen[generator.permutation(len(rows))[: max(1, count)]] = True
         counts = f"{int(chosen.sum()):,} of {len(rows):,} rows"
@@ -142,7 +143,7 @@ def _dealt(task: Task, rows: pd.DataFrame, seed: int) -> tuple[pd.DataFrame, pd.
 
 
 def _read_labelled(path: Path, task: Task) -> pd.DataFrame:
-    """Columns a, perhaps b, and label."""
+    """Columns a, b (for pairs) and label."""
     assert task.layout is not None
     raw = (
         read_table(path, (*task.texts, "label"))
@@ -150,13 +151,13 @@ def _read_labelled(path: Path, task: Task) -> pd.DataFrame:
         else _read_tsv(path, task.layout, (*task.texts, "label"))
     )
     columns = {name: raw[text].astype(str) for name, text in zip("ab", task.texts, strict=False)}
-    table = pd.DataFrame({**columns, "label": _numbered(path, raw["label"], task)})
+    table = pd.DataFrame({**columns, "label": _label_numbers(path, raw["label"], task)})
     table.attrs["skipped"] = raw.attrs.get("skipped", 0)
     return table
 
 
 def _read_tsv(path: Path, layout: Layout, columns: tuple[str, ...]) -> pd.DataFrame:
-    """The texts and the label as ``columns``; lines that lack fields (QQP has a few) are only counted."""
+    """The texts and the label as ``columns``; lines with missing fields (QQP has a few) are only counted."""
     wanted = (*layout.texts, layout.label)
     with wrap_read_errors(path, "tab-separated table"):
         lines = [
@@ -165,16 +166,16 @@ def _read_tsv(path: Path, layout: Layout, columns: tuple[str, ...]) -> pd.DataFr
     require_rows(path, len(lines) - layout.header)
     names: list[Any] = lines.pop(0) if layout.header else list(range(len(lines[0])))
     require_columns(path, wanted, names)
-    places = [names.index(name) for name in wanted]
-    whole = [line for line in lines if len(line) > max(places)]
-    table = pd.DataFrame([[line[place].strip() for place in places] for line in whole], columns=list(columns))
-    table.attrs["skipped"] = len(lines) - len(whole)
+    indices = [names.index(name) for name in wanted]
+    complete = [line for line in lines if len(line) > max(indices)]
+    table = pd.DataFrame([[line[i].strip() for i in indices] for line in complete], columns=list(columns))
+    table.attrs["skipped"] = len(lines) - len(complete)
     require_rows(path, len(table))
     return table
 
 
-def _numbered(path: Path, label: pd.Series, task: Task) -> pd.Series:
-    """Labels as 0, 1, ..., from numbers or from the names of the classes."""
+def _label_numbers(path: Path, label: pd.Series, task: Task) -> pd.Series:
+    """Labels as 0, 1, ..., from numbers or from names of the classes."""
     if pd.api.types.is_numeric_dtype(label):
         require_range(path, "label", label, 0, len(task.classes) - 1)
         return label.astype(np.int64)
@@ -201,11 +202,11 @@ def _read_questions(path: Path, task: Task) -> pd.DataFrame:
         require_rows(path, len(table))
     impossible = table["is_impossible"].to_numpy(bool)
     texts = [
-        [] if none else list(found) for none, found in zip(impossible, table["answer_texts"], strict=True)
+        [] if none else list(given) for none, given in zip(impossible, table["answer_texts"], strict=True)
     ]
     starts = [
-        [] if none else [int(start) for start in found]
-        for none, found in zip(impossible, table["answer_starts"], strict=True)
+        [] if none else [int(start) for start in given]
+        for none, given in zip(impossible, table["answer_starts"], strict=True)
     ]
     _check_answers(path, table["context"], texts, starts)
     kept = table[["title", "context", "question"]].astype(str).reset_index(drop=True)
@@ -231,10 +232,10 @@ def _questions(published: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _check_answers(path: Path, contexts: pd.Series, texts: list[list[str]], starts: list[list[int]]) -> None:
-    for row, (context, found, places) in enumerate(zip(contexts, texts, starts, strict=True)):
-        for text, start in zip(found, places, strict=True):
+    for row, (context, row_texts, row_starts) in enumerate(zip(contexts, texts, starts, strict=True)):
+        for text, start in zip(row_texts, row_starts, strict=True):
             if context[start : start + len(text)] != text:
                 raise DataError(
-                    f"{path} has the answer {text!r} in data row {row + 1} at place {start}, where "
-                    f"its context does not have it."
+                    f"{path} has the answer {text!r} in data row {row + 1} at character {start}, but the "
+                    f"context has another text there."
                 )

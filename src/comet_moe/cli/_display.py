@@ -1,12 +1,12 @@
-"""Progress on standard error: a live table on a terminal, a line an epoch or a finished run elsewhere.
+"""What a verb shows of runs: progress on standard error, and the metrics of a finished run.
 
-The figures of a run as a few lines of text.
+On a terminal, progress is a live table; elsewhere it is one line per epoch or per finished run.
 """
 
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
@@ -14,88 +14,72 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
+if TYPE_CHECKING:
+    from comet_moe.training.records import EpochRecord, ResultRecord, SummaryRecord
+    from comet_moe.training.trainer import Callbacks, Progress
 
-class Progress(Protocol):
-    """Where an epoch stands."""
-
-    @property
-    def epoch(self) -> int:
-        """From 1."""
-
-    @property
-    def done(self) -> int:
-        """Steps done in this epoch."""
-
-    @property
-    def steps(self) -> int:
-        """Steps of an epoch."""
-
-    @property
-    def loss(self) -> float:
-        """Mean so far, times 100."""
+COLUMNS = ("epoch", "train", "valid", "best", "patience", "experts", "rows/s", "left")
 
 
 class RunRow:
-    """One run as it goes: fed by the trainer, shown as a row."""
+    """One run as a row of :class:`LiveRuns`; the callbacks of its trainer keep it up to date."""
 
     def __init__(self, name: str, epochs: int):
         self.name = name
         self.epochs = epochs
         self.progress: Progress | None = None
-        self.record: dict[str, Any] = {}
-        self.result: dict[str, Any] = {}
-        self._started: tuple[float, float] | None = None  # seconds on the clock, share that was done
+        self.record: EpochRecord | None = None
+        self.result: ResultRecord | None = None
+        self._first_step: tuple[float, float] | None = None  # its time in seconds, the share done by then
 
-    def on_batch(self, progress: Progress) -> None:
-        """Take in a step."""
+    def on_batch(self, progress: "Progress") -> None:
+        """Show a step."""
         self.progress = progress
-        self._started = self._started or (time.perf_counter(), self.share())
+        self._first_step = self._first_step or (time.perf_counter(), self.share_done())
 
-    def on_epoch(self, record: dict[str, Any]) -> None:
-        """Take in an epoch."""
+    def on_epoch(self, record: "EpochRecord") -> None:
+        """Show an epoch."""
         self.record = record
 
-    def share(self) -> float:
-        """Part of the epochs that is done."""
-        if self.result:
+    def share_done(self) -> float:
+        """Share of the epochs that are done, 0..1."""
+        if self.result is not None:
             return 1.0
         if self.progress is None:
             return 0.0
-        return (self.progress.epoch - 1 + self.progress.done / self.progress.steps) / self.epochs
+        return (self.progress.epoch - 1 + self.progress.step / self.progress.steps) / self.epochs
 
     def seconds_left(self) -> float | None:
-        """By the pace so far, if the run goes through all epochs."""
-        share = self.share()
-        if self._started is None or not self._started[1] < share < 1:
+        """Estimated from the speed so far, for all epochs; None while there is nothing to estimate from."""
+        share = self.share_done()
+        if self._first_step is None or not self._first_step[1] < share < 1:
             return None
-        seconds, before = self._started  # a run that goes on did not start at 0
-        return (time.perf_counter() - seconds) * (1 - share) / (share - before)
+        started, share_before = self._first_step  # above 0 for a run that was resumed
+        return (time.perf_counter() - started) * (1 - share) / (share - share_before)
 
     def cells(self) -> list[Any]:
-        """What the columns of :class:`LiveRuns` show."""
-        record = self.record
-        epoch = f"{self.progress.epoch}/{self.epochs}" if self.progress else ""
-        left = self.seconds_left()
+        """Name, progress bar and the values of ``COLUMNS``."""
+        progress, record, left = self.progress, self.record, self.seconds_left()
         return [
             self.name,
-            ProgressBar(total=1.0, completed=self.share(), width=16),
-            epoch,
-            as_number(self.progress.loss if self.progress else None),
-            as_number(record.get("validation_loss")),
-            as_number(record.get("best_validation_loss")),
-            str(record.get("patience_left", "")),
-            as_number(record["validation"]["experts_per_sample"] if record else None),
-            f"{record['samples_per_second']:,.0f}" if record else "",
+            ProgressBar(total=1.0, completed=self.share_done(), width=16),
+            f"{progress.epoch}/{self.epochs}" if progress else "",
+            as_number(progress.loss if progress else None),
+            as_number(record.validation.loss if record else None),
+            as_number(record.best_validation_loss if record else None),
+            str(record.patience_left) if record else "",
+            as_number(record.validation.experts_per_sample if record else None),
+            f"{record.samples_per_second:,.0f}" if record else "",
             "done" if self.result else "" if left is None else as_time(left),
         ]
 
 
 class LiveRuns:
-    """A table of runs that refreshes itself; on anything but a terminal, a line a finished run.
+    """A live table of runs; where standard error is not a terminal, one line per finished run.
 
     Args:
         rows: the runs.
-        log_epochs: on anything but a terminal, a line an epoch too.
+        log_epochs: where standard error is not a terminal, one line per epoch as well.
     """
 
     def __init__(self, rows: list[RunRow], log_epochs: bool = False):
@@ -107,7 +91,7 @@ class LiveRuns:
         table = Table(box=None, header_style="bold", pad_edge=False)
         table.add_column("run", no_wrap=True)
         table.add_column("")
-        for name in ("epoch", "train", "valid", "best", "patience", "experts", "rows/s", "left"):
+        for name in COLUMNS:
             table.add_column(name, justify="right", no_wrap=True)
         for row in self.rows:
             table.add_row(*row.cells())
@@ -122,53 +106,77 @@ class LiveRuns:
         with Live(self, console=self.console, refresh_per_second=4):
             yield self
 
-    def epoch_of(self, row: RunRow) -> Callable[[dict[str, Any]], None]:
-        """What to call with each epoch's record of ``row``."""
+    def callbacks(self, row: RunRow, *on_epoch: "Callable[[EpochRecord], None]") -> "Callbacks":
+        """Callbacks that keep ``row`` up to date, and also call ``on_epoch`` after each epoch."""
+        from comet_moe.training.trainer import Callbacks
 
-        def take(record: dict[str, Any]) -> None:
-            row.on_epoch(record)
+        def on_each_epoch(record: "EpochRecord") -> None:
+            for function in (row.on_epoch, *on_epoch):
+                function(record)
             if self.log_epochs and not self.console.is_terminal:
                 self._log(
-                    f"{row.name}: epoch {record['epoch']}/{row.epochs}, train {record['train_loss']:.2f}, "
-                    f"validation {record['validation_loss']:.2f}, best {record['best_validation_loss']:.2f}, "
-                    f"{record['validation']['experts_per_sample']:.2f} experts, "
-                    f"{record['samples_per_second']:,.0f} rows/s"
+                    f"{row.name}: epoch {record.epoch}/{row.epochs}, train {as_number(record.train_loss)}, "
+                    f"validation {as_number(record.validation.loss)}, "
+                    f"best {as_number(record.best_validation_loss)}, "
+                    f"{record.validation.experts_per_sample:.2f} experts, "
+                    f"{record.samples_per_second:,.0f} rows/s"
                 )
 
-        return take
+        return Callbacks(row.on_batch, on_each_epoch)
 
-    def finished(self, row: RunRow, result: dict[str, Any]) -> None:
-        """Note that ``row`` has its result."""
+    def finish(self, row: RunRow, result: "ResultRecord") -> None:
+        """Show that the run of ``row`` is finished."""
         row.result = result
         if not self.console.is_terminal:
-            loss = result.get("test_loss")
-            said = result["reason"] if loss is None else f"test loss {loss:.2f}"
-            self._log(f"{row.name}: {said}, {result['seconds']:.1f} s")
+            outcome = result.reason if result.test_loss is None else f"test loss {result.test_loss:.2f}"
+            self._log(f"{row.name}: {outcome}, {result.seconds or 0:.1f} s")
 
     def _log(self, line: str) -> None:
         self.console.print(line, highlight=False, soft_wrap=True)
 
 
+@contextmanager
+def resume_hint(command: str, is_main: bool = True) -> Iterator[None]:
+    """When Ctrl-C stops the block, print how to resume it, and exit with code 130."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if is_main:
+            typer.echo(f"stopped: resume with {command}", err=True)
+        raise typer.Exit(130) from None
+
+
 def as_number(value: float | None) -> str:
-    """Two digits after the point; nothing for None."""
+    """Two decimals; nothing for None."""
     return "" if value is None else f"{value:.2f}"
 
 
 def as_time(seconds: float) -> str:
-    """As on a clock."""
+    """h:mm:ss, or m:ss below an hour."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def show_figures(figures: dict[str, Any], title: str) -> None:
-    """Print the losses, each task's metrics and the experts per sample, under ``title``."""
+def print_result(folder: Any, result: "ResultRecord", as_json: bool) -> None:
+    """Print ``result`` as one JSON object, or as a few lines of text."""
+    if as_json:
+        typer.echo(result.model_dump_json())
+    elif result.status == "failed":
+        typer.echo(f"{folder}: failed after {result.epochs} epochs: {result.reason}")
+    else:
+        print_summary(result, f"{folder}: {result.epochs} epochs, best epoch {result.best_epoch}")
+
+
+def print_summary(summary: "SummaryRecord", title: str) -> None:
+    """Print losses, metrics of each task and experts per sample under ``title``."""
     typer.echo(title)
-    typer.echo(f"  test loss x100        {figures['test_loss']:.3f}")
-    typer.echo(f"  validation loss x100  {figures['validation_loss']:.3f}")
-    typer.echo(f"  experts per sample    {figures['experts_per_sample']:.2f}")
-    for task, metrics in figures["tasks"].items():
-        said = ", ".join(
-            f"{name} {'-' if value is None else f'{value:.4f}'}" for name, value in metrics.items()
-        )
-        typer.echo(f"  {task}: {said}")
+    for name, value, decimals in (
+        (f"{summary.test_split} loss x100", summary.test_loss, 3),
+        ("validation loss x100", summary.validation_loss, 3),
+        ("experts per sample", summary.experts_per_sample, 2),
+    ):
+        typer.echo(f"  {name:<21} {'-' if value is None else f'{value:.{decimals}f}'}")
+    for task, metrics in summary.tasks.items():
+        values = ", ".join(f"{name} {'-' if v is None else f'{v:.4f}'}" for name, v in metrics.items())
+        typer.echo(f"  {task}: {values}")

@@ -1,17 +1,19 @@
 """``comet-moe bert``: from a dense BERT checkpoint to a sparse, distilled student."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
-    from comet_moe.bert.trainer_loop import Watch
+    from comet_moe.cli._display import LiveRuns
+    from comet_moe.training.records import ResultRecord, SummaryRecord
 
 app = typer.Typer(
-    help="COMET-BERT: fine-tune a BERT, turn it into a sparse mixture of experts, distil it.",
+    help="Fine-tune a BERT, convert it to a sparse mixture of experts, and distil it (COMET-BERT).",
     rich_markup_mode=None,
 )
 
@@ -19,19 +21,25 @@ Task = Annotated[
     str,
     typer.Argument(help="cola, sst2, mrpc, qqp, mnli, qnli, rte or squad2; or the path of a YAML file."),
 ]
-Teacher = Annotated[Path, typer.Argument(help="Folder of a finished `bert finetune` (or `bert run`).")]
-Model = Annotated[str | None, typer.Option("--model", help="The dense BERT: a folder, or a name on the hub.")]
-Data = Annotated[str | None, typer.Option("--data", help="Folder of the task's files: tsv, json or Parquet.")]
+Teacher = Annotated[Path, typer.Argument(help="Folder of a finished `bert finetune` or `bert run`.")]
+Model = Annotated[
+    str | None, typer.Option("--model", help="The dense BERT: a folder, or a name on the Hugging Face hub.")
+]
+Data = Annotated[
+    str | None, typer.Option("--data", help="Folder with the files of the task: tsv, JSON or Parquet.")
+]
 Gate = Annotated[
     str | None,
     typer.Option("--gate", help="softmax, hash, topk, dselect or comet; with + for local search."),
 ]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", help="Lay a setting over the recipe, as in training.epochs=3 or gate.k=2."),
+    typer.Option("--set", help="Override a setting of the recipe, e.g. training.epochs=3 or gate.k=2."),
 ]
-Out = Annotated[Path | None, typer.Option(help="Folder of the run; runs/bert-TASK-GATE-SEED without it.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder, if it holds one.")]
+Out = Annotated[Path | None, typer.Option(help="Folder of the run.", show_default="runs/bert-TASK-GATE-SEED")]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Resume the run in the folder; start one if there is none.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
@@ -45,37 +53,37 @@ def finetune(
     resume: Resume = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train a dense BERT on a task: the teacher."""
-    _need_transformers()
-    from comet_moe.bert import distill as pipeline
-    from comet_moe.bert import run as loading
+    """Fine-tune a dense BERT on a task: the teacher."""
+    from comet_moe.bert import distill as stages
+    from comet_moe.bert import run as runs
 
     overrides = _overrides(settings, model=model, data=data)
-    config = loading.load_task(task, [*overrides, (["stage"], "finetune")])
-    folder, config = loading.begin(config, overrides, out, resume)
-    with _Show({folder.path.name: config.finetune.epochs}, folder.path) as show:
-        result = show.done(pipeline.finetune(config, folder, show.watch(0)))
+    config = runs.load_task_config(task, [*overrides, (["stage"], "finetune")])
+    folder, config = runs.resolve_run(config, overrides, out, resume)
+    with _showing({folder.path.name: config.finetune.epochs}, folder.path) as live:
+        result = stages.finetune(config, folder, live.callbacks(live.rows[0]))
+        live.finish(live.rows[0], result)
     _print(folder.path, result, as_json)
 
 
 @app.command()
 def importance(run: Teacher, as_json: AsJson = False) -> None:
-    """Score the neurons of a teacher's feed-forward layers on its development rows."""
-    _need_transformers()
-    from comet_moe.bert import distill as pipeline
+    """Compute the importance of the neurons of a teacher on its dev rows."""
+    from comet_moe.bert.distill import score_neurons
     from comet_moe.bert.run import BertFolder
 
     folder = BertFolder(run)
-    scores = pipeline.score_neurons(folder)
+    scores = score_neurons(folder)
     layers, neurons = scores.shape
-    top = scores.sort(1, descending=True).values[:, : neurons // 4].sum(1) / scores.sum(1)
+    shares = (scores.sort(1, descending=True).values[:, : neurons // 4].sum(1) / scores.sum(1)).tolist()
     if as_json:
-        said = {"file": str(folder.importance_file), "layers": layers, "neurons": neurons}
-        typer.echo(json.dumps(said | {"share_of_top_quarter": top.tolist()}))
+        summary = {"file": str(folder.importance_file), "layers": layers, "neurons": neurons}
+        typer.echo(json.dumps(summary | {"share_of_top_quarter": shares}))
         return
-    shares = ", ".join(f"{share:.2f}" for share in top.tolist())
     typer.echo(f"{folder.importance_file}: {layers} layers of {neurons} neurons")
-    typer.echo(f"  share of the most important quarter in each layer: {shares}")
+    typer.echo(
+        f"  share of the most important quarter, by layer: {', '.join(f'{share:.2f}' for share in shares)}"
+    )
 
 
 @app.command()
@@ -87,15 +95,15 @@ def distill(
     resume: Resume = False,
     as_json: AsJson = False,
 ) -> None:
-    """Turn a teacher into a sparse student and distil the one into the other."""
-    _need_transformers()
-    from comet_moe.bert import distill as pipeline
-    from comet_moe.bert import run as loading
+    """Convert a teacher to a sparse student, and distil the teacher into it."""
+    from comet_moe.bert import distill as stages
+    from comet_moe.bert import run as runs
 
     overrides = _overrides(settings, gate=gate)
-    folder, config = loading.begin(loading.student_of(run, overrides), overrides, out, resume)
-    with _Show({folder.path.name: config.training.epochs}, folder.path) as show:
-        result = show.done(pipeline.distill(config, folder, show.watch(0)))
+    folder, config = runs.resolve_run(runs.student_config(run, overrides), overrides, out, resume)
+    with _showing({folder.path.name: config.training.epochs}, folder.path) as live:
+        result = stages.distill(config, folder, live.callbacks(live.rows[0]))
+        live.finish(live.rows[0], result)
     _print(folder.path, result, as_json)
 
 
@@ -104,12 +112,17 @@ def evaluate(
     run: Annotated[Path, typer.Argument(help="Folder of a finished run, of a teacher or a student.")],
     as_json: AsJson = False,
 ) -> None:
-    """Repeat the figures of a run from its saved model; but for the speed, they equal result.json."""
-    _need_transformers()
-    from comet_moe.bert import distill as pipeline
+    """Evaluate the saved model of a run again.
 
-    figures = pipeline.evaluate_run(run)
-    _print(run, {"status": "complete", **figures}, as_json, figures)
+    The metrics equal those in result.json, except for the speed.
+    """
+    from comet_moe.bert.distill import evaluate_run
+
+    summary = evaluate_run(run)
+    if as_json:
+        typer.echo(summary.model_dump_json())
+    else:
+        _print_summary(run, summary)
 
 
 @app.command()
@@ -123,85 +136,65 @@ def run(
     resume: Resume = False,
     as_json: AsJson = False,
 ) -> None:
-    """All of it in one folder: fine-tune, score, convert, distil, evaluate."""
-    _need_transformers()
-    from comet_moe.bert import distill as pipeline
-    from comet_moe.bert import run as loading
+    """Run all stages in one folder: fine-tune, compute importance, convert, distil, evaluate.
+
+    With --resume, settings of a stage that has not begun may be changed.
+    """
+    from comet_moe.bert import distill as stages
+    from comet_moe.bert import run as runs
 
     overrides = _overrides(settings, gate=gate, model=model, data=data)
-    folder, config = loading.begin(loading.load_task(task, overrides), overrides, out, resume)
+    folder, config = runs.resolve_run(runs.load_task_config(task, overrides), overrides, out, resume)
     name = folder.path.name
     epochs = {f"{name}/teacher": config.finetune.epochs, name: config.training.epochs}
-    with _Show(epochs, folder.path) as show:
-        result = show.done(pipeline.run(config, folder, show.watch(0), show.watch(1)))
+    with _showing(epochs, folder.path) as live:
+        teacher, student = live.rows
+        result = stages.run_stages(config, folder, live.callbacks(teacher), live.callbacks(student))
+        live.finish(student, result)
     _print(folder.path, result, as_json)
 
 
-def _need_transformers() -> None:
-    try:
-        import comet_moe.bert  # noqa: F401
-    except ImportError as error:
-        from comet_moe.exceptions import RunError
-
-        raise RunError(str(error)) from error
-
-
-def _overrides(settings: list[str] | None, **given: str | None) -> list[tuple[list[str], Any]]:
+def _overrides(settings: list[str] | None, **options: str | None) -> list[tuple[list[str], Any]]:
     """What was given on the command line, as keys and values."""
     from comet_moe.config import parse_setting
 
     keys = {"gate": ["gate"], "model": ["model", "path"], "data": ["data", "path"]}
-    named = [(keys[name], value) for name, value in given.items() if value is not None]
-    return [*(parse_setting(setting) for setting in settings or []), *named]
+    given = [(keys[name], value) for name, value in options.items() if value is not None]
+    return [*(parse_setting(setting) for setting in settings or []), *given]
 
 
-class _Show:
-    """Progress on standard error while the block runs; says how to go on when it is stopped."""
+@contextmanager
+def _showing(epochs: dict[str, int], folder: Path) -> "Iterator[LiveRuns]":
+    """Progress of runs, given by name with their epochs; after Ctrl-C, how to resume."""
+    from comet_moe.cli._display import LiveRuns, RunRow, resume_hint
 
-    def __init__(self, epochs: dict[str, int], folder: Path):
-        from comet_moe.cli._display import LiveRuns, RunRow
-
-        self.rows: list[RunRow] = [RunRow(name, count) for name, count in epochs.items()]
-        self.runs: LiveRuns = LiveRuns(self.rows, log_epochs=True)
-        self.folder = folder
-        self._showing: Any = self.runs.showing()
-
-    def watch(self, row: int) -> "Watch":
-        """Who follows the run in row number ``row``."""
-        from comet_moe.bert.trainer_loop import Watch
-
-        on_epoch: Callable[[dict[str, Any]], None] = self.runs.epoch_of(self.rows[row])
-        return Watch(self.rows[row].on_batch, on_epoch)
-
-    def done(self, result: dict[str, Any]) -> dict[str, Any]:
-        """Note the last row's result, and give it back."""
-        self.runs.finished(self.rows[-1], result)
-        return result
-
-    def __enter__(self) -> "_Show":
-        self._showing.__enter__()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *failure: Any) -> None:
-        self._showing.__exit__(kind, *failure)
-        if kind is KeyboardInterrupt:
-            typer.echo(f"stopped: go on with the same command and --out {self.folder} --resume", err=True)
-            raise typer.Exit(130) from None
+    live = LiveRuns([RunRow(name, count) for name, count in epochs.items()], log_epochs=True)
+    with resume_hint(f"the same command with --out {folder} --resume"), live.showing():
+        yield live
 
 
-def _print(
-    folder: Path, result: dict[str, Any], as_json: bool, figures: dict[str, Any] | None = None
-) -> None:
-    from comet_moe.cli._display import show_figures
+def _print(folder: Path, result: "ResultRecord", as_json: bool) -> None:
+    from comet_moe.cli._display import print_result
 
-    if as_json:
-        typer.echo(json.dumps(figures or result, allow_nan=False))
-    elif result["status"] == "failed":
-        typer.echo(f"{folder}: failed after {result['epochs']} epochs, {result['reason']}")
-    else:
-        show_figures(result, f"{folder}, on the {result['test_split']} rows")
-        millions = [result[name] / 1e6 for name in ("parameters", "parameters_effective", "flops_per_token")]
-        typer.echo("  {:.1f} M parameters, {:.1f} M effective, {:.1f} M operations a token".format(*millions))
-        typer.echo(f"  {result['tokens_per_second']:,.0f} tokens a second")
-        for note in result.get("notes", []):
-            typer.echo(f"  {note}")
+    if as_json or result.status == "failed":
+        print_result(folder, result, as_json)
+        return
+    _print_summary(folder, result)
+    typer.echo(f"  {_millions(result.parameters)} parameters")
+    for note in result.notes:
+        typer.echo(f"  {note}")
+
+
+def _print_summary(folder: Path, summary: "SummaryRecord") -> None:
+    from comet_moe.cli._display import print_summary
+
+    print_summary(summary, f"{folder}, on the {summary.test_split} rows")
+    typer.echo(
+        f"  {_millions(summary.parameters_effective)} effective parameters, "
+        f"{_millions(summary.flops_per_token)} operations per token, "
+        f"{summary.tokens_per_second or 0:,.0f} tokens per second"
+    )
+
+
+def _millions(value: float | None) -> str:
+    return "-" if value is None else f"{value / 1e6:.1f} M"

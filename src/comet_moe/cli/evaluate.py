@@ -1,6 +1,5 @@
-"""``comet-moe evaluate``: the figures of a run once more, from its saved weights."""
+"""``comet-moe evaluate``: the metrics of a finished run again, from its saved weights."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -11,12 +10,15 @@ def evaluate(
     run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Repeat the validation and test figures of a run from its saved weights; they equal result.json."""
-    from comet_moe.cli._display import show_figures
-    from comet_moe.training.run import evaluate_run
+    """Evaluate the saved weights of a run on its validation and test splits.
 
-    figures = evaluate_run(run)
+    The metrics equal those in result.json.
+    """
+    from comet_moe.cli._display import print_summary
+    from comet_moe.training.load import evaluate_run
+
+    summary = evaluate_run(run)
     if as_json:
-        typer.echo(json.dumps(figures, allow_nan=False))
+        typer.echo(summary.model_dump_json())
     else:
-        show_figures(figures, str(run))
+        print_summary(summary, str(run))

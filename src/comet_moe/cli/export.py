@@ -24,7 +24,7 @@ def export(
 ) -> None:
     """Write a trained model as ONNX or as a torch program, and check that it computes the same outputs."""
     from comet_moe.export import SIZES, TOLERANCE, export_model
-    from comet_moe.training.run import example_features, load_run
+    from comet_moe.training.load import example_features, load_run
 
     trained = load_run(run)
     path = output or run / ("model.onnx" if format == "onnx" else "model.pt2")

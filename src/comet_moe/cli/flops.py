@@ -1,4 +1,4 @@
-"""``comet-moe flops``: what a sample costs, part by part."""
+"""``comet-moe flops``: floating-point operations per sample, of gates, experts and shared layers."""
 
 import json
 from pathlib import Path
@@ -13,92 +13,97 @@ PARTS = ("gate", "experts", "shared", "total")
 
 
 def flops(
-    what: Annotated[str, typer.Argument(help="A recipe, to compare gates, or the folder of a finished run.")],
+    target: Annotated[
+        str, typer.Argument(help="A recipe, to compare gates, or the folder of a finished run.")
+    ],
     gates: Annotated[
-        str | None, typer.Option(help="Of a recipe, as in topk,comet; all that fit it without it.")
+        str | None,
+        typer.Option(help="Gates to compare, e.g. topk,comet.", show_default="all that the data allows"),
     ] = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", help="Lay a setting over the recipe.")
+        list[str] | None, typer.Option("--set", help="Override a setting of the recipe, e.g. gate.k=4.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Count the floating-point operations per sample of a forward pass, in training and at inference.
 
-    They are counted by torch while 2048 test rows go through the network. A run is counted as it was trained;
-    the gates of a recipe are not trained, and trees and selectors are made hard, as training leaves them.
+    Torch counts them while 2048 test rows pass through the network. A run is counted with its trained
+    weights. The gates of a recipe are untrained; their trees and selectors are made hard, as training makes
+    them.
     """
     from comet_moe.exceptions import RecipeError
 
-    if (Path(what) / "config.yaml").exists():
+    if (Path(target) / "config.yaml").exists():
         if gates is not None or settings:
-            raise RecipeError("--gates and --set are for recipes: a run is counted as it is")
-        rows = _of_run(Path(what))
+            raise RecipeError("--gates and --set are for recipes: leave them out for the folder of a run")
+        rows = _run_rows(Path(target))
     else:
-        rows = _of_recipe(what, None if gates is None else gates.split(","), settings or [])
+        rows = _recipe_rows(target, None if gates is None else gates.split(","), settings or [])
     if as_json:
         typer.echo(json.dumps({"rows": rows}, allow_nan=False))
     else:
-        _show(what, rows)
+        _print(target, rows)
 
 
-def _of_run(path: Path) -> list[dict[str, Any]]:
+def _run_rows(path: Path) -> list[dict[str, Any]]:
     from comet_moe.training.batches import load_dataset
-    from comet_moe.training.flops import costs
-    from comet_moe.training.run import load_run
+    from comet_moe.training.flops import count_costs
+    from comet_moe.training.load import load_run
+    from comet_moe.training.run import data_facts
 
     run = load_run(path)
     dataset = load_dataset(run.config)
-    run.folder.check_data(dataset)
-    return _rows(run.config.gate.name, costs(run.model, dataset))
+    run.folder.check_data(data_facts(dataset))
+    return _rows(run.config.gate.name, count_costs(run.model, dataset))
 
 
-def _of_recipe(recipe: str, gates: list[str] | None, settings: list[str]) -> list[dict[str, Any]]:
+def _recipe_rows(recipe: str, gates: list[str] | None, settings: list[str]) -> list[dict[str, Any]]:
     from comet_moe.config import GATE_NAMES, load_train_config
     from comet_moe.training.batches import load_dataset
-    from comet_moe.training.flops import costs, hardened_model
+    from comet_moe.training.flops import build_hard_model, count_costs
 
     dataset = load_dataset(load_train_config(recipe, settings))
-    keyed = "num_users" in dataset.meta
-    fitting = [name for name in GATE_NAMES if not name.endswith("+") and (keyed or name != "hash")]
+    has_keys = "num_users" in dataset.meta
+    allowed = [name for name in GATE_NAMES if not name.endswith("+") and (has_keys or name != "hash")]
     rows = []
-    for gate in gates or fitting:
+    for gate in gates or allowed:
         config = load_train_config(recipe, [*settings, f"gate={gate}"])
-        rows += _rows(gate, costs(hardened_model(config, dataset), dataset))
+        rows += _rows(gate, count_costs(build_hard_model(config, dataset), dataset))
     return rows
 
 
-def _rows(gate: str, found: "dict[str, Cost]") -> list[dict[str, Any]]:
+def _rows(gate: str, costs: "dict[str, Cost]") -> list[dict[str, Any]]:
     return [
         {
             "gate": gate,
-            "pass": when,
+            "pass": mode,
             **{f"{part}_flops": getattr(cost, part) for part in PARTS},
             "experts_per_sample": cost.experts_per_sample,
         }
-        for when, cost in found.items()
+        for mode, cost in costs.items()
     ]
 
 
-def _show(what: str, rows: list[dict[str, Any]]) -> None:
+def _print(target: str, rows: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=f"{what}: operations per sample, forward pass", title_justify="left")
+    table = Table(title=f"{target}: operations per sample, forward pass", title_justify="left")
     table.add_column("gate", no_wrap=True)
     table.add_column("pass", no_wrap=True)
     for name in ("experts per sample", *PARTS):
         table.add_column(name, justify="right")
     for row in rows:
-        first = row["pass"] == "training"
+        is_first = row["pass"] == "training"
         table.add_row(
-            row["gate"] if first else "",
+            row["gate"] if is_first else "",
             row["pass"],
             f"{row['experts_per_sample']:.2f}",
-            *(_short(row[f"{part}_flops"]) for part in PARTS),
-            end_section=not first,
+            *(_format_flops(row[f"{part}_flops"]) for part in PARTS),
+            end_section=not is_first,
         )
     Console().print(table)
 
 
-def _short(value: float) -> str:
+def _format_flops(value: float) -> str:
     return f"{value / 1e6:.2f} M" if value >= 1e6 else f"{value / 1e3:.1f} K"

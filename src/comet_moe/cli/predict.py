@@ -1,4 +1,4 @@
-"""``comet-moe predict``: a trained rating model on new rows."""
+"""``comet-moe predict``: predictions of a trained rating model for new rows."""
 
 import json
 from pathlib import Path
@@ -9,28 +9,30 @@ import typer
 
 def predict(
     run: Annotated[Path, typer.Argument(help="Folder of a finished run of a rating model.")],
-    table: Annotated[Path, typer.Argument(help="A .csv, .tsv or .parquet file: a user and an item a row.")],
-    output: Annotated[Path, typer.Option("-o", "--output", help="A .csv, .tsv or .parquet file to write.")],
+    table: Annotated[
+        Path, typer.Argument(help="A .csv, .tsv or .parquet file with a user and an item per row.")
+    ],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The .csv, .tsv or .parquet file to write.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Score pairs of a user and an item: the probability of `watched`, and the rating in the data's units.
+    """Predict for pairs of user and item: the probability of `watched`, and the rating in the data's units.
 
-    A user or item that the run has never seen gets the mean of the trained embeddings; the column `known`
-    says which of the two were seen: both, user, item or neither. A hash gate sends an unseen user the way of
-    a seen one that its id picks.
+    A user or an item that was not in the data of the run gets the mean of the trained embeddings. The column
+    `known` says which of the two were in the data: both, user, item or neither. A hash gate gives an unknown
+    user the expert of a known one, chosen by the id.
     """
     from comet_moe.training import predict as prediction
-    from comet_moe.training.run import load_run
+    from comet_moe.training.load import load_run
 
-    prediction.writable_suffix(output)
-    scored = prediction.predict(load_run(run), table)
-    prediction.write_table(scored, output)
-    counts = {name: int((scored["known"] == name).sum()) for name in ("both", "user", "item", "neither")}
+    prediction.check_suffix(output)
+    predictions = prediction.predict(load_run(run), table)
+    prediction.write_table(predictions, output)
+    rows = len(predictions)
+    counts = {name: int((predictions["known"] == name).sum()) for name in ("both", "user", "item", "neither")}
     if as_json:
-        typer.echo(json.dumps({"rows": len(scored), "known": counts, "file": str(output)}))
+        typer.echo(json.dumps({"rows": rows, "known": counts, "file": str(output)}))
         return
-    unseen = len(scored) - counts["both"]
     typer.echo(
-        f"{output}: {len(scored):,} rows, {unseen:,} of them with a user or an item never seen, "
-        f"which count as the mean of the seen ones (column `known`)"
+        f"{output}: {rows:,} rows, {rows - counts['both']:,} of them with an unknown user or item, for which "
+        f"the mean embedding is used (see the column `known`)"
     )

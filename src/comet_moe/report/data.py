@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
-from pydantic import BaseModel, RootModel
+from pydantic import AliasChoices, AliasPath, BaseModel, Field, RootModel
 
 from comet_moe.analysis.budget import compute_loss_curves
 from comet_moe.analysis.reading import read_json, read_lines, read_yaml
@@ -32,14 +32,14 @@ class Epoch(BaseModel):
 
     epoch: int
     train_loss: float | None = None
-    validation_loss: float | None = None
+    validation_loss: float | None = Field(default=None, validation_alias=AliasPath("validation", "loss"))
     train_routing: dict[str, dict[str, Any]] = {}
     permutations: list[Any] = []
     soft_permutations: list[Any] = []
 
 
 class _Usage(BaseModel):
-    usage: dict[str, dict[str, Any]] = {}
+    usage: dict[str, dict[str, Any]] = Field(default={}, validation_alias=AliasChoices("routing", "usage"))
 
 
 class _Mapping(RootModel[dict[str, Any]]):
@@ -270,7 +270,7 @@ def _convergence(run: Run) -> dict[str, Any]:
             for measure, name in MEASURES.items()
         }
         for task, usage in tasks.items()
-        if "one_hot_trees" in usage
+        if usage.get("one_hot_trees") is not None
     }
 
 
@@ -348,11 +348,11 @@ def _trees(run: Run) -> dict[str, Any] | None:
 
 
 def _has_leaves(epoch: Epoch) -> bool:
-    return any("leaf_share" in usage for usage in epoch.train_routing.values())
+    return any(usage.get("leaf_share") for usage in epoch.train_routing.values())
 
 
 def _leaf_count(usage: dict[str, Any]) -> int:
-    return sum(map(len, usage.get("leaf_share", ())))
+    return sum(map(len, usage.get("leaf_share") or ()))
 
 
 def _leaves(epoch: Epoch, pool: dict[tuple[int, ...], int]) -> Iterator[tuple[str, dict[str, Any]]]:

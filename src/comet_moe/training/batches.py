@@ -1,11 +1,13 @@
-"""Batches as slices of arrays that stay where they are: in memory, or mapped from disk.
+"""Data of a run: the data set that a configuration names, and batches of its rows as tensors.
 
-The data of a run, from its configuration.
+Batches are slices of arrays that stay where they are, in memory or mapped from disk; only the rows of a batch
+are copied.
 """
 
 from collections.abc import Iterator
+from math import ceil
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +18,12 @@ from comet_moe.config import TrainConfig
 from comet_moe.data import DATASETS, Dataset, Split, default_cache, load
 from comet_moe.exceptions import RecipeError
 
+# Arguments of data.load that have settings of their own: no data set may have an option of that name.
+_RESERVED_OPTIONS = {"name", "cache", "seed", "split", "source", "strict"}
+
 
 class Batch(NamedTuple):
-    """Rows of a split as tensors."""
+    """Rows of a split as tensors, (B, ...) each."""
 
     features: dict[str, Tensor]
     targets: dict[str, Tensor]
@@ -27,29 +32,45 @@ class Batch(NamedTuple):
         return len(next(iter(self.features.values())))
 
 
-def shuffled(rows: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
-    """The order of the rows in ``epoch``, a function of its arguments alone."""
-    return np.random.default_rng([seed, epoch]).permutation(rows)
+def steps_per_epoch(rows: int, batch_size: int) -> int:
+    """Optimiser steps per epoch over ``rows`` train rows; the last batch may be smaller."""
+    return ceil(rows / batch_size)
 
 
-def batches(split: Split, order: npt.NDArray[np.int64], batch_size: int, shard: slice) -> Iterator[Batch]:
-    """The rows of ``split`` in ``order``, ``batch_size`` at a time, of each batch the part in ``shard``."""
+def training_batches(
+    split: Split, batch_size: int, seed: int, epoch: int, shard: slice = slice(None)
+) -> Iterator[Batch]:
+    """All rows of ``split`` once, in an order that depends on ``seed`` and ``epoch`` alone.
+
+    Args:
+        split: rows to train on.
+        batch_size: rows of a batch over all processes.
+        seed, epoch: of the order.
+        shard: the rows of each batch that belong to this process.
+    """
+    order = np.random.default_rng([seed, epoch]).permutation(len(split))
     for start in range(0, len(order), batch_size):
-        yield take(split, order[start : start + batch_size][shard])
+        yield take_rows(split, order[start : start + batch_size][shard])
 
 
-def slices(split: Split, batch_size: int) -> Iterator[Batch]:
-    """The rows of ``split`` as they stand."""
+def evaluation_batches(split: Split, batch_size: int) -> Iterator[Batch]:
+    """All rows of ``split`` in their own order."""
     for start in range(0, len(split), batch_size):
-        yield take(split, slice(start, start + batch_size))
+        yield take_rows(split, slice(start, start + batch_size))
 
 
-def take(split: Split, rows: npt.NDArray[np.int64] | slice) -> Batch:
-    """Copy ``rows`` out of ``split``."""
+def take_rows(split: Split, rows: npt.NDArray[np.int64] | slice) -> Batch:
+    """Copy ``rows`` of ``split``."""
     return Batch(
-        {name: torch.from_numpy(np.array(array[rows])) for name, array in split.features.items()},
-        {name: torch.from_numpy(np.array(array[rows])) for name, array in split.targets.items()},
+        {name: _copy(array[rows]) for name, array in split.features.items()},
+        {name: _copy(array[rows]) for name, array in split.targets.items()},
     )
+
+
+def _copy(array: npt.NDArray[Any]) -> Tensor:
+    tensor = torch.from_numpy(np.array(array))
+    # Into memory that torch aligns: products of matrices at other addresses round differently.
+    return tensor.clone() if tensor.is_floating_point() else tensor
 
 
 def load_dataset(config: TrainConfig) -> Dataset:
@@ -57,7 +78,9 @@ def load_dataset(config: TrainConfig) -> Dataset:
     data = config.data
     if data.path is None and data.name in DATASETS and DATASETS[data.name].is_user_supplied:
         raise RecipeError(f"recipe {config.recipe} needs data.path, a table of yours: --set data.path=my.csv")
-    _refuse_what_load_names(data.options)
+    reserved = sorted(_RESERVED_OPTIONS & data.options.keys())
+    if reserved:
+        raise RecipeError(f"there is no setting data.options.{reserved[0]}: no data set has such an option")
     return load(
         data.name,
         cache=default_cache(),
@@ -67,9 +90,3 @@ def load_dataset(config: TrainConfig) -> Dataset:
         strict=not data.any_size,
         **data.options,
     )
-
-
-def _refuse_what_load_names(options: dict[str, object]) -> None:
-    wrong = sorted({"name", "cache", "seed", "split", "source", "strict"} & options.keys())
-    if wrong:
-        raise RecipeError(f"there is no setting data.options.{wrong[0]}: no data set has such an option")

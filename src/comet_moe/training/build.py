@@ -1,12 +1,12 @@
-"""The network of a run, from its configuration and what is known of the data.
+"""From the configuration of a recipe to its network, and to the trainer of a run.
 
-Gates from their configuration, with local search where it is asked for.
+Shapes: B rows, p features that the gates read, n experts.
 """
 
-import math
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from comet_moe.config.schema import (
     CometConfig,
@@ -17,32 +17,117 @@ from comet_moe.config.schema import (
     TopKConfig,
     TrainConfig,
 )
+from comet_moe.data import Dataset
 from comet_moe.exceptions import RecipeError
 from comet_moe.experts import ConvExperts, DenseExperts
 from comet_moe.gates import CometGate, DSelectKGate, Gate, HashGate, SoftmaxGate, TopKGate
-from comet_moe.local_search import Permutation, PermutedGate
+from comet_moe.local_search import Permutation, PermutedGate, parameter_groups
 from comet_moe.models import ImageModel, RatingModel, image_tasks, rating_tasks
+from comet_moe.training.batches import Batch, steps_per_epoch, training_batches
+from comet_moe.training.distributed import Processes
+from comet_moe.training.evaluate import evaluate, summarise
+from comet_moe.training.records import ResultRecord
+from comet_moe.training.run import RunFolder
+from comet_moe.training.trainer import Callbacks, StepLoss, Trainer
 
 Model = RatingModel | ImageModel
 
+ADAM_EPSILON = 1e-7  # that of Keras, with which the paper was written
 
-def build_model(config: TrainConfig, meta: dict[str, Any], steps: int) -> Model:
-    """A model with its first weights, drawn from ``config.seed``.
+
+def build_trainer(
+    config: TrainConfig,
+    dataset: Dataset,
+    folder: RunFolder,
+    processes: Processes = Processes(),  # noqa: B008 - frozen
+    callbacks: Callbacks = Callbacks(),  # noqa: B008 - frozen
+) -> Trainer:
+    """The trainer of a run of ``config`` on ``dataset``; start ``folder`` before its ``run()``."""
+    training, seed = config.training, config.seed
+    model = processes.main_first(lambda: build_model(config, dataset.meta))
+    return Trainer(
+        model=model,
+        objective=processes.data_parallel(
+            MultiTaskObjective(model, processes), find_unused_parameters=config.uses_search
+        ),
+        batches=lambda epoch: training_batches(
+            dataset.train, training.batch_size, seed, epoch, processes.shard
+        ),
+        steps_per_epoch=steps_per_epoch(len(dataset.train), training.batch_size),
+        train_rows=len(dataset.train),
+        evaluate=lambda: evaluate(model, dataset.validation),
+        summarise=lambda: summarise(model, dataset),
+        save_model=lambda: folder.write_model(model.state_dict()),
+        optimizer=torch.optim.Adam(
+            parameter_groups(model, training.learning_rate), eps=ADAM_EPSILON, fused=True
+        ),
+        epochs=training.epochs,
+        patience=training.patience,
+        seed=seed,
+        result=ResultRecord(
+            status="running",
+            recipe=config.recipe,
+            gate=config.gate.name,
+            seed=seed,
+            parameters=sum(parameter.numel() for parameter in model.parameters()),
+        ),
+        folder=folder,
+        threads=training.threads,
+        processes=processes,
+        callbacks=callbacks,
+    )
+
+
+class MultiTaskObjective(nn.Module):
+    """The weighted sum of the task losses, and the auxiliary losses of the gates.
+
+    With several processes, each divides its sums by the counts over all of them, times their number. The mean
+    of the gradients over the processes is then the gradient of the loss of the whole batch.
+    """
+
+    def __init__(self, model: Model, processes: Processes):
+        super().__init__()
+        self.model = model
+        self.processes = processes
+
+    def forward(self, batch: Batch) -> StepLoss:
+        """This process's share of the losses of ``batch``."""
+        outputs, routings = self.model(batch.features)
+        tasks, size = self.model.tasks, self.processes.size
+        sums, counts = zip(
+            *(task.loss(output, batch.targets) for task, output in zip(tasks, outputs, strict=True)),
+            strict=True,
+        )
+        rows = torch.tensor(float(len(batch)))
+        totals = self.processes.sum(torch.stack((*counts, rows))).clamp_min(1)
+        loss: Tensor = sum(
+            task.weight * loss_sum * size / total
+            for task, loss_sum, total in zip(tasks, sums, totals[:-1], strict=True)
+        )
+        # Entropies are means over this process's rows, and so count by their number. The auxiliary loss of a
+        # search is the same on all processes, and these factors have mean one over them.
+        aux_loss: Tensor = sum(routing.aux_loss for routing in routings) * (rows * size / totals[-1])
+        by_task = {task.name: routing for task, routing in zip(tasks, routings, strict=True)}
+        return StepLoss(loss + aux_loss, loss, aux_loss, by_task)
+
+
+def build_model(config: TrainConfig, meta: dict[str, Any]) -> Model:
+    """The network of ``config`` with its first weights, drawn from ``config.seed``.
 
     Args:
         config: of the run.
-        meta: of the data set: num_users and num_items, or image_shape and classes.
-        steps: optimiser steps of an epoch, see :func:`steps_per_epoch`.
+        meta: description of the data set: rows; num_users and num_items, or image_shape and classes.
     """
-    _same_kind(config, meta)
+    kind = "rating" if "num_users" in meta else "image"
+    if config.model.kind != kind:
+        raise RecipeError(
+            f"model.kind is {config.model.kind}, but the data set {meta['name']} is for models of kind {kind}"
+        )
+    build = _build_rating_model if kind == "rating" else _build_image_model
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         try:
-            model = (
-                _rating_model(config, meta, steps)
-                if config.model.kind == "rating"
-                else _image_model(config, meta, steps)
-            )
+            model = build(config, meta)
         except ValueError as error:  # a value that fits the schema but not the others, such as k > n
             raise RecipeError(f"recipe {config.recipe}: {error}") from error
     model.moe.execution = config.training.execution
@@ -50,37 +135,24 @@ def build_model(config: TrainConfig, meta: dict[str, Any], steps: int) -> Model:
     return model
 
 
-def steps_per_epoch(config: TrainConfig, data: dict[str, Any]) -> int:
-    """Optimiser steps of an epoch, for ``data`` as a data set describes itself."""
-    return math.ceil(data["rows"]["train"] / config.training.batch_size)
-
-
-def _same_kind(config: TrainConfig, meta: dict[str, Any]) -> None:
-    kind = "rating" if "num_users" in meta else "image"
-    if config.model.kind != kind:
-        raise RecipeError(
-            f"model.kind is {config.model.kind}, but the data set {meta['name']} is for models of kind {kind}"
-        )
-
-
-def _rating_model(config: TrainConfig, meta: dict[str, Any], steps: int) -> RatingModel:
+def _build_rating_model(config: TrainConfig, meta: dict[str, Any]) -> Model:
     shape = config.model
     assert isinstance(shape, RatingModelConfig)
     assert config.loss.alpha is not None
     tasks = rating_tasks(config.loss.alpha)
-    width = 2 * shape.embedding
+    in_features = 2 * shape.embedding
     return RatingModel(
         tasks=tasks,
         num_users=meta["num_users"],
         num_items=meta["num_items"],
         embedding_width=shape.embedding,
-        experts=DenseExperts(shape.experts, width, shape.units, dropout=shape.dropout),
-        gates=build_gates(config, width, len(tasks), meta["num_users"], steps),
+        experts=DenseExperts(shape.experts, in_features, shape.units, dropout=shape.dropout),
+        gates=build_gates(config, meta, in_features, len(tasks)),
         head_units=shape.head,
     )
 
 
-def _image_model(config: TrainConfig, meta: dict[str, Any], steps: int) -> ImageModel:
+def _build_image_model(config: TrainConfig, meta: dict[str, Any]) -> Model:
     shape = config.model
     assert not isinstance(shape, RatingModelConfig)
     channels, height, width = meta["image_shape"]
@@ -90,35 +162,34 @@ def _image_model(config: TrainConfig, meta: dict[str, Any], steps: int) -> Image
         experts=ConvExperts(
             shape.experts, (channels, height, width), shape.filters, shape.kernel_size, shape.units
         ),
-        gates=build_gates(config, channels * height * width, len(tasks), None, steps),
+        gates=build_gates(config, meta, channels * height * width, len(tasks)),
         head_units=shape.head,
     )
 
 
-def build_gates(
-    config: TrainConfig, in_features: int, tasks: int, num_keys: int | None, steps: int
-) -> list[Gate]:
-    """One gate a task, as ``config.gate`` says.
+def build_gates(config: TrainConfig, meta: dict[str, Any], in_features: int, num_tasks: int) -> list[Gate]:
+    """One gate per task, with local search if the name of ``config.gate`` ends in "+".
 
     Args:
         config: of the run.
-        in_features: p, what the gates read.
-        tasks: number of gates.
-        num_keys: size of the hash table, None where the data has no keys.
-        steps: optimiser steps of an epoch, for the length of the search.
+        meta: description of the data set.
+        in_features: p.
+        num_tasks: number of gates.
     """
-    n = config.model.experts
+    n, num_keys = config.model.experts, meta.get("num_users")
     gates = [
-        build_gate(config.gate, in_features, n, num_keys, seed=config.seed + task) for task in range(tasks)
+        build_gate(config.gate, in_features, n, num_keys, seed=config.seed + task)
+        for task in range(num_tasks)
     ]
     if not config.uses_search:
         return gates
     search = config.search
+    search_steps = search.epochs * steps_per_epoch(meta["rows"]["train"], config.training.batch_size)
 
-    def permutation(trees: int | None = None) -> Permutation:
+    def build_search(trees: int | None = None) -> Permutation:
         return Permutation(
             n,
-            steps=search.epochs * steps,
+            steps=search_steps,
             zeta=search.zeta,
             tau=search.tau,
             iterations=search.iterations,
@@ -132,13 +203,13 @@ def build_gates(
             f"search.shared is tree, but the gate {config.gate.name} has no trees: choose all or gate"
         )
     if search.shared == "all":
-        one = permutation()
-        return [PermutedGate(gate, one) for gate in gates]
-    return [PermutedGate(gate, permutation(gate.k if search.shared == "tree" else None)) for gate in gates]
+        shared = build_search()
+        return [PermutedGate(gate, shared) for gate in gates]
+    return [PermutedGate(gate, build_search(gate.k if search.shared == "tree" else None)) for gate in gates]
 
 
 def build_gate(gate: GateConfig, in_features: int, num_experts: int, num_keys: int | None, seed: int) -> Gate:
-    """The gate that ``gate`` describes, without local search."""
+    """The gate that ``gate`` describes, without local search; ``num_keys`` is the size of a hash table."""
     if isinstance(gate, CometConfig):
         return CometGate(in_features, num_experts, gate.k, gate.gamma, gate.entropy)
     if isinstance(gate, DSelectKConfig):

@@ -1,6 +1,7 @@
-"""One process, or one of several that ``torchrun`` started: who am I, and what do we have in all."""
+"""One process, or one of several that ``torchrun`` started, and the number of threads of each."""
 
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -8,30 +9,29 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from comet_moe.exceptions import MainProcessError
 
 T = TypeVar("T")
 
 
-class OtherProcessFailed(Exception):
-    """The first process failed and says why; the others only stop."""
-
-
 @dataclass(frozen=True)
 class Processes:
-    """This process among those of the run."""
+    """This process among those of the run; the one of rank 0 is the main process."""
 
     rank: int = 0
     size: int = 1
 
     @property
-    def writes(self) -> bool:
+    def is_main(self) -> bool:
         """Whether this is the process that writes files and shows progress."""
         return self.rank == 0
 
     @property
     def shard(self) -> slice:
-        """This process's part of a batch."""
+        """The rows of a batch that belong to this process."""
         return slice(self.rank, None, self.size)
 
     def sum(self, value: Tensor) -> Tensor:
@@ -41,35 +41,46 @@ class Processes:
             dist.all_reduce(value)
         return value
 
-    def first(self, action: Callable[[], T]) -> T:
-        """What ``action`` gives on the first process, on all of them; if it fails there, all stop."""
+    def on_main(self, action: Callable[[], T]) -> T:
+        """Run ``action`` on the main process only and return its value on all; if it fails, all stop."""
         if self.size == 1:
             return action()
-        box: list[Any] = [None, False]
+        outcome: list[Any] = [None, False]
         failure = None
-        if self.writes:
+        if self.is_main:
             try:
-                box = [action(), True]
+                outcome = [action(), True]
             except BaseException as error:
                 failure = error
-        dist.broadcast_object_list(box, src=0)
+        dist.broadcast_object_list(outcome, src=0)
         if failure is not None:
             raise failure
-        if not box[1]:
-            raise OtherProcessFailed
-        value: T = box[0]
+        if not outcome[1]:
+            raise MainProcessError("the main process failed: see its message")
+        value: T = outcome[0]
         return value
 
-    def in_turn(self, action: Callable[[], T]) -> T:
-        """Run ``action`` on the first process, then on the others, each with its own value."""
-        done: list[T] = []
-        self.first(lambda: done.append(action()))
-        return done[0] if done else action()
+    def main_first(self, action: Callable[[], T]) -> T:
+        """Run ``action`` on the main process, then on the others, which find what it has cached."""
+        values: list[T] = []
+        self.on_main(lambda: values.append(action()))
+        return values[0] if values else action()
+
+    def data_parallel(self, module: nn.Module, find_unused_parameters: bool) -> nn.Module:
+        """``module`` with its gradients averaged over all processes in each backward pass."""
+        if self.size == 1:
+            return module
+        with warnings.catch_warnings():
+            # torch 2.13 has another name for broadcast_buffers, which torch 2.8 does not know.
+            warnings.simplefilter("ignore", FutureWarning)
+            return DistributedDataParallel(
+                module, broadcast_buffers=False, find_unused_parameters=find_unused_parameters
+            )
 
 
 @contextmanager
-def joined() -> Iterator[Processes]:
-    """The processes of this run, joined over gloo if ``torchrun`` started more than one."""
+def join_processes() -> Iterator[Processes]:
+    """The processes of this run, connected over gloo if ``torchrun`` started more than one."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
         yield Processes()
@@ -83,7 +94,7 @@ def joined() -> Iterator[Processes]:
 
 @contextmanager
 def num_threads(threads: int | None) -> Iterator[None]:
-    """Let torch use ``threads`` inside the block; None leaves its choice."""
+    """Let torch use ``threads`` threads inside the block; None leaves the number as it is."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads or before)
     try:

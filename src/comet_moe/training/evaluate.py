@@ -1,9 +1,5 @@
-"""A model on a split: losses without penalties, task metrics, and how the experts are used.
+"""A model of a recipe on a split: losses, metrics of each task, and how its gates use the experts."""
 
-How good predictions are, from plain arrays.
-"""
-
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,83 +11,77 @@ from comet_moe.checks import without_value_checks
 from comet_moe.data import Dataset, Split
 from comet_moe.models import ImageModel, RatingModel, Task
 from comet_moe.routing import Routing
-from comet_moe.training.batches import slices
+from comet_moe.training.batches import evaluation_batches
+from comet_moe.training.records import EvaluationRecord, Metrics, RoutingRecord, SummaryRecord
 
 EVALUATION_BATCH = 4096
-"""Rows at a time; a number of its own, so that a result does not depend on the training batch."""
+"""Rows of a batch; not the training batch size, so that metrics do not depend on it."""
 
 
-def summary(model: RatingModel | ImageModel, dataset: Dataset) -> dict[str, Any]:
-    """What a run reports of its best weights: losses of both held-out splits, the rest of the test split."""
-    validation, test = evaluate(model, dataset.validation), evaluate(model, dataset.test)
-    return {
-        "validation_loss": validation["loss"],
-        "test_loss": test["loss"],
-        "experts_per_sample": test["experts_per_sample"],
-        "flops_per_sample": test["flops_per_sample"],
-        "tasks": test["tasks"],
-        "usage": test["usage"],
-    }
+def summarise(model: RatingModel | ImageModel, dataset: Dataset) -> SummaryRecord:
+    """``model`` on both held-out splits."""
+    return SummaryRecord.from_evaluations(
+        evaluate(model, dataset.validation), evaluate(model, dataset.test), test_split="test"
+    )
 
 
 @torch.no_grad()
-@without_value_checks()  # weights that are no numbers give a loss that is none, not an error
-def evaluate(model: RatingModel | ImageModel, split: Split) -> dict[str, Any]:
-    """Loss (times 100), each task's loss and metrics, experts per sample and expert usage. Plain data."""
+@without_value_checks()  # NaN weights give a NaN loss, which ends the run with a reason, not with an error
+def evaluate(model: RatingModel | ImageModel, split: Split) -> EvaluationRecord:
+    """``model`` in eval mode on all rows of ``split``; it is left in the mode that it was in."""
     was_training = model.training
     model.eval()
     scores = [_TaskScore(task) for task in model.tasks]
-    usages = [RoutingStatistics() for _ in model.tasks]
+    statistics = {task.name: RoutingStatistics() for task in model.tasks}
     flops = 0
-    for batch in slices(split, EVALUATION_BATCH):
+    for batch in evaluation_batches(split, EVALUATION_BATCH):
         outputs, routings = model(batch.features)
         flops += model.flops(routings)
-        for score, usage, output, routing in zip(scores, usages, outputs, routings, strict=True):
+        for score, output, routing in zip(scores, outputs, routings, strict=True):
             score.add(output, batch.targets)
-            usage.add(routing)
+            statistics[score.task.name].add(routing)
     model.train(was_training)
-    tasks = {score.task.name: score.result() for score in scores}
-    used = {score.task.name: usage.result() for score, usage in zip(scores, usages, strict=True)}
-    return {
-        "loss": 100 * sum(score.task.weight * score.loss() for score in scores),
-        "tasks": tasks,
-        "flops_per_sample": flops / max(len(split), 1),
-        "experts_per_sample": float(np.mean([usage["experts_per_sample"] for usage in used.values()])),
-        "usage": used,
-    }
+    routing_records = {name: found.record() for name, found in statistics.items()}
+    return EvaluationRecord(
+        loss=100 * sum(score.task.weight * score.loss() for score in scores),
+        tasks={score.task.name: score.metrics() for score in scores},
+        experts_per_sample=float(np.mean([found.experts_per_sample for found in routing_records.values()])),
+        flops_per_sample=flops / max(len(split), 1),
+        routing=routing_records,
+    )
 
 
 class _TaskScore:
-    """One task's loss and predictions, batch by batch."""
+    """Loss and predictions of one task, batch by batch."""
 
     def __init__(self, task: Task):
         self.task = task
-        self._sum = 0.0
+        self._loss_sum = 0.0
         self._count = 0.0
         self._outputs: list[Tensor] = []
         self._targets: list[Tensor] = []
 
     def add(self, output: Tensor, targets: dict[str, Tensor]) -> None:
-        total, count = self.task.loss(output.double(), targets)
-        self._sum += float(total)
+        loss_sum, count = self.task.loss(output.double(), targets)
+        self._loss_sum += float(loss_sum)
         self._count += float(count)
         self._outputs.append(output.squeeze(-1))
         self._targets.append(targets[self.task.name])
 
     def loss(self) -> float:
-        return self._sum / max(self._count, 1.0)
+        return self._loss_sum / max(self._count, 1.0)
 
-    def result(self) -> dict[str, float]:
+    def metrics(self) -> Metrics:
         loss = self.loss()
         if self.task.kind == "value":
             return {"loss": loss, "mse": loss}
         outputs, targets = torch.cat(self._outputs).numpy(), torch.cat(self._targets).numpy()
-        found = {"loss": loss, "accuracy": accuracy(outputs, targets)}
-        return found | {"auc": auc(outputs, targets)} if self.task.kind == "binary" else found
+        metrics: Metrics = {"loss": loss, "accuracy": accuracy(outputs, targets)}
+        return metrics | {"auc": auc(outputs, targets)} if self.task.kind == "binary" else metrics
 
 
 class RoutingStatistics:
-    """Routing statistics of one gate over many batches, weighted by samples."""
+    """Accumulates the statistics of one gate over batches, as means over samples."""
 
     _MEANS = (
         "experts_per_sample",
@@ -107,7 +97,7 @@ class RoutingStatistics:
         self._samples = 0
 
     def add(self, routing: Routing) -> None:
-        """Take in one batch."""
+        """Add one batch."""
         statistics = routing.statistics()
         samples = statistics["samples"]
         self._samples += samples
@@ -115,28 +105,26 @@ class RoutingStatistics:
             if statistics[name] is not None:
                 self._sums[name] = self._sums.get(name, 0) + samples * np.asarray(statistics[name])
 
-    def result(self) -> dict[str, Any]:
-        """The means over samples, and the experts that none selected."""
+    def record(self) -> RoutingRecord:
+        """The means over all samples so far; at least one batch must have been added."""
         means = {name: (total / max(self._samples, 1)).tolist() for name, total in self._sums.items()}
-        shares: Sequence[float] = means.get("share_of_samples", ())
-        return means | {"dead_experts": [expert for expert, share in enumerate(shares) if share == 0]}
+        dead = [expert for expert, share in enumerate(means["share_of_samples"]) if share == 0]
+        return RoutingRecord(**means, dead_experts=dead)
 
 
-Array = npt.NDArray[Any]
+def auc(scores: npt.NDArray[Any], labels: npt.NDArray[Any]) -> float:
+    """Area under the ROC curve, (N,) and (N,) of 0 and 1; NaN where a class is missing or a score is NaN."""
+    from sklearn.metrics import roc_auc_score
 
-
-def auc(scores: Array, labels: Array) -> float:
-    """Area under the ROC curve, ties counted half (Mann-Whitney); NaN where one class is missing."""
-    positive = labels.astype(bool)
-    count, others = int(positive.sum()), int((~positive).sum())
-    if not count or not others:
+    if len(np.unique(labels)) < 2 or not np.isfinite(scores).all():
         return float("nan")
-    _, place, ties = np.unique(scores, return_inverse=True, return_counts=True)
-    ranks = (ties.cumsum() - (ties - 1) / 2)[place]  # ties share their mean rank
-    return float((ranks[positive].sum() - count * (count + 1) / 2) / (count * others))
+    return float(roc_auc_score(labels, scores))
 
 
-def accuracy(logits: Array, labels: Array) -> float:
-    """Share of rows that are right: (N,) logits of a yes, or (N, classes)."""
-    chosen = logits > 0 if logits.ndim == 1 else logits.argmax(-1)
-    return float(np.mean(chosen == labels)) if len(labels) else float("nan")
+def accuracy(logits: npt.NDArray[Any], labels: npt.NDArray[Any]) -> float:
+    """Share of rows whose class is right, from (N,) logits of class 1 or (N, classes); NaN without rows."""
+    from sklearn.metrics import accuracy_score
+
+    if not len(labels):
+        return float("nan")
+    return float(accuracy_score(labels, logits > 0 if logits.ndim == 1 else logits.argmax(-1)))

@@ -1,8 +1,8 @@
-"""New rows through a trained rating model.
+"""Predictions of a trained rating model for new pairs of user and item.
 
-A user or an item that was not in the run's data is given the mean of the trained embeddings of the known.
-Hash gates route by user: an unknown one takes the expert of the known user whose number is the CRC-32 of the
-id modulo the number of users, so that the same id always goes the same way.
+A user or an item that was not in the data of the run gets the mean of the trained embeddings. Hash gates
+route by user: an unknown one takes the expert of the known user whose index is the CRC-32 of the id modulo
+the number of users, so that an id always has the same expert.
 """
 
 import zlib
@@ -22,9 +22,9 @@ from comet_moe.io import write_atomically
 from comet_moe.models import RatingModel
 from comet_moe.training.distributed import num_threads
 from comet_moe.training.evaluate import EVALUATION_BATCH
-from comet_moe.training.run import LoadedRun
+from comet_moe.training.load import LoadedRun
 
-Numbers = npt.NDArray[np.int32]
+Indices = npt.NDArray[np.int32]
 
 _WRITERS: dict[str, Callable[[pd.DataFrame, Path], Any]] = {
     ".csv": lambda table, path: table.to_csv(path, index=False),
@@ -37,18 +37,18 @@ def predict(run: LoadedRun, table: Path) -> pd.DataFrame:
     """Score the pairs of ``table`` (.csv, .tsv or .parquet with a user and an item in each row).
 
     Returns:
-        The pairs in their order as ``user`` and ``item``, ``watched`` (probability), ``rating`` (in the units
-        of the run's raw data) and ``known`` ("both", "user", "item" or "neither": which of the two the run
-        has seen).
+        The pairs in their order: ``user``, ``item``, ``watched`` (probability), ``rating`` (in the units of
+        the raw data of the run) and ``known`` ("both", "user", "item" or "neither": which of the two were in
+        the data of the run).
     """
     model = run.model
     if not isinstance(model, RatingModel):
-        raise RunError(f"{run.folder.path} is a run on images: predict takes rating models")
+        raise RunError(f"{run.folder.path} is a run on images: give a run of a rating model")
     options = run.config.data.options
     columns = {role: options[role] for role in ("user", "item") if options.get(role) is not None}
     pairs = read_pairs(table, columns, with_rating=False)
     user, item = (run.folder.vocabulary(name).encode(pairs[name]) for name in ("user", "item"))
-    keys = np.where(user < 0, _stand_in(pairs["user"], model.users.num_embeddings), user)
+    keys = np.where(user < 0, _replacement_keys(pairs["user"], model.users.num_embeddings), user)
     with num_threads(run.config.training.threads):
         watched, rating = _scores(model, user, item, keys)
     rating = rating * run.data.get("rating_std", 1.0) + run.data.get("rating_mean", 0.0)
@@ -57,43 +57,43 @@ def predict(run: LoadedRun, table: Path) -> pd.DataFrame:
 
 
 def write_table(table: pd.DataFrame, path: Path) -> None:
-    """Write ``table`` in the format that ``path`` ends in; a file is whole or not there."""
-    write_atomically(path, lambda aside: _WRITERS[writable_suffix(path)](table, aside))
+    """Write ``table`` atomically, in the format of the suffix of ``path``."""
+    write_atomically(path, lambda temporary: _WRITERS[check_suffix(path)](table, temporary))
 
 
-def writable_suffix(path: Path) -> str:
-    """The ending of ``path``, if a table can be written so."""
+def check_suffix(path: Path) -> str:
+    """The suffix of ``path``, if tables can be written in its format."""
     if path.suffix not in _WRITERS:
-        raise RunError(f"{path} ends in {path.suffix!r}: name a .csv, .tsv or .parquet file")
+        raise RunError(f"{path} ends in {path.suffix!r}: give a .csv, .tsv or .parquet file")
     return path.suffix
 
 
 @torch.no_grad()
 def _scores(
-    model: RatingModel, user: Numbers, item: Numbers, keys: npt.NDArray[np.int64]
+    model: RatingModel, user: Indices, item: Indices, keys: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """Probability of "watched" and the rating in the model's units, (N,) each; -1 is an unknown id."""
+    """Probability of "watched" and the rating in units of the model, (N,) each; index -1 is an unknown id."""
     mean_user, mean_item = model.users.weight.mean(0), model.items.weight.mean(0)
     outputs: list[list[Tensor]] = []
     for start in range(0, len(user), EVALUATION_BATCH):
         rows = slice(start, start + EVALUATION_BATCH)
         scores, _ = model.from_embeddings(
-            _rows_or(mean_user, model.users.weight, user[rows]),
-            _rows_or(mean_item, model.items.weight, item[rows]),
+            _embed(mean_user, model.users.weight, user[rows]),
+            _embed(mean_item, model.items.weight, item[rows]),
             torch.from_numpy(keys[rows]),
         )
         outputs.append(scores)
-    logit, rating = (torch.cat(parts).squeeze(-1) for parts in zip(*outputs, strict=True))
+    logit, rating = (torch.cat(batches).squeeze(-1) for batches in zip(*outputs, strict=True))
     return logit.sigmoid().numpy(), rating.numpy()
 
 
-def _rows_or(mean: Tensor, weight: Tensor, numbers: Numbers) -> Tensor:
-    """Rows of ``weight`` (v, d) by number, ``mean`` (d,) for -1: (B,) -> (B, d)."""
-    index = torch.from_numpy(numbers).long()
+def _embed(mean: Tensor, weight: Tensor, indices: Indices) -> Tensor:
+    """Rows of ``weight`` (v, d), or ``mean`` (d,) for -1: (B,) -> (B, d)."""
+    index = torch.from_numpy(indices).long()
     return torch.where((index < 0).unsqueeze(-1), mean, weight[index.clamp_min(0)])
 
 
-def _stand_in(ids: pd.Series, users: int) -> npt.NDArray[np.int64]:
-    """The number of the known user in whose place a hash gate puts each id."""
+def _replacement_keys(ids: pd.Series, users: int) -> npt.NDArray[np.int64]:
+    """The index of a known user for each id, for hash gates."""
     codes, distinct = pd.factorize(ids)
     return np.array([zlib.crc32(str(name).encode()) % users for name in distinct], dtype=np.int64)[codes]

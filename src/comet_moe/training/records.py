@@ -130,6 +130,14 @@ class SummaryRecord(Record):
     parameters_effective: Number = None
     routing: dict[str, RoutingRecord] = {}
 
+    @classmethod
+    def from_evaluations(
+        cls, validation: EvaluationRecord, test: EvaluationRecord, test_split: str
+    ) -> "SummaryRecord":
+        """The loss on ``validation``, and all of ``test``, which is of the split ``test_split``."""
+        metrics = {name: getattr(test, name) for name in EvaluationRecord.model_fields if name != "loss"}
+        return cls(validation_loss=validation.loss, test_loss=test.loss, test_split=test_split, **metrics)
+
 
 class ResultRecord(SummaryRecord):
     """``result.json``: the summary of a run with what was run.

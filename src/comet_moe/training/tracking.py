@@ -1,46 +1,45 @@
-"""Scalars an epoch for TensorBoard, on request."""
+"""The numbers of each epoch for TensorBoard."""
 
 from pathlib import Path
 from typing import Any
 
-from comet_moe.exceptions import RunError
+from comet_moe.exceptions import needs_extra
+from comet_moe.training.records import EpochRecord
 
 
 class TensorBoard:
-    """Writes each epoch's record to ``folder``, as a context manager.
+    """Writes every number of an epoch's record to ``folder``; a context manager.
 
-    An epoch that a kill made train twice is written twice, with the same values.
+    Numbers in nested records have a path as their name, such as ``validation/loss``; lists are left out. An
+    epoch that is trained twice because the run was killed is written twice, with the same values.
     """
 
     def __init__(self, folder: Path):
-        try:
+        with needs_extra("tensorboard", "--tensorboard"):
             from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise RunError("tensorboard is not installed: pip install 'comet-moe[tensorboard]'") from error
         self.folder = folder
-        self._make = SummaryWriter
+        self._open = SummaryWriter
         self._writer: Any = None
 
-    def on_epoch(self, record: dict[str, Any]) -> None:
-        """Write the record's numbers."""
-        for name, value in _scalars(record):
-            self._writer.add_scalar(name, value, record["epoch"])
+    def on_epoch(self, record: EpochRecord) -> None:
+        """Write the numbers of ``record``."""
+        for name, value in _scalars(record.model_dump(exclude={"epoch"})):
+            self._writer.add_scalar(name, value, record.epoch)
         self._writer.flush()
 
     def __enter__(self) -> "TensorBoard":
-        self._writer = self._make(str(self.folder))
+        self._writer = self._open(str(self.folder))
         return self
 
     def __exit__(self, *failure: object) -> None:
         self._writer.close()
 
 
-def _scalars(record: dict[str, Any], prefix: str = "") -> list[tuple[str, float]]:
-    """Every number in ``record``, nested ones by path; lists are left out."""
-    found: list[tuple[str, float]] = []
-    for name, value in record.items():
+def _scalars(values: dict[str, Any], prefix: str = "") -> list[tuple[str, float]]:
+    scalars: list[tuple[str, float]] = []
+    for name, value in values.items():
         if isinstance(value, dict):
-            found += _scalars(value, f"{prefix}{name}/")
-        elif isinstance(value, int | float) and prefix + name != "epoch":
-            found.append((prefix + name, float(value)))
-    return found
+            scalars += _scalars(value, f"{prefix}{name}/")
+        elif isinstance(value, int | float):
+            scalars.append((prefix + name, float(value)))
+    return scalars

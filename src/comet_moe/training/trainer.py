@@ -1,289 +1,321 @@
-"""The training loop: Adam, early stopping, local search in step, and a checkpoint after each epoch.
+"""The training loop, for every model: epochs of optimiser steps, early stopping, checkpoints, a result.
 
-Whatever is random in an epoch is seeded by (seed, epoch), so a run that was killed goes on from its last
-checkpoint to the same result, bit for bit at the same number of threads.
+Read :class:`Trainer` from :meth:`Trainer.run` down. What differs between models is given to it: a recipe's
+trainer is made by :mod:`comet_moe.training.build`, that of a BERT by :mod:`comet_moe.bert.build`.
 
-The model with its loss, over one process or several.
-
-A checkpoint as tensors: ``model.NAME``, the best so far ``best.NAME``, Adam's ``adam.INDEX.NAME``.
+What is random in an epoch is seeded by (seed, epoch, rank). A run that was killed resumes from its last
+checkpoint and ends with the same result, bit for bit at the same number of threads.
 """
 
 import math
 import time
-import warnings
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from comet_moe.checks import without_value_checks
-from comet_moe.config import TrainConfig
-from comet_moe.data import Dataset
-from comet_moe.io import plain
-from comet_moe.local_search import Permutation, parameter_groups
-from comet_moe.models import ImageModel, RatingModel
-from comet_moe.training.batches import Batch, batches, shuffled
-from comet_moe.training.build import build_model, steps_per_epoch
+from comet_moe.exceptions import DivergedError
+from comet_moe.local_search import Permutation
+from comet_moe.routing import Routing
 from comet_moe.training.distributed import Processes, num_threads
-from comet_moe.training.evaluate import RoutingStatistics, evaluate, summary
+from comet_moe.training.evaluate import RoutingStatistics
+from comet_moe.training.records import EpochRecord, EvaluationRecord, ResultRecord, SummaryRecord
 from comet_moe.training.run import RunFolder, Tensors, environment
 
-ADAM_EPSILON = 1e-7  # Keras's
-USAGE_EVERY = 20  # training batches between two looks at the routing
+ROUTING_INTERVAL = 20
+"""Training batches from one that counts in the routing statistics of an epoch to the next."""
+
+
+class StepLoss(NamedTuple):
+    """What an objective returns for a batch; scalars of the graph.
+
+    Attributes:
+        total: to be minimised.
+        loss: of the tasks alone.
+        aux_loss: of the gates.
+        routings: of each gate, by name.
+        distillation: distance from the teacher, if there is one.
+    """
+
+    total: Tensor
+    loss: Tensor
+    aux_loss: Tensor
+    routings: dict[str, Routing]
+    distillation: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Where an epoch stands, for whoever shows it."""
+    """Position in an epoch: ``step`` of ``steps`` is done, ``loss`` (times 100) is the mean so far."""
 
     epoch: int
-    done: int
+    step: int
     steps: int
     loss: float
 
 
-class DivergedError(Exception):
-    """The loss is no longer a number."""
+@dataclass(frozen=True)
+class Callbacks:
+    """Functions that follow a run: ``on_batch`` after each optimiser step, ``on_epoch`` after each epoch."""
+
+    on_batch: Callable[[Progress], None] = lambda progress: None
+    on_epoch: Callable[[EpochRecord], None] = lambda record: None
+
+
+def validation_loss(validation: EvaluationRecord) -> float:
+    """The score of an epoch by its loss on the validation split."""
+    return math.nan if validation.loss is None else validation.loss
 
 
 class Trainer:
-    """One run of training on one data set.
+    """Trains a model, keeps the weights of its best epoch, and writes everything to the folder of a run.
 
     Args:
-        config: of the run.
-        dataset: opened.
+        model: to train; its local searches are stepped after each optimiser step.
+        objective: the loss of a batch.
+        batches: the train batches of an epoch, counted from 1, in an order that depends on it alone.
+        steps_per_epoch: number of batches per epoch.
+        train_rows: rows per epoch, for the speed that is reported.
+        evaluate: the model on the validation split.
+        summarise: the model on all held-out splits, called once with the best weights.
+        save_model: saves the model, called once with the best weights.
+        optimizer: over the model's parameters.
+        epochs: at most.
+        patience: epochs without improvement after which training stops.
+        seed: of dropout and other noise.
+        result: what is known of the result before training.
         folder: of the run, already started.
+        score: of an epoch; the lowest is best.
+        schedule: factor on the learning rates by optimiser step, counted from 0; None for 1.
+        clip: largest norm of the gradient; None for no limit.
+        threads: of torch; None leaves the number as it is.
         processes: this process among those of the run.
-        on_batch: called after each optimiser step.
-        on_epoch: called with each epoch's record.
+        callbacks: functions that follow the run.
     """
 
     def __init__(
         self,
-        config: TrainConfig,
-        dataset: Dataset,
+        *,
+        model: nn.Module,
+        objective: Callable[[Any], StepLoss],
+        batches: Callable[[int], Iterable[Any]],
+        steps_per_epoch: int,
+        train_rows: int,
+        evaluate: Callable[[], EvaluationRecord],
+        summarise: Callable[[], SummaryRecord],
+        save_model: Callable[[], None],
+        optimizer: Optimizer,
+        epochs: int,
+        patience: int,
+        seed: int,
+        result: ResultRecord,
         folder: RunFolder,
+        score: Callable[[EvaluationRecord], float] = validation_loss,
+        schedule: Callable[[int], float] | None = None,
+        clip: float | None = None,
+        threads: int | None = None,
         processes: Processes = Processes(),  # noqa: B008 - frozen
-        on_batch: Callable[[Progress], None] = lambda progress: None,
-        on_epoch: Callable[[dict[str, Any]], None] = lambda record: None,
+        callbacks: Callbacks = Callbacks(),  # noqa: B008 - frozen
     ):
-        self.config = config
-        self.dataset = dataset
+        self.model = model
+        self.objective = objective
+        self.batches = batches
+        self.steps_per_epoch = steps_per_epoch
+        self.train_rows = train_rows
+        self.evaluate = evaluate
+        self.summarise = summarise
+        self.save_model = save_model
+        self.optimizer = optimizer
+        self.learning_rates: list[float] = [group["lr"] for group in optimizer.param_groups]
+        self.epochs = epochs
+        self.patience = patience
+        self.seed = seed
+        self.result = result
         self.folder = folder
+        self.score = score
+        self.schedule = schedule
+        self.clip = clip
+        self.threads = threads
         self.processes = processes
-        self.on_batch = on_batch
-        self.on_epoch = on_epoch
-        self.steps = steps_per_epoch(config, dataset.meta)
-        self.model = processes.in_turn(lambda: build_model(config, dataset.meta, self.steps))
-        self.searches = [m for m in self.model.modules() if isinstance(m, Permutation)]
-        groups = parameter_groups(self.model, config.training.learning_rate)
-        self.optimizer = torch.optim.Adam(groups, eps=ADAM_EPSILON, fused=True)
-        self.objective: nn.Module = Objective(self.model)
-        if processes.size > 1:
-            with warnings.catch_warnings():
-                # torch 2.13 has another name for broadcast_buffers, which torch 2.8 does not know.
-                warnings.simplefilter("ignore", FutureWarning)
-                self.objective = DistributedDataParallel(
-                    self.objective, broadcast_buffers=False, find_unused_parameters=bool(self.searches)
-                )
+        self.callbacks = callbacks
+        self.searches = [module for module in model.modules() if isinstance(module, Permutation)]
+        # The state of training, all of it in a checkpoint.
         self.epoch = 0
         self.best_epoch = 0
+        self.best_score = math.inf
         self.best_loss = math.inf
-        self.best: dict[str, Tensor] = {}
+        self.best_weights: Tensors = {}
         self.seconds = 0.0
 
-    def run(self) -> dict[str, Any]:
-        """Train from the last checkpoint, or from the start, to the end; the result, as written."""
-        with num_threads(self.config.training.threads):
-            self._restore()
+    def run(self) -> ResultRecord:
+        """Train to the end, from the last checkpoint if there is one; returns the result as it is written."""
+        with num_threads(self.threads):
+            self._resume()
             try:
-                while self._goes_on():
+                while self.epoch < self.epochs and self._patience_left() > 0:
                     self._run_epoch()
-            except DivergedError as diverged:
-                reason = str(diverged)
-                return self.processes.first(lambda: self._write_failure(reason))
-            return self.processes.first(self._conclude)
-
-    def _goes_on(self) -> bool:
-        training = self.config.training
-        return self.epoch < training.epochs and self.epoch - self.best_epoch < training.patience
+            except DivergedError as error:
+                failure = self.result.model_copy(update={"status": "failed", "reason": str(error)})
+                return self.processes.on_main(lambda: self._write_result(failure))
+            return self.processes.on_main(self._finish)
 
     def _run_epoch(self) -> None:
         started = time.perf_counter()
         self.epoch += 1
-        record = self._train_epoch()
-        record["samples_per_second"] = len(self.dataset.train) / (time.perf_counter() - started)
-        validation = self.processes.first(lambda: evaluate(self.model, self.dataset.validation))
-        record |= {"validation_loss": validation["loss"], "validation": validation}
-        if not math.isfinite(validation["loss"]):
-            raise DivergedError(f"the validation loss is {validation['loss']} after epoch {self.epoch}")
-        if validation["loss"] < self.best_loss:
-            self.best_epoch, self.best_loss = self.epoch, validation["loss"]
-            self.best = {name: value.clone() for name, value in self.model.state_dict().items()}
+        trained = self._train_epoch()
+        samples_per_second = self.train_rows / (time.perf_counter() - started)
+        validation = self.processes.on_main(self.evaluate)
+        if not math.isfinite(validation_loss(validation)):
+            raise DivergedError(f"the validation loss is {validation.loss} after epoch {self.epoch}")
+        score = self.score(validation)
+        if score < self.best_score or self.best_epoch == 0:
+            self.best_epoch, self.best_score = self.epoch, score
+            self.best_loss = validation_loss(validation)
+            self.best_weights = {name: value.clone() for name, value in self.model.state_dict().items()}
         self.seconds += time.perf_counter() - started
-        record |= {
-            "best_validation_loss": self.best_loss,
-            "patience_left": self.config.training.patience - (self.epoch - self.best_epoch),
-            "seconds": self.seconds,
-        }
-        self.processes.first(lambda: self._save(record))
-        self.on_epoch(record)
+        record = EpochRecord(
+            epoch=self.epoch,
+            **trained,
+            samples_per_second=samples_per_second,
+            validation=validation,
+            best_validation_loss=self.best_loss,
+            patience_left=self._patience_left(),
+            seconds=self.seconds,
+        )
+        self.processes.on_main(lambda: self._save(record))
+        self.callbacks.on_epoch(record)
 
-    @without_value_checks()  # a loss that is no number ends the run with a reason, not with an error
+    @without_value_checks()  # a NaN loss ends the run with a reason, not with an error
     def _train_epoch(self) -> dict[str, Any]:
-        config, processes = self.config, self.processes
-        name = f"{config.seed}/{self.epoch}/{processes.rank}"
-        torch.manual_seed(zlib.crc32(name.encode()))
+        """One optimiser step per batch; returns the fields of the epoch's record that are about training."""
+        torch.manual_seed(zlib.crc32(f"{self.seed}/{self.epoch}/{self.processes.rank}".encode()))
         self.model.train()
-        order = shuffled(len(self.dataset.train), config.seed, self.epoch)
-        usages = [RoutingStatistics() for _ in self.model.tasks]
-        loss_sum = aux_loss_sum = 0.0
-        stream = batches(self.dataset.train, order, config.training.batch_size, processes.shard)
-        for step, batch in enumerate(stream):
+        sums = np.zeros(4)  # total, loss, aux_loss, distillation
+        statistics: dict[str, RoutingStatistics] = {}
+        distilled = False
+        for step, batch in enumerate(self.batches(self.epoch)):
+            self._set_learning_rates((self.epoch - 1) * self.steps_per_epoch + step)
             self.optimizer.zero_grad(set_to_none=True)
-            loss, aux_loss, routings = self.objective(batch, processes)
-            (loss + aux_loss).backward()
-            value, extra = (processes.sum(torch.stack((loss, aux_loss)).detach()) / processes.size).tolist()
-            if not math.isfinite(value):
-                raise DivergedError(f"the loss is {value} at step {step + 1} of epoch {self.epoch}")
+            losses = self.objective(batch)
+            losses.total.backward()
+            sums += self._values(losses, step)
+            distilled = losses.distillation is not None
+            if self.clip is not None:
+                nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
             self.optimizer.step()
             for search in self.searches:
                 search.step()
-            loss_sum += value
-            aux_loss_sum += extra
-            if step % USAGE_EVERY == 0:
-                for usage, routing in zip(usages, routings, strict=True):
-                    usage.add(routing)
-            self.on_batch(Progress(self.epoch, step + 1, self.steps, 100 * loss_sum / (step + 1)))
-        tau, rounds = self.searches[0].schedule if self.searches else (None, None)
+            if step % ROUTING_INTERVAL == 0:
+                for name, routing in losses.routings.items():
+                    statistics.setdefault(name, RoutingStatistics()).add(routing)
+            mean_loss = 100 * float(sums[1]) / (step + 1)
+            self.callbacks.on_batch(Progress(self.epoch, step + 1, self.steps_per_epoch, mean_loss))
+        _, loss, aux_loss, distillation = (100 * sums / self.steps_per_epoch).tolist()
+        tau, iterations = self.searches[0].schedule if self.searches else (None, None)
         return {
-            "epoch": self.epoch,
-            "train_loss": 100 * loss_sum / self.steps,
-            "train_aux_loss": 100 * aux_loss_sum / self.steps,
-            "train_routing": {
-                task.name: usage.result() for task, usage in zip(self.model.tasks, usages, strict=True)
-            },
+            "train_loss": loss,
+            "train_aux_loss": aux_loss,
+            "train_distillation": distillation if distilled else None,
+            "train_routing": {name: found.record() for name, found in statistics.items()},
             "searching": any(search.searching for search in self.searches),
             "tau": tau,
-            "sinkhorn_iterations": rounds,
+            "sinkhorn_iterations": iterations,
             "permutations": [search.order().tolist() for search in self.searches],
-            "soft_permutations": [rounded(search.matrix()) for search in self.searches if search.searching],
+            "soft_permutations": [
+                search.matrix().detach().double().numpy().round(3).tolist()
+                for search in self.searches
+                if search.searching
+            ],
         }
 
-    def _save(self, record: dict[str, Any]) -> None:
+    def _set_learning_rates(self, step: int) -> None:
+        if self.schedule is not None:
+            factor = self.schedule(step)
+            for group, learning_rate in zip(self.optimizer.param_groups, self.learning_rates, strict=True):
+                group["lr"] = learning_rate * factor
+
+    def _values(self, losses: StepLoss, step: int) -> list[float]:
+        """Total, loss, auxiliary loss and distillation as numbers, as means over the processes."""
+        distillation = losses.total.new_zeros(()) if losses.distillation is None else losses.distillation
+        scalars = torch.stack((losses.total, losses.loss, losses.aux_loss, distillation)).detach()
+        values: list[float] = (self.processes.sum(scalars) / self.processes.size).tolist()
+        if not math.isfinite(values[0]):
+            raise DivergedError(f"the loss is {values[0]} at step {step + 1} of epoch {self.epoch}")
+        return values
+
+    def _patience_left(self) -> int:
+        return self.patience - (self.epoch - self.best_epoch)
+
+    def _save(self, record: EpochRecord) -> None:
         self.folder.append_metrics(record)
         state = {
             "epoch": self.epoch,
             "best_epoch": self.best_epoch,
+            "best_score": self.best_score,
             "best_loss": self.best_loss,
             "seconds": self.seconds,
         }
-        self.folder.write_checkpoint(pack(self.model, self.best, self.optimizer), state)
+        self.folder.write_checkpoint(pack_state(self.model, self.best_weights, self.optimizer), state)
 
-    def _restore(self) -> None:
-        found = self.processes.first(self._last_checkpoint)
-        if found is None:
+    def _resume(self) -> None:
+        """Load the last checkpoint, if there is one, and drop what the folder has beyond it."""
+        checkpoint = self.processes.on_main(self._last_checkpoint)
+        if checkpoint is None:
             return
-        tensors, state = found
+        tensors, state = checkpoint
+        self.best_weights = unpack_state(tensors, self.model, self.optimizer)
         self.epoch, self.best_epoch = state["epoch"], state["best_epoch"]
-        self.best_loss, self.seconds = state["best_loss"], state["seconds"]
-        self.best = unpack(tensors, self.model, self.optimizer)
+        self.best_score, self.best_loss = state["best_score"], state["best_loss"]
+        self.seconds = state["seconds"]
 
-    def _last_checkpoint(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """The checkpoint to go on from, with the folder put in the state that belongs to it."""
-        self.folder.sweep()
-        self.folder.bind(self.dataset)
-        found = self.folder.checkpoint()
-        self.folder.keep_metrics(found[1]["epoch"] if found else 0)
-        self.folder.add_environment(environment(self.processes.size, found[1]["epoch"] if found else 0))
-        return found
+    def _last_checkpoint(self) -> tuple[Tensors, dict[str, Any]] | None:
+        self.folder.remove_temporary_files()
+        checkpoint = self.folder.checkpoint()
+        epoch = checkpoint[1]["epoch"] if checkpoint else 0
+        self.folder.truncate_metrics(epoch)
+        self.folder.append_environment(environment(self.processes.size, epoch))
+        return checkpoint
 
-    def _conclude(self) -> dict[str, Any]:
-        self.model.load_state_dict(self.best)
-        self.folder.write_model(self.best)
-        return self._write_result({"status": "complete", **summary(self.model, self.dataset)})
+    def _finish(self) -> ResultRecord:
+        self.model.load_state_dict(self.best_weights)
+        self.model.eval()
+        self.save_model()
+        summary = self.summarise()
+        fields = {name: getattr(summary, name) for name in SummaryRecord.model_fields}
+        return self._write_result(self.result.model_copy(update={"status": "complete", **fields}))
 
-    def _write_failure(self, reason: str) -> dict[str, Any]:
-        return self._write_result(
-            {"status": "failed", "reason": reason, "validation_loss": None, "test_loss": None}
-        )
-
-    def _write_result(self, found: dict[str, Any]) -> dict[str, Any]:
-        result: dict[str, Any] = plain(found) | {
-            "recipe": self.config.recipe,
-            "gate": self.config.gate.name,
-            "seed": self.config.seed,
-            "epochs": self.epoch,
-            "best_epoch": self.best_epoch,
-            "parameters": sum(p.numel() for p in self.model.parameters()),
-            "seconds": self.seconds,
-        }
-        self.folder.write_result(result)
-        return result
+    def _write_result(self, result: ResultRecord) -> ResultRecord:
+        state = {"epochs": self.epoch, "best_epoch": self.best_epoch, "seconds": self.seconds}
+        self.folder.write_result(result.model_copy(update=state))
+        return self.folder.result()
 
 
-def rounded(matrix: Tensor) -> Any:
-    """``matrix`` as lists, to the three digits that a picture of it can show."""
-    return np.round(matrix.detach().double().numpy(), 3).tolist()
-
-
-class Objective(nn.Module):
-    """The model with its loss, so that one call is all that data-parallel training has to see.
-
-    With several processes, each divides its sums by the counts over all of them, times their number: the mean
-    of the gradients that data-parallel training takes is then the gradient of the loss over the whole batch.
-    """
-
-    def __init__(self, model: RatingModel | ImageModel):
-        super().__init__()
-        self.model = model
-
-    def forward(self, batch: Batch, processes: Processes) -> tuple[Tensor, Tensor, list[Any]]:
-        """This process's share of the loss and of the penalty, both (), and a routing a task."""
-        outputs, routings = self.model(batch.features)
-        tasks = self.model.tasks
-        sums, counts = zip(
-            *(task.loss(output, batch.targets) for task, output in zip(tasks, outputs, strict=True)),
-            strict=True,
-        )
-        rows = torch.tensor(float(len(batch)))
-        totals = processes.sum(torch.stack((*counts, rows))).clamp_min(1)
-        loss = sum(
-            task.weight * part * processes.size / total
-            for task, part, total in zip(tasks, sums, totals, strict=False)
-        )
-        # Entropies are means over this process's rows, and so weigh by their number; the penalty of a
-        # search is the same on all processes, and these weights sum to one over them.
-        aux_loss = sum(routing.aux_loss for routing in routings) * (rows * processes.size / totals[-1])
-        return loss, aux_loss, routings
-
-
-def pack(model: nn.Module, best: Tensors, optimizer: Optimizer) -> Tensors:
-    """All tensors that training needs to go on, under names that tell them apart."""
+def pack_state(model: nn.Module, best_weights: Tensors, optimizer: Optimizer) -> Tensors:
+    """The tensors of a checkpoint: ``model.NAME``, ``best.NAME`` and ``optimizer.PARAMETER.NAME``."""
     tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
-    tensors |= {f"best.{name}": value for name, value in best.items()}
+    tensors |= {f"best.{name}": value for name, value in best_weights.items()}
     for index, state in optimizer.state_dict()["state"].items():
-        tensors |= {f"adam.{index}.{name}": value for name, value in state.items()}
+        tensors |= {f"optimizer.{index}.{name}": value for name, value in state.items()}
     return tensors
 
 
-def unpack(tensors: Tensors, model: nn.Module, optimizer: Optimizer) -> Tensors:
-    """Put ``model`` and ``optimizer`` in the state that was packed; the best weights."""
-    model.load_state_dict(_under("model.", tensors))
-    adam = optimizer.state_dict()
-    for name, value in _under("adam.", tensors).items():
-        index, _, slot = name.partition(".")
-        adam["state"].setdefault(int(index), {})[slot] = value
-    optimizer.load_state_dict(adam)
-    return _under("best.", tensors)
+def unpack_state(tensors: Tensors, model: nn.Module, optimizer: Optimizer) -> Tensors:
+    """Put ``model`` and ``optimizer`` into the state of a checkpoint; returns the best weights."""
+    model.load_state_dict(_with_prefix("model.", tensors))
+    saved = optimizer.state_dict()
+    for name, value in _with_prefix("optimizer.", tensors).items():
+        index, _, field = name.partition(".")
+        saved["state"].setdefault(int(index), {})[field] = value
+    optimizer.load_state_dict(saved)
+    return _with_prefix("best.", tensors)
 
 
-def _under(prefix: str, tensors: Tensors) -> Tensors:
-    """Those of ``tensors`` whose name begins with ``prefix``, without it."""
+def _with_prefix(prefix: str, tensors: Tensors) -> Tensors:
+    """The tensors whose name starts with ``prefix``, by the rest of their name."""
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}

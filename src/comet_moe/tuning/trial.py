@@ -1,83 +1,69 @@
-"""How a trial is run: a network on its data set, or a student of a dense BERT."""
+"""How a trial is run: as a network on its data set, or as a student of a dense BERT."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from comet_moe.config import AnyConfig, TrainConfig, load_train_config
 from comet_moe.data import Dataset
-from comet_moe.exceptions import StudyError
 from comet_moe.training.batches import load_dataset
-from comet_moe.training.build import build_model, steps_per_epoch
-from comet_moe.training.run import RunFolder
-from comet_moe.training.trainer import Progress, Trainer
+from comet_moe.training.build import build_model, build_trainer
+from comet_moe.training.records import ResultRecord
+from comet_moe.training.run import RunFolder, start_run
+from comet_moe.training.trainer import Callbacks
 
 
 class Runner(Protocol):
-    """One kind of experiment; it keeps open what its trials share."""
+    """Runs the trials of one kind of experiment, and keeps in memory what they share."""
 
     def base(self, recipe: str, settings: Sequence[str]) -> Any:
-        """The configuration before anything is drawn."""
+        """The configuration of all trials, without the values that are sampled for each."""
 
     def check(self, config: Any) -> None:
-        """Build the model once: what does not fit the data is found before anything is written."""
+        """Build the model once, so that settings that do not fit the data are refused before any trial."""
 
     def folder(self, path: Path) -> RunFolder:
         """The folder of a run."""
 
-    def run(
-        self,
-        config: Any,
-        folder: Any,
-        on_batch: Callable[[Progress], None],
-        on_epoch: Callable[[dict[str, Any]], None],
-    ) -> dict[str, Any]:
-        """Train, from the start or from where it stopped; the result."""
+    def run(self, config: Any, folder: Any, callbacks: Callbacks) -> ResultRecord:
+        """Train, from the last checkpoint if there is one; returns the result."""
 
 
-class Networks:
-    """Trains the networks of ``comet-moe train``."""
+class RecipeRunner:
+    """Runs trials of the networks of ``comet-moe train``; they share the data set."""
 
     def __init__(self) -> None:
-        self._data: tuple[Any, Dataset] | None = None
+        self._loaded: tuple[Any, Dataset] | None = None
 
     def base(self, recipe: str, settings: Sequence[str]) -> TrainConfig:
-        """The recipe's, with the settings laid over."""
+        """The recipe with ``settings``."""
         return load_train_config(recipe, settings)
 
     def check(self, config: TrainConfig) -> None:
-        """Build the network once, on its data."""
-        meta = self._dataset(config).meta
-        build_model(config, meta, steps_per_epoch(config, meta))
+        """Build the network once."""
+        build_model(config, self._dataset(config).meta)
 
     def folder(self, path: Path) -> RunFolder:
         """The folder of a run."""
         return RunFolder(path)
 
-    def run(
-        self,
-        config: TrainConfig,
-        folder: RunFolder,
-        on_batch: Callable[[Progress], None],
-        on_epoch: Callable[[dict[str, Any]], None],
-    ) -> dict[str, Any]:
-        """Train, from the start or from where it stopped; the result."""
-        trainer = Trainer(config, self._dataset(config), folder, on_batch=on_batch, on_epoch=on_epoch)
-        folder.start(config)
+    def run(self, config: TrainConfig, folder: RunFolder, callbacks: Callbacks) -> ResultRecord:
+        """Train, from the last checkpoint if there is one; returns the result."""
+        dataset = self._dataset(config)
+        trainer = build_trainer(config, dataset, folder, callbacks=callbacks)
+        start_run(folder, config, dataset)
         return trainer.run()
 
     def _dataset(self, config: TrainConfig) -> Dataset:
-        if self._data is None or self._data[0] != config.data:
-            self._data = (config.data, load_dataset(config))
-        return self._data[1]
+        if self._loaded is None or self._loaded[0] != config.data:
+            self._loaded = (config.data, load_dataset(config))
+        return self._loaded[1]
 
 
 def runner_for(config: AnyConfig) -> Runner:
-    """Who runs trials such as ``config``."""
+    """The runner of trials with configurations like ``config``."""
     if isinstance(config, TrainConfig):
-        return Networks()
-    try:
-        from comet_moe.bert.trials import Students
-    except ImportError as error:
-        raise StudyError(str(error)) from error
-    return Students()
+        return RecipeRunner()
+    from comet_moe.bert.trials import StudentRunner
+
+    return StudentRunner()

@@ -24,7 +24,7 @@ from comet_moe.config import AnyConfig, BertConfig, override_config
 from comet_moe.config.loader import ConfigType
 from comet_moe.exceptions import DataError, RecipeError, RunError, StudyError, WriteError
 from comet_moe.training.run import RunFolder
-from comet_moe.training.trainer import Progress
+from comet_moe.training.trainer import Callbacks, Progress, validation_loss
 from comet_moe.tuning.folder import StudyFolder
 from comet_moe.tuning.queue import ATTEMPTS, Claim, Lost, Queue
 from comet_moe.tuning.storage import STORAGE_ERRORS, Storage, storage_problem
@@ -166,18 +166,17 @@ class _Worker:
             if _placed_as(config, saved) != config:
                 raise StudyError(f"{run.path} holds another run than this study's: move it away")
         if state == "finished":
-            return run.result()
-        return runner.run(
-            config,
-            run,
+            return run.result().model_dump()
+        callbacks = Callbacks(
             self._on_batch,
-            lambda record: self.queue.report(claim, record["epoch"], record["validation_loss"]),
+            lambda record: self.queue.report(claim, record.epoch, validation_loss(record.validation)),
         )
+        return runner.run(config, run, callbacks).model_dump()
 
     def _on_batch(self, progress: Progress) -> None:
         if time.monotonic() - self._told > PROGRESS_SECONDS:
             loss = progress.loss if math.isfinite(progress.loss) else None
-            self._tell(("step", progress.epoch, progress.done / progress.steps, loss))
+            self._tell(("step", progress.epoch, progress.step / progress.steps, loss))
 
     def _tell(self, message: tuple[Any, ...]) -> None:
         self._told = time.monotonic()

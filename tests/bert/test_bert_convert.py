@@ -6,7 +6,7 @@ from tiny_bert import LAYERS, NEURONS, batch, inputs, tiny_bert
 from transformers import DistilBertConfig, DistilBertModel
 
 from comet_moe.bert import CometBertForQuestionAnswering, convert_bert, importance
-from comet_moe.bert.convert import deal
+from comet_moe.bert.convert import assign_neurons
 
 
 def by_definition(model, arguments):
@@ -15,10 +15,10 @@ def by_definition(model, arguments):
     for row in range(len(arguments["input_ids"])):
         model.zero_grad()
         model(**{name: value[row : row + 1] for name, value in arguments.items()}).loss.backward()
-        for place, layer in enumerate(model.bert.encoder.layer):
+        for index, layer in enumerate(model.bert.encoder.layer):
             first, second = layer.intermediate.dense.weight, layer.output.dense.weight
             inner = (first * first.grad).sum(1) + (second * second.grad).sum(0)
-            scores[place] += inner.abs().detach()
+            scores[index] += inner.abs().detach()
     return scores
 
 
@@ -32,7 +32,7 @@ def test_one_backward_pass_gives_the_definition(kind, frozen):
     torch.testing.assert_close(importance(model, batches), expected, atol=1e-6, rtol=0)
 
 
-def test_importance_leaves_the_model_as_it_was():
+def test_importance_does_not_change_the_model():
     model = tiny_bert().train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     model.zero_grad()
@@ -43,20 +43,20 @@ def test_importance_leaves_the_model_as_it_was():
     assert not any(module._forward_hooks for module in model.modules())
 
 
-def test_importance_says_what_is_missing():
+def test_errors_of_importance_say_what_is_missing():
     model = tiny_bert()
-    with pytest.raises(ValueError, match="batches must hold at least 1 batch"):
+    with pytest.raises(ValueError, match="batches must have at least 1 batch"):
         importance(model, [])
-    with pytest.raises(ValueError, match="a batch must hold labels"):
+    with pytest.raises(ValueError, match="a batch must have labels"):
         importance(model, [inputs(batch())])
     with pytest.raises(ValueError, match="Linear has no dense BERT layers"):
         importance(torch.nn.Linear(2, 2), [batch()])
 
 
-def test_neurons_are_dealt_round_robin_by_importance():
+def test_neurons_are_assigned_to_the_experts_in_turn_by_importance():
     order = torch.tensor([9, 1, 5, 0, 8, 2, 3, 4, 6, 7])
-    hands = deal(order, experts=3, expert_size=4, shared=2)
-    assert hands.tolist() == [[9, 1, 5, 2], [9, 1, 0, 3], [9, 1, 8, 4]]
+    assigned = assign_neurons(order, experts=3, expert_size=4, shared=2)
+    assert assigned.tolist() == [[9, 1, 5, 2], [9, 1, 0, 3], [9, 1, 8, 4]]
 
 
 @pytest.mark.parametrize(
@@ -64,17 +64,17 @@ def test_neurons_are_dealt_round_robin_by_importance():
     [
         (
             (4, 20, 4),
-            "4 experts of 20 neurons, 4 of them shared, need 68, and the feed-forward layers have 48: "
-            "make expert_size smaller or shared larger",
+            "4 experts of 20 neurons, 4 of them shared, need 68 neurons, and the feed-forward layers have "
+            "48: lower expert_size or experts, or raise shared",
         ),
         ((4, 10, 11), "shared must be at most expert_size, 10, got 11"),
         ((0, 10, 1), "experts and expert_size must be at least 1"),
         ((2, 10, -1), "shared at least 0"),
     ],
 )
-def test_neurons_that_do_not_suffice_are_named(arguments, says):
+def test_too_few_neurons_are_an_error_that_names_the_limit(arguments, says):
     with pytest.raises(ValueError, match=says):
-        deal(torch.arange(NEURONS), *arguments)
+        assign_neurons(torch.arange(NEURONS), *arguments)
     experts, size, shared = arguments
     with pytest.raises(ValueError, match=says):
         convert_bert(tiny_bert(), experts=experts, expert_size=size, shared=shared)
@@ -88,15 +88,15 @@ def test_an_expert_is_the_dense_layer_without_the_neurons_it_did_not_get():
     for layer, (old, new) in enumerate(
         zip(dense.bert.encoder.layer, student.bert.encoder.layer, strict=True)
     ):
-        hands = deal(scores[layer].argsort(descending=True), 4, 18, 8)
-        for expert, hand in enumerate(hands):
-            kept = torch.zeros(NEURONS).index_fill(0, hand, 1.0)
+        assigned = assign_neurons(scores[layer].argsort(descending=True), 4, 18, 8)
+        for expert, neurons in enumerate(assigned):
+            kept = torch.zeros(NEURONS).index_fill(0, neurons, 1.0)
             with torch.no_grad():
                 expected = old.output(old.intermediate(x) * kept, x)
                 torch.testing.assert_close(new.moe.experts.one(x, expert), expected, atol=1e-5, rtol=0)
 
 
-def test_the_dense_model_is_left_alone_and_the_mode_kept():
+def test_the_dense_model_is_not_changed_and_its_mode_is_kept():
     dense = tiny_bert("answers").train()
     before = {name: value.clone() for name, value in dense.state_dict().items()}
     student = convert_bert(dense, experts=2, expert_size=10, shared=4)
@@ -108,7 +108,7 @@ def test_the_dense_model_is_left_alone_and_the_mode_kept():
     assert all(torch.equal(before[name], value) for name, value in dense.state_dict().items())
 
 
-def test_half_precision_and_settings_go_over():
+def test_half_precision_and_settings_are_kept():
     dense = tiny_bert().bfloat16()
     student = convert_bert(
         dense, "comet", 2, 10, 4, gamma=0.1, entropy=0.2, search_steps=9, zeta=1e-3, tau=(0.1, 1e-3)
@@ -142,10 +142,10 @@ def test_half_precision_and_settings_go_over():
         (
             tiny_bert,
             {"gate": "hash", "frequencies": torch.ones(3)},
-            r"frequencies must have one number a token, .* got \(3,\)",
+            r"frequencies must have one number per token, .* got \(3,\)",
         ),
     ],
 )
-def test_what_cannot_be_converted_is_named(model, settings, says):
+def test_an_error_names_what_cannot_be_converted(model, settings, says):
     with pytest.raises(ValueError, match=says):
         convert_bert(model(), **{"experts": 2, "expert_size": 10, "shared": 4, **settings})

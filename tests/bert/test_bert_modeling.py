@@ -1,4 +1,4 @@
-"""Sparse BERTs: equal to the dense one where they must be, exact about padding, at home in transformers."""
+"""Sparse BERTs: equal to the dense one where they must be, blind to padding, usable through transformers."""
 
 import pytest
 import torch
@@ -16,6 +16,7 @@ from comet_moe import Permutation, PermutedGate
 from comet_moe.bert import CometBertConfig, CometBertForSequenceClassification, CometBertModel, convert_bert
 from comet_moe.bert.gating import BalancedGate
 from comet_moe.gates import CometGate, HashGate, SoftmaxGate, TopKGate
+from comet_moe.io import ALIGNMENT
 from comet_moe.testing import check_gate
 
 GATES = [name + plus for name in ("softmax", "hash", "topk", "dselect", "comet") for plus in ("", "+")]
@@ -67,8 +68,10 @@ def test_equal_experts_are_the_dense_model_of_their_neurons(gate, k):
 
 
 @pytest.mark.parametrize(("gate", "route_by"), ROUTED)
-def test_a_row_is_routed_and_answered_the_same_alone_and_among_others(gate, route_by):
-    student = far_from_uniform(sparse(tiny_bert(), gate, route_by, k=2))
+def test_a_row_has_the_same_routing_and_outputs_alone_and_in_a_batch(gate, route_by):
+    # In double precision: products of other shapes round differently, and these gates, whose logits change by
+    # about 6 per unit of their input, pass on a hundred times the rounding error of the layers before them.
+    student = far_from_uniform(sparse(tiny_bert(), gate, route_by, k=2)).double()
     arguments = inputs(batch())
     with torch.no_grad():
         together_routings = []
@@ -79,14 +82,14 @@ def test_a_row_is_routed_and_answered_the_same_alone_and_among_others(gate, rout
             alone = student(
                 input_ids=arguments["input_ids"][row : row + 1, :length], routings=routings
             ).logits
-            torch.testing.assert_close(alone[0], together[row], atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(alone[0], together[row], atol=1e-9, rtol=0)
             for one, many in zip(routings, together_routings, strict=True):
-                torch.testing.assert_close(one.weights[0], many.weights[row, :length], atol=1e-5, rtol=1e-5)
+                torch.testing.assert_close(one.weights[0], many.weights[row, :length], atol=1e-9, rtol=0)
 
 
 @pytest.mark.parametrize(("gate", "route_by"), ROUTED)
 @pytest.mark.parametrize("training", [True, False])
-def test_padding_goes_to_no_expert_and_is_not_counted(gate, route_by, training):
+def test_no_expert_gets_padding_and_statistics_do_not_count_it(gate, route_by, training):
     student = sparse(tiny_bert(), gate, route_by, entropy=0.3, load_balance=0.2).train(training)
     arguments = inputs(batch())
     real = arguments["attention_mask"].bool()
@@ -101,7 +104,7 @@ def test_padding_goes_to_no_expert_and_is_not_counted(gate, route_by, training):
 
 @pytest.mark.parametrize("gate", ["comet", "topk", "dselect", "softmax"])
 @pytest.mark.parametrize("route_by", ["token", "sentence"])
-def test_the_penalty_is_the_same_whatever_stands_in_the_padding(gate, route_by):
+def test_the_auxiliary_loss_does_not_depend_on_the_tokens_of_the_padding(gate, route_by):
     student = sparse(tiny_bert(), gate, route_by, entropy=0.3, load_balance=0.2)
     for module in student.modules():  # training, but for dropout
         module.training = not isinstance(module, torch.nn.Dropout)
@@ -126,7 +129,7 @@ def test_only_the_chosen_experts_run(gate, training):
     student(**arguments, routings=routings)
     for routing in routings:
         assert routing.execution == "sparse"
-        assert routing.expert_rows == int(arguments["attention_mask"].sum())  # one expert a real token
+        assert routing.expert_rows == int(arguments["attention_mask"].sum())  # one expert per token
 
 
 @pytest.mark.parametrize(("gate", "route_by"), ROUTED)
@@ -147,7 +150,7 @@ def test_every_parameter_gets_a_gradient_and_dense_execution_the_same(gate, rout
         torch.testing.assert_close(gradient, gradients["dense"][name], atol=1e-5, rtol=1e-4)
 
 
-def test_the_loss_has_the_penalty_in_training_only():
+def test_the_loss_includes_the_auxiliary_loss_in_training_only():
     student = sparse(tiny_bert(), "comet+", entropy=0.3, load_balance=0.2)
     arguments = batch()
     found = student.train()(**arguments)
@@ -178,12 +181,12 @@ def test_top_1_weighs_by_the_probability_among_all_experts():
         lambda p, n: PermutedGate(BalancedGate(CometGate(p, n, 2), 0.1), Permutation(n, steps=10)),
     ],
 )
-def test_a_balanced_gate_keeps_the_laws_of_a_gate(make):
+def test_a_balanced_gate_satisfies_the_checks_of_every_gate(make):
     check_gate(make)
 
 
 @pytest.mark.parametrize("gate", ["topk", "softmax", "comet"])
-def test_the_load_balance_penalty_is_one_where_the_load_is_even_and_e_where_it_is_not(gate):
+def test_the_load_balancing_loss_is_1_for_even_load_and_the_number_of_experts_for_one_expert(gate):
     student = sparse(tiny_bert(), gate, gamma=1e-4, load_balance=1.0)
     balanced = student.bert.encoder.layer[0].moe.gate.train()
     x = torch.randn(64, 5, balanced.in_features)
@@ -208,7 +211,7 @@ def test_the_load_balance_penalty_is_one_where_the_load_is_even_and_e_where_it_i
     ],
 )
 @pytest.mark.parametrize("gate", ["hash+", "comet+", "topk"])
-def test_saving_and_loading_keeps_everything(tmp_path, kind, auto, gate):
+def test_a_saved_and_loaded_model_gives_the_same_bits(tmp_path, kind, auto, gate):
     student = sparse(tiny_bert(kind), gate, search_steps=3 if "+" in gate else 0)
     for search in (module for module in student.modules() if isinstance(module, Permutation)):
         search.step()
@@ -220,13 +223,15 @@ def test_saving_and_loading_keeps_everything(tmp_path, kind, auto, gate):
     before, after = student.state_dict(), loaded.state_dict()
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
+    # Rounding depends on the alignment of weights, so both models have theirs in aligned memory.
+    assert all(value.data_ptr() % ALIGNMENT == 0 for value in (*before.values(), *after.values()))
     arguments = inputs(batch(kind=kind))
     with torch.no_grad():
         for ours, theirs in zip(student(**arguments).to_tuple(), loaded(**arguments).to_tuple(), strict=True):
             assert torch.equal(ours, theirs)
 
 
-def test_a_search_goes_on_after_loading(tmp_path):
+def test_a_search_continues_after_loading(tmp_path):
     student = sparse(tiny_bert(), "comet+", search_steps=3)
     for _ in range(2):
         for module in student.modules():
@@ -242,7 +247,7 @@ def test_a_search_goes_on_after_loading(tmp_path):
     assert not any(search.searching for search in searches)
 
 
-def test_a_dense_checkpoint_loaded_as_sparse_has_sound_first_values(tmp_path):
+def test_a_dense_checkpoint_loaded_as_sparse_has_initialised_gates_and_experts(tmp_path):
     tiny_bert(initializer_range=0.02).save_pretrained(tmp_path)
     settings = {"num_experts": 3, "expert_size": 8, "search_steps": 7, "gamma": 0.5, "hash_seed": 5}
     for gate in ("comet", "hash"):
@@ -265,7 +270,7 @@ def test_a_dense_checkpoint_loaded_as_sparse_has_sound_first_values(tmp_path):
             assert torch.equal(table, HashGate(len(table), 3, seed=5 + layer).assignment)
 
 
-def test_hash_tables_differ_by_layer_or_even_out_the_load():
+def test_hash_tables_differ_by_layer_or_balance_the_load():
     dense = tiny_bert()
     tables = [m.assignment for m in sparse(dense, "hash").modules() if isinstance(m, HashGate)]
     assert not torch.equal(tables[0], tables[1])
@@ -310,7 +315,7 @@ def test_auto_classes_know_the_configuration(tmp_path):
     assert (type(config), config.gate, config.num_experts) == (CometBertConfig, "topk", 3)
 
 
-def test_a_tuple_is_returned_where_asked():
+def test_a_tuple_is_returned_on_request():
     student = sparse(tiny_bert(), "comet")
     arguments = inputs(batch())
     with torch.no_grad():

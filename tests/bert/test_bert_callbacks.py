@@ -1,4 +1,4 @@
-"""The Trainer of transformers with a sparse student, and its own mixtures with our dispatch."""
+"""The Trainer of transformers with a sparse student, and transformers' mixtures with our dispatch."""
 
 import pytest
 import torch
@@ -69,8 +69,8 @@ def test_the_trainer_trains_and_the_callback_steps_every_search(tmp_path, accumu
     changed = [name for name in before if not torch.equal(before[name], after[name])]
     assert any("experts" in name for name in changed)
     assert any("leaf_weight" in name for name in changed)
-    figures = trainer.evaluate()
-    assert 0 <= figures["eval_share"] <= 1
+    metrics = trainer.evaluate()
+    assert 0 <= metrics["eval_share"] <= 1
     saved = type(student).from_pretrained(tmp_path / "checkpoint-3")
     progress = [int(module.progress) for module in saved.modules() if isinstance(module, Permutation)]
     assert progress == [3, 3, 3]
@@ -120,7 +120,7 @@ MIXTURES = {
 
 
 @pytest.mark.parametrize("kind", MIXTURES)
-def test_transformers_own_mixtures_give_the_same_with_our_dispatch(kind):
+def test_mixtures_of_transformers_have_the_same_outputs_with_our_dispatch(kind):
     model = MIXTURES[kind]().float()
     with torch.no_grad():
         for parameter in model.parameters():

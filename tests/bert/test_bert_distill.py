@@ -9,7 +9,12 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from comet_moe.bert import convert_bert
-from comet_moe.bert.distill import discrepancy, divergence, hidden_gap, prediction_gap
+from comet_moe.bert.distill import (
+    discrepancy,
+    hidden_discrepancy,
+    prediction_discrepancy,
+    symmetric_divergence,
+)
 from comet_moe.bert.evaluate import batch_flops, effective_parameters, stored_parameters
 
 
@@ -18,34 +23,34 @@ def test_divergence_is_half_the_sum_of_both_kl():
     log_p, log_q = student.log_softmax(-1), teacher.log_softmax(-1)
     there = F.kl_div(log_p, log_q, log_target=True, reduction="batchmean")
     back = F.kl_div(log_q, log_p, log_target=True, reduction="batchmean")
-    torch.testing.assert_close(divergence(student, teacher), (there + back) / 2)
+    torch.testing.assert_close(symmetric_divergence(student, teacher), (there + back) / 2)
 
 
-def test_hidden_states_are_compared_where_there_is_no_padding():
+def test_hidden_states_are_compared_over_unmasked_tokens():
     mask = torch.tensor([[True, True, False], [True, False, False]])
     student = [torch.randn(2, 3, 4) for _ in range(2)]
     teacher = [torch.randn(2, 3, 4) for _ in range(2)]
     expected = sum(F.mse_loss(s[mask], t[mask]) for s, t in zip(student, teacher, strict=True))
-    torch.testing.assert_close(hidden_gap(student, teacher, mask), expected)
+    torch.testing.assert_close(hidden_discrepancy(student, teacher, mask), expected)
 
 
-def test_answers_are_compared_over_real_tokens():
+def test_answers_are_compared_over_unmasked_tokens():
     mask = torch.tensor([[True, True, False], [True, True, False]])
     outputs = [
         SimpleNamespace(start_logits=torch.randn(2, 3), end_logits=torch.randn(2, 3)) for _ in range(2)
     ]
     student, teacher = outputs
     expected = (
-        divergence(student.start_logits[:, :2], teacher.start_logits[:, :2])
-        + divergence(student.end_logits[:, :2], teacher.end_logits[:, :2])
+        symmetric_divergence(student.start_logits[:, :2], teacher.start_logits[:, :2])
+        + symmetric_divergence(student.end_logits[:, :2], teacher.end_logits[:, :2])
     ) / 2
-    torch.testing.assert_close(prediction_gap(student, teacher, mask), expected)
+    torch.testing.assert_close(prediction_discrepancy(student, teacher, mask), expected)
 
 
 def test_values_of_a_regression_are_compared_by_their_squares():
     student, teacher = (SimpleNamespace(logits=torch.randn(4, 1)) for _ in range(2))
     expected = (student.logits - teacher.logits).square().mean()
-    torch.testing.assert_close(prediction_gap(student, teacher, torch.ones(4, 2).bool()), expected)
+    torch.testing.assert_close(prediction_discrepancy(student, teacher, torch.ones(4, 2).bool()), expected)
 
 
 @pytest.mark.parametrize("kind", ["classifier", "answers"])

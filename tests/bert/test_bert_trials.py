@@ -9,7 +9,7 @@ from command import refusal, succeed
 from tiny_bert import SMALL, sets, where
 
 from comet_moe.bert.run import BertFolder
-from comet_moe.bert.trials import Students
+from comet_moe.bert.trials import StudentRunner
 from comet_moe.config import override_config
 from comet_moe.exceptions import RunError
 
@@ -21,15 +21,15 @@ STUDENT = [
 ]
 
 
-def study(place, out, *more, verb="tune", gates="topk,comet+"):
-    teacher = ["--set", f"teacher={place / 'teacher'}"]
+def study(workspace, out, *more, verb="tune", gates="topk,comet+"):
+    teacher = ["--set", f"teacher={workspace / 'teacher'}"]
     return [verb, "bert-rte", "--gates", gates, *teacher, *STUDENT, "--workers", "1", "--out", out, *more]
 
 
 @pytest.fixture(scope="module")
-def tuned(place, tmp_path_factory):
+def tuned(workspace, tmp_path_factory):
     out = tmp_path_factory.mktemp("study") / "tuned"
-    succeed(*study(place, out, "--trials", "2"))
+    succeed(*study(workspace, out, "--trials", "2"))
     return out
 
 
@@ -37,15 +37,15 @@ def trials(out):
     return [json.loads(line) for line in (out / "trials.jsonl").read_text().splitlines()]
 
 
-def test_trials_are_students_with_drawn_settings(place, tuned):
+def test_trials_are_students_with_sampled_settings(workspace, tuned):
     rows = trials(tuned)
     assert [(row["gate"], row["index"], row["status"]) for row in rows] == [
         (gate, index, "complete") for gate in ("topk", "comet+") for index in (0, 1)
     ]
     for row in rows:
         config = yaml.safe_load((tuned / row["run"] / "config.yaml").read_text())
-        assert config["teacher"] == str(place / "teacher")
-        assert config["data"]["path"] == str(place / "data")  # the teacher's, as its length
+        assert config["teacher"] == str(workspace / "teacher")
+        assert config["data"]["path"] == str(workspace / "data")  # the teacher's, as its length
         assert config["data"]["max_length"] == 32
         assert config["training"]["batch_size"] == row["params"]["training.batch_size"]
         assert "accuracy" in row["tasks"]["rte"]
@@ -57,31 +57,31 @@ def test_trials_are_students_with_drawn_settings(place, tuned):
     assert kept == [row["run"] for row in best]
 
 
-def test_a_trial_is_what_distill_gives_with_its_settings(place, tuned, tmp_path):
+def test_a_trial_has_the_result_of_distill_with_the_same_settings(workspace, tuned, tmp_path):
     row = trials(tuned)[0]
     settings = [f"{name}={value}" for name, value in row["params"].items()]
     alone = succeed(
-        *("bert", "distill", place / "teacher", "--gate", row["gate"], *STUDENT),
+        *("bert", "distill", workspace / "teacher", "--gate", row["gate"], *STUDENT),
         *[part for setting in settings for part in ("--set", setting)],
         *("--out", tmp_path / "alone", "--json"),
     ).json
     assert (alone["test_loss"], alone["tasks"]) == (row["test_loss"], row["tasks"])
 
 
-def test_table_and_page_read_students_and_teachers(place, tuned, tmp_path):
+def test_table_and_page_read_students_and_teachers(workspace, tuned, tmp_path):
     table = succeed("table", tuned, "--json").json
     assert [(row["gate"], row["experts"]) for row in table["rows"]] == [("topk", 4), ("comet+", 4)]
-    teacher = succeed("table", place / "teacher", "--json").json
+    teacher = succeed("table", workspace / "teacher", "--json").json
     assert [row["gate"] for row in teacher["rows"]] == ["dense"]
     page = tmp_path / "page.html"
-    succeed("report", tuned, place / "teacher", "--output", page)
+    succeed("report", tuned, workspace / "teacher", "--output", page)
     assert "layer 1" in page.read_text()
 
 
-def test_a_study_goes_on_where_the_teacher_was_moved_to(place, tuned, tmp_path):
+def test_a_study_resumes_with_a_teacher_that_was_moved(workspace, tuned, tmp_path):
     out, moved = tmp_path / "study", tmp_path / "moved"
     shutil.copytree(tuned, out)
-    shutil.copytree(place / "teacher", moved)
+    shutil.copytree(workspace / "teacher", moved)
     before = trials(out)
     succeed(
         "tune", "bert-rte", "--out", out, "--add-trials", "1", "--set", f"teacher={moved}", "--workers", "1"
@@ -92,34 +92,38 @@ def test_a_study_goes_on_where_the_teacher_was_moved_to(place, tuned, tmp_path):
     assert added["teacher"] == str(moved)
 
 
-def test_an_ablation_of_students_whose_teacher_is_named_by_another_student(place, tuned, tmp_path):
+def test_an_ablation_of_students_whose_teacher_is_named_by_another_student(workspace, tuned, tmp_path):
     out = tmp_path / "ablation"
-    command = study(place, out, "--seeds", "1", verb="ablate", gates="hash")
+    command = study(workspace, out, "--seeds", "1", verb="ablate", gates="hash")
     succeed(*command, "--set", f"teacher={tuned / 'runs' / 'topk-000'}")
     assert [(row["gate"], row["params"]) for row in trials(out)] == [("hash", {"seed": 0})]
     student = yaml.safe_load((out / "runs" / "hash-000" / "config.yaml").read_text())
-    teacher = BertFolder(place / "teacher")
+    teacher = BertFolder(workspace / "teacher")
     assert student["teacher_checksum"] == teacher.checksum()
 
 
-def test_no_other_teacher_takes_the_place_of_the_first(place, tmp_path):
+def test_another_teacher_is_refused(workspace, tmp_path):
     other = tmp_path / "other"
-    succeed("bert", "finetune", "rte", *where(place), *sets(["seed=1", "finetune.epochs=1"]), "--out", other)
-    begun = Students().base("bert-rte", [f"teacher={place / 'teacher'}", "gate=hash", "experts.size=18"])
-    with pytest.raises(RunError, match="is not the one that was begun with: restore it"):
-        Students().check(override_config(begun, {"teacher": str(other)}))
+    succeed(
+        "bert", "finetune", "rte", *where(workspace), *sets(["seed=1", "finetune.epochs=1"]), "--out", other
+    )
+    config = StudentRunner().base(
+        "bert-rte", [f"teacher={workspace / 'teacher'}", "gate=hash", "experts.size=18"]
+    )
+    with pytest.raises(RunError, match="is not the one that the run was started with: restore it"):
+        StudentRunner().check(override_config(config, {"teacher": str(other)}))
 
 
-def test_mistakes_in_a_study_end_in_one_sentence(place, tmp_path):
+def test_mistakes_in_a_study_end_in_one_sentence(workspace, tmp_path):
     out = tmp_path / "study"
     command = ["tune", "bert-rte", "--gates", "topk", "--out", out]
     assert "recipe bert-rte needs teacher, the folder of a `comet-moe bert finetune rte`" in refusal(*command)
-    teacher = ["--set", f"teacher={place / 'teacher'}"]
+    teacher = ["--set", f"teacher={workspace / 'teacher'}"]
     assert "was trained on rte, not on cola" in refusal(
         "tune", "bert-cola", "--gates", "topk", *teacher, "--out", out
     )
     assert "got stage=finetune" in refusal(*command, *teacher, "--set", "stage=finetune")
-    assert f"{tmp_path / 'none'} holds no run" in refusal(*command, "--set", f"teacher={tmp_path / 'none'}")
+    assert f"{tmp_path / 'none'} has no run" in refusal(*command, "--set", f"teacher={tmp_path / 'none'}")
     assert "neurons" in refusal(*command, *teacher)  # experts of the recipe's size, for BERT-base
     assert not out.exists()
     assert "recipe bert-rte is for COMET-BERT" in refusal("train", "bert-rte")

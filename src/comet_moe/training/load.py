@@ -1,0 +1,62 @@
+"""A finished run, loaded to be used: its model with the weights of the best epoch."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from comet_moe.config import TrainConfig
+from comet_moe.exceptions import RunError
+from comet_moe.models import RatingModel
+from comet_moe.training.batches import load_dataset
+from comet_moe.training.build import Model, build_model
+from comet_moe.training.distributed import num_threads
+from comet_moe.training.evaluate import summarise
+from comet_moe.training.records import SummaryRecord
+from comet_moe.training.run import RunFolder, data_facts
+
+
+@dataclass(frozen=True)
+class LoadedRun:
+    """The model of a finished run in eval mode, with its configuration and the facts of its data."""
+
+    folder: RunFolder
+    config: TrainConfig
+    data: dict[str, Any]
+    model: Model
+
+
+def load_run(path: Path) -> LoadedRun:
+    """Load the finished run in the folder ``path``; its data set is not needed."""
+    folder = RunFolder(path)
+    config, weights, data = folder.config(), folder.model(), folder.data()
+    model = build_model(config, data)
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        raise RunError(f"{folder.model_file} does not fit the config.yaml beside it: train again") from error
+    return LoadedRun(folder, config, data, model.eval())
+
+
+def evaluate_run(path: Path) -> SummaryRecord:
+    """Evaluate a finished run again, from its weights and the data that it was trained on."""
+    run = load_run(path)
+    dataset = load_dataset(run.config)
+    run.folder.check_data(data_facts(dataset))
+    with num_threads(run.config.training.threads):
+        summary = summarise(run.model, dataset)
+    return SummaryRecord.model_validate_json(
+        summary.model_dump_json()
+    )  # with None for NaN, as in result.json
+
+
+def example_features(run: LoadedRun, rows: int) -> dict[str, Tensor]:
+    """Random features for the model of ``run``: to trace it, and to compare exported copies with it."""
+    generator = torch.Generator().manual_seed(rows)
+    if isinstance(run.model, RatingModel):
+        sizes = {"user": run.data["num_users"], "item": run.data["num_items"]}
+        return {name: torch.randint(size, (rows,), generator=generator) for name, size in sizes.items()}
+    shape = (rows, *run.data["image_shape"])
+    return {"image": torch.randint(256, shape, generator=generator, dtype=torch.uint8)}
