@@ -1,10 +1,7 @@
-"""The laws of a gate, to run on any gate: ours, or one of your own.
+"""The laws of a gate, to check on any gate: ours, or one of your own.
 
-    from comet_moe.testing import check_gate
-    check_gate(lambda in_features, num_experts: MyGate(in_features, num_experts))
-
-Each law is a function of ``Case``; the first that does not hold raises an AssertionError that begins with the
-law's name.
+Each law is a function of a :class:`Case`. The first one that does not hold raises an AssertionError, which
+begins with the name of the law.
 """
 
 import copy
@@ -31,14 +28,14 @@ ROUNDING = 1e-5
 
 @dataclass
 class Case:
-    """A factory with inputs to try its gates on."""
+    """A factory of gates and the inputs to check them with."""
 
     factory: Factory
     x: Tensor
     num_keys: int
 
     def gate(self, num_experts: int = N, training: bool = True) -> Gate:
-        """A fresh gate, the same every time it is asked for."""
+        """A new gate, with the same parameters every time."""
         with _seed(1):
             return self.factory(P, num_experts).train(training)
 
@@ -53,17 +50,22 @@ class Case:
 
 
 def check_gate(factory: Factory, num_keys: int | None = None) -> None:
-    """Raise an AssertionError that names the first law of a gate which ``factory``'s gates break.
+    """Raise an AssertionError that names the first law which the gates of ``factory`` break.
 
     Args:
         factory: ``factory(in_features, num_experts)`` makes a gate.
-        num_keys: the gate's keys are 0..num_keys-1; needed for a gate of one's own that reads keys.
+        num_keys: the gate's keys are 0..num_keys-1; needed for gates that read keys and are no HashGate.
+
+    Example:
+        >>> from comet_moe.gates import TopKGate
+        >>> from comet_moe.testing import check_gate
+        >>> check_gate(lambda in_features, num_experts: TopKGate(in_features, num_experts, k=2))
     """
     with _seed(0):
         x = torch.randn(ROWS, P)
         if num_keys is None:
-            tables = [m.num_keys for m in factory(P, N).modules() if isinstance(m, HashGate)]
-            num_keys = min(tables, default=ROWS)
+            hash_gates = [module for module in factory(P, N).modules() if isinstance(module, HashGate)]
+            num_keys = min((gate.num_keys for gate in hash_gates), default=ROWS)
     case = Case(factory, x, num_keys)
     for name, law in LAWS.items():
         try:
@@ -73,7 +75,7 @@ def check_gate(factory: Factory, num_keys: int | None = None) -> None:
 
 
 def contract(case: Case) -> None:
-    """A Gate with ``num_experts`` that returns weights (B, ..., n) and a scalar penalty, for any batch."""
+    """A Gate with ``num_experts`` that returns weights (B, ..., n) and a scalar aux_loss, for any batch."""
     for num_experts in (1, 2, N):
         gate = case.gate(num_experts)
         _must(isinstance(gate, Gate), f"{type(gate).__name__} is not a subclass of comet_moe.gates.Gate")
@@ -81,13 +83,35 @@ def contract(case: Case) -> None:
         for x in (case.x, case.x[:0], case.x[:1], case.x.reshape(4, -1, P)):
             routing = case.run(gate, x)
             _must(isinstance(routing, Routing), f"forward returned {type(routing).__name__}, not a Routing")
-            wanted = (*x.shape[:-1], num_experts)
-            _must(
-                routing.weights.shape == wanted, f"weights are {tuple(routing.weights.shape)}, not {wanted}"
-            )
-            _must(
-                routing.aux_loss.dim() == 0, f"the penalty is {tuple(routing.aux_loss.shape)}, not a scalar"
-            )
+            shape, wanted = tuple(routing.weights.shape), (*x.shape[:-1], num_experts)
+            _must(shape == wanted, f"the shape of the weights is {shape}, not {wanted}")
+            shape = tuple(routing.aux_loss.shape)
+            _must(shape == (), f"the shape of aux_loss is {shape}, not that of a scalar")
+
+
+def hooks(case: Case) -> None:
+    """Forward hooks, pre-hooks and a replaced ``forward`` are called, in training and evaluation."""
+    wanted = {"a forward pre-hook", "a forward hook", "a replaced forward"}
+    for training, grad in ((True, True), (False, True), (False, False)):
+        with torch.set_grad_enabled(grad):
+            missing = wanted - _called(case, case.gate(training=training))
+        _must(not missing, f"{', '.join(sorted(missing))} not called with training={training}, grad={grad}")
+
+
+def _called(case: Case, gate: Gate) -> set[str]:
+    """What one pass of ``gate`` calls of a hook of each kind and a replaced ``forward``."""
+    called = set()
+    forward = gate.forward
+
+    def replaced(*args: Any, **kwargs: Any) -> Routing:
+        called.add("a replaced forward")
+        return forward(*args, **kwargs)
+
+    gate.register_forward_pre_hook(lambda *_: called.add("a forward pre-hook"))
+    gate.register_forward_hook(lambda *_: called.add("a forward hook"))
+    gate.forward = replaced  # type: ignore[method-assign]
+    case.run(gate, case.x)
+    return called
 
 
 def rows_are_independent(case: Case) -> None:
@@ -109,7 +133,7 @@ def simplex(case: Case) -> None:
 
 
 def cardinality(case: Case) -> None:
-    """At most ``k`` experts a sample, wherever the trees are one-hot, in evaluation."""
+    """At most ``k`` experts per sample, wherever the trees are one-hot, in evaluation."""
     gate = case.gate(training=False)
     if gate.k is None:
         return
@@ -152,7 +176,7 @@ def finite(case: Case) -> None:
         loss = _loss(routing)
         if loss.requires_grad:
             loss.backward()
-        values = {"the weights": routing.weights, "the penalty": routing.aux_loss}
+        values = {"the weights": routing.weights, "aux_loss": routing.aux_loss}
         values |= {
             f"the gradient of {name}": p.grad for name, p in gate.named_parameters() if p.grad is not None
         }
@@ -163,21 +187,23 @@ def finite(case: Case) -> None:
 
 
 def autocast(case: Case) -> None:
-    """Under bfloat16 autocast the gate computes in float32: same weights, for bfloat16 inputs too."""
+    """Under bfloat16 autocast the gate computes in float32: same results, for bfloat16 inputs too."""
     x = case.x.bfloat16().float()
-    gate = case.gate(training=False)
-    wanted = case.run(gate, x).weights
-    for dtype in (torch.float32, torch.bfloat16):
-        with torch.autocast("cpu", torch.bfloat16):
-            got = case.run(gate, x.to(dtype)).weights
-        _must(got.dtype == torch.float32, f"weights are {got.dtype} under autocast, not float32")
-        _close(got, wanted, f"weights with and without autocast, {dtype} input")
+    for training in (True, False):
+        wanted = case.run(case.gate(training=training), x)
+        for dtype in (torch.float32, torch.bfloat16):
+            with torch.autocast("cpu", torch.bfloat16):
+                got = case.run(case.gate(training=training), x.to(dtype))
+            for name in ("weights", "aux_loss"):
+                value = getattr(got, name)
+                _must(value.dtype == torch.float32, f"{name} is {value.dtype} under autocast, not float32")
+                _close(value, getattr(wanted, name), f"{name} with and without autocast, {dtype} input")
 
 
 def round_trip(case: Case) -> None:
     """state_dict, pickle and deepcopy keep everything that decides the routing."""
     gate = case.gate()
-    _loss(case.run(gate, case.x))  # a pass, so that anything it leaves behind has to survive copying
+    case.run(gate, case.x)  # anything that a pass leaves in the gate has to survive copying
     gate.eval()
     wanted = case.run(gate, case.x).weights
     with _seed(3):
@@ -188,8 +214,8 @@ def round_trip(case: Case) -> None:
         "pickle": pickle.loads(pickle.dumps(gate)),
         "deepcopy": copy.deepcopy(gate),
     }
-    for way, twin in copies.items():
-        _must(torch.equal(case.run(twin, case.x).weights, wanted), f"{way} changes the weights")
+    for method, copied in copies.items():
+        _close(case.run(copied, case.x).weights, wanted, f"weights before and after {method}")
 
 
 def deterministic(case: Case) -> None:
@@ -204,27 +230,27 @@ def deterministic(case: Case) -> None:
 
 
 def evaluation(case: Case) -> None:
-    """Evaluation gives the weights of training unless declared otherwise, and no penalty."""
+    """Evaluation gives the weights of training unless declared otherwise, and an aux_loss of 0."""
     gate = case.gate()
     trained = case.run(gate, case.x).weights
     routing = case.run(gate.eval(), case.x)
     if not (gate.stochastic or gate.soft_in_training):
         _close(routing.weights, trained, "weights in training and in evaluation")
     aux_loss = float(routing.aux_loss.detach())
-    _must(aux_loss == 0, f"the penalty in evaluation is {aux_loss:g}, not 0")
+    _must(aux_loss == 0, f"aux_loss in evaluation is {aux_loss:g}, not 0")
 
 
 def padding(case: Case) -> None:
-    """Padding has weight 0 and is left out of the penalty."""
+    """Padding has weight 0 and is left out of aux_loss."""
     mask = torch.arange(ROWS) % 3 != 0
     gate = case.gate()
     routing = case.run(gate, case.x, mask)
     _must(bool((routing.weights[~mask] == 0).all()), "a row of padding has a weight")
     if not gate.stochastic:
-        # Keys go with rows: those of the full batch are taken, not new ones for the shorter batch.
+        # Keys belong to rows: those of the full batch are used, not new ones for the shorter batch.
         alone = case.gate()(case.x[mask], keys=case.keys(case.x)[mask])
         _close(routing.weights[mask], alone.weights, "weights with and without padding")
-        _close(routing.aux_loss, alone.aux_loss, "the penalty with and without padding")
+        _close(routing.aux_loss, alone.aux_loss, "aux_loss with and without padding")
 
 
 def dense_equals_sparse(case: Case) -> None:
@@ -247,7 +273,7 @@ def dense_equals_sparse(case: Case) -> None:
 
 
 def compiles(case: Case) -> None:
-    """torch.compile gives the same weights, without a graph break unless a search goes on."""
+    """torch.compile gives the same weights, without a graph break unless a search is active."""
     for training in (False, True):
         gate = case.gate(training=training)
         torch._dynamo.reset()
@@ -280,6 +306,7 @@ LAWS: dict[str, Callable[[Case], None]] = {
     law.__name__: law
     for law in (
         contract,
+        hooks,
         rows_are_independent,
         simplex,
         cardinality,

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from gate_laws import assert_uniform
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,7 +14,7 @@ from comet_moe.gates.tree import depth, path_sums
 
 
 def leaf_of_node(node, n):
-    """Position from left to right of the leaf at a heap index, from the leaves' places under the root."""
+    """Position from left to right of the leaf at a heap index, from the order in which they are visited."""
     leaves = []
 
     def visit(q):
@@ -139,13 +140,21 @@ def test_leaf_logits_of_ten_thousand_keep_the_simplex():
     assert torch.isfinite(x.grad).all()
 
 
+def test_a_new_gate_has_small_uniform_splits_and_leaves():
+    gate = CometGate(100, 64, k=40, gamma=7.0)
+    for split in (gate.split_weight, gate.split_bias):
+        assert_uniform(split, 7.0 / 100)
+    for leaf in (gate.leaf_weight, gate.leaf_bias):
+        assert_uniform(leaf, 0.05)
+
+
 def test_a_new_gate_is_soft_and_near_uniform():
     weights = CometGate(16, 8, k=2)(torch.randn(100, 16)).weights
     assert (weights > 1e-3).all()
     assert weights.mean(0).max() < 2 / 8
 
 
-def test_entropy_penalty_is_the_batch_mean_in_training_only():
+def test_entropy_loss_is_the_batch_mean_in_training_only():
     gate, x = CometGate(4, 6, k=3, entropy=0.7), torch.randn(10, 4)
     v = gate(x).selectors
     wanted = 0.7 * (-(v * (v + 1e-6).log())).sum((1, 2)).mean()
@@ -158,3 +167,7 @@ def test_any_batch_size(rows):
     routing = CometGate(4, 5, k=2, entropy=1.0)(torch.randn(rows, 4))
     assert routing.weights.shape == (rows, 5)
     assert torch.isfinite(routing.aux_loss)
+
+
+def test_it_has_no_logits():
+    assert CometGate(4, 5)(torch.randn(3, 4)).logits is None

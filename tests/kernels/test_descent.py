@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from comet_moe.gates import CometGate
+from comet_moe.kernels.descent import descend, read_trees
 
 
 def comet(n, k, gamma, dtype=torch.float64, p=6):
@@ -41,8 +42,8 @@ def test_descent_gives_the_dense_gates_weights(n, k, gamma, rows, seed):
 @pytest.mark.parametrize("gamma", [0.1, 1.0, 10.0])
 def test_descent_in_float32_is_within_a_millionth(gamma):
     gate = comet(64, 2, gamma, torch.float32, p=32)
-    # Split logits of the size of γ: where they are far larger, a path that is soft all the same hangs on
-    # digits that float32 does not have, in either way of adding up.
+    # Split logits of the size of γ: where they are far larger, a soft path depends on digits that float32
+    # does not have, in either order of summation.
     torch.nn.init.normal_(gate.split_weight, std=gamma / 32**0.5)
     x = torch.randn(500, 32)
     dense = gate(x).weights
@@ -77,9 +78,9 @@ def test_descent_takes_rows_of_any_layout_and_refuses_nan():
     gate = comet(8, 2, 1.0, torch.float32)
     x = torch.randn(3, 4, 6)
     with torch.no_grad():
-        whole = gate(x).weights
-        assert whole.shape == (3, 4, 8)
-        assert torch.equal(gate(x.transpose(0, 1)).weights, whole.transpose(0, 1))
+        weights = gate(x).weights
+        assert weights.shape == (3, 4, 8)
+        torch.testing.assert_close(gate(x.transpose(0, 1)).weights, weights.transpose(0, 1))
         x[1, 2, 3] = float("nan")
         with pytest.raises(ValueError, match="must be finite, got 1 NaN"):
             gate(x)
@@ -112,12 +113,12 @@ def test_sixteen_thousand_experts_need_memory_by_k_not_by_n():
     gate, x = comet(16_384, 2, 1e-4, torch.float32, p=16), torch.randn(4096, 16)
     with torch.no_grad():
         expert, weight = gate(x)._slots
-    assert expert.shape == weight.shape == (4096, 16)  # room for 8 experts a tree
+    assert expert.shape == weight.shape == (4096, 16)  # 8 slots per tree
 
 
 @pytest.mark.parametrize("k", [1, 3])
 def test_rows_with_hundreds_of_leaves_among_rows_with_few(k):
-    """More than a group of rows has room for: those are walked one by one."""
+    """More leaves than a group of rows has capacity for: those rows walk one by one."""
     gate, x = comet(300, k, 1.0, torch.float64, p=16), torch.randn(100, 16, dtype=torch.float64)
     torch.nn.init.normal_(gate.split_weight)
     x[::3] *= 0.01
@@ -165,3 +166,32 @@ def test_a_forked_child_can_call():
     assert os.waitstatus_to_exitcode(status) == 0
     with torch.no_grad():
         assert torch.equal(gate(x).weights, wanted)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("split_weight", (2, 5, 6)),
+        ("split_weight", (2, 4)),
+        ("split_bias", (2, 5)),
+        ("split_bias", (1, 4)),
+        ("leaf_weight", (2, 5, 7)),
+        ("leaf_weight", (10, 6)),
+        ("leaf_weight", (0, 5, 6)),
+        ("leaf_bias", (2, 4)),
+        ("leaf_bias", (3, 5)),
+    ],
+)
+def test_parameters_of_other_shapes_are_refused(name, shape):
+    gate = comet(5, 2, 1.0)
+    setattr(gate, name, torch.nn.Parameter(torch.zeros(shape, **DOUBLE)))
+    with torch.no_grad(), pytest.raises(ValueError, match=r"must have shapes \(k, n-1, p\), .* got"):
+        gate(torch.zeros(3, 6, **DOUBLE))
+
+
+@pytest.mark.parametrize("x", [torch.zeros(3, 5, **DOUBLE), torch.zeros(6, **DOUBLE), torch.zeros(3, 6)])
+def test_rows_of_other_shapes_and_types_are_refused(x):
+    gate = comet(5, 2, 1.0)
+    trees = read_trees([gate.split_weight, gate.split_bias, gate.leaf_weight, gate.leaf_bias], torch.float64)
+    with pytest.raises(ValueError, match=r"x must have shape \(B, 6\) and dtype float64, got"):
+        descend(x, trees, 1.0)

@@ -70,7 +70,7 @@ class Gate(nn.Module, ABC):
         x = self._to_compute_dtype(x)
         if not self.checks_values:
             checks.require_finite(x)
-        if torch.is_autocast_enabled(x.device.type):
+        if not x.is_meta and torch.is_autocast_enabled(x.device.type):
             with torch.autocast(x.device.type, enabled=False):
                 routing: Routing = super().__call__(x, keys=keys, mask=mask)
         else:

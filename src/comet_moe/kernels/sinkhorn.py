@@ -19,7 +19,7 @@ def sinkhorn_rounds(logits: Tensor, iterations: int) -> Tensor:
     """exp of the logits after R rounds: (..., n, n) -> (..., n, n)."""
     if logits.dim() < 2 or logits.shape[-1] != logits.shape[-2]:
         raise ValueError(f"logits must be square matrices (..., n, n), got shape {tuple(logits.shape)}")
-    if iterations > 0 and can_run_compiled(logits):
+    if iterations > 0 and logits.numel() and can_run_compiled(logits):
         return _Rounds.apply(logits, iterations)
     return sinkhorn_rounds_torch(logits, iterations)
 

@@ -36,6 +36,8 @@ class SoftTrees(NamedTuple):
 
 def soft_trees(splits: Tensor, alphas: Tensor, gamma: float) -> SoftTrees:
     """Split logits (B, k, n-1) and leaf logits α (B, k, n), of one type, to the weights of soft trees."""
+    if alphas.dim() != 3:
+        raise ValueError(f"leaf logits must have shape (B, k, n), got {tuple(alphas.shape)}")
     rows, k, n = alphas.shape
     if splits.shape != (rows, k, n - 1) or splits.dtype != alphas.dtype:
         raise ValueError(

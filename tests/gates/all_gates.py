@@ -1,0 +1,21 @@
+"""One factory per gate, for tests of what holds for all of them."""
+
+import torch
+
+from comet_moe.gates import CometGate, DSelectKGate, HashGate, SoftmaxGate, TopKGate
+
+P, N = 12, 6
+GATES = {
+    "comet": lambda: CometGate(P, N, k=2, entropy=0.1),
+    "topk": lambda: TopKGate(P, N, k=2),
+    "topk-noise": lambda: TopKGate(P, N, k=2, noise=True),
+    "topk-all": lambda: TopKGate(P, N, k=1, normalize="all"),
+    "dselect": lambda: DSelectKGate(P, N, k=2, entropy=0.1, reachability=0.1),
+    "hash": lambda: HashGate(9, N),
+    "softmax": lambda: SoftmaxGate(P, N),
+}
+
+
+def keys_of(x):
+    """Keys for a HashGate of ``GATES``; the other gates ignore them."""
+    return torch.arange(x[..., 0].numel(), device=x.device).reshape(x.shape[:-1]) % 9
