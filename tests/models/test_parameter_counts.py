@@ -10,11 +10,12 @@ TEN = load_train_config("celeba").data.options["attributes"]
 
 
 def ratings(users, items):
-    return {"name": "ratings", "num_users": users, "num_items": items}
+    return {"name": "ratings", "num_users": users, "num_items": items, "rows": {"train": 1}}
 
 
 def images(channels, height, width, classes):
-    return {"name": "images", "image_shape": [channels, height, width], "classes": classes}
+    shape = [channels, height, width]
+    return {"name": "images", "image_shape": shape, "classes": classes, "rows": {"train": 1}}
 
 
 TWO_DIGITS = {"top_left": 10, "bottom_right": 10}
@@ -51,7 +52,7 @@ COUNTS = {
 @pytest.mark.parametrize("recipe", COUNTS)
 def test_a_recipes_network_has_the_papers_size(recipe):
     meta, count = COUNTS[recipe]
-    model = build_model(load_train_config(recipe, ["gate=comet"]), meta, steps=1)
+    model = build_model(load_train_config(recipe, ["gate=comet"]), meta)
     assert sum(p.numel() for p in model.parameters()) == count
     assert isinstance(model, RatingModel if "num_users" in meta else ImageModel)
 
@@ -70,6 +71,6 @@ GATES = {
 @pytest.mark.parametrize("gate", GATES)
 def test_a_gate_adds_its_own_parameters_and_a_search_one_matrix_for_all(gate, plus):
     meta, comet = COUNTS["movielens"]
-    model = build_model(load_train_config("movielens", [f"gate={gate}{plus}"]), meta, steps=1)
+    model = build_model(load_train_config("movielens", [f"gate={gate}{plus}"]), meta)
     expected = comet + 2 * (GATES[gate] - GATES["comet"]) + (16 * 16 if plus else 0)
     assert sum(p.numel() for p in model.parameters()) == expected
