@@ -1,4 +1,4 @@
-"""A real browser on a page: what it shows, logs and asks for."""
+"""A headless browser with the report in it: what the page shows, logs and requests."""
 
 import json
 import shutil
@@ -17,19 +17,18 @@ OPTIONS = (
 )
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
-POINTS = """
+COUNT_MARKS = """
 return [...document.querySelectorAll('figure[data-plot]')].map((figure) => ({
   plot: figure.dataset.plot,
   marks: figure.querySelectorAll(
     '.scatterlayer path.point, .scatterlayer path.js-line, .heatmaplayer image, .trees svg path'
   ).length,
-  width: figure.querySelector('.canvas').getBoundingClientRect().width,
 }))
 """
 
 
-def start():
-    """A browser that logs everything; the test is skipped where there is none."""
+def start_browser():
+    """Start a browser that logs everything; skip the test where none is installed."""
     binary = next(filter(None, map(shutil.which, BROWSERS)), None)
     driver = shutil.which("chromedriver")
     if binary is None or driver is None:
@@ -46,7 +45,7 @@ def start():
 
 
 class Page:
-    """One page in the browser."""
+    """The page that is open in the browser."""
 
     def __init__(self, driver):
         self.driver = driver
@@ -57,7 +56,7 @@ class Page:
                      mobile=width < 600)  # fmt: skip
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.command("Emulation.setEmulatedMedia", media="", features=[scheme])
-        self.log("browser"), self.log("performance")  # what an earlier page left
+        self.log("browser"), self.log("performance")  # drops the entries of an earlier page
         self.file = file.resolve()
         self.driver.get(self.file.as_uri())
         return self
@@ -82,19 +81,19 @@ class Page:
             "return [...document.querySelectorAll(arguments[0])].map((e) => e.textContent)", selector
         )
 
-    def see_everything(self):
-        """Bring each figure into view once, and wait until it is drawn."""
-        return self.see(*self.run("return figures.map((figure) => figure.kind)"))
+    def scroll_to_all(self):
+        """Scroll to each figure once, and wait until it is drawn."""
+        return self.scroll_to(*self.run("return figures.map((figure) => figure.kind)"))
 
-    def see(self, *kinds):
-        """Bring the figures of these kinds into view, and wait until they are drawn."""
+    def scroll_to(self, *kinds):
+        """Scroll to the figures of these kinds, and wait until they are drawn."""
         self.driver.set_script_timeout(120)
         script = """
             const [kinds, done] = arguments;
             (async () => {
               for (const figure of figures.filter(({ kind }) => kinds.includes(kind))) {
                 figure.element.scrollIntoView();
-                while (!figure.drawn) await new Promise(requestAnimationFrame);
+                while (!figure.isDrawn) await new Promise(requestAnimationFrame);
               }
               done();
             })();
@@ -103,7 +102,7 @@ class Page:
         return self
 
     def wait_for(self, condition):
-        """Wait until ``condition``, a JavaScript expression, holds: some events come with the next frame."""
+        """Wait until the JavaScript expression ``condition`` is true: some events are one frame late."""
         self.driver.set_script_timeout(120)
         self.driver.execute_async_script(f"""
             const [done] = arguments;
@@ -115,22 +114,22 @@ class Page:
         return self
 
     def marks(self):
-        """For each figure how many points, lines, images or branches it has."""
-        return [(found["plot"], found["marks"]) for found in self.run(POINTS)]
+        """Name of each figure, and how many points, lines, images or branches it has."""
+        return [(figure["plot"], figure["marks"]) for figure in self.run(COUNT_MARKS)]
 
-    def complaints(self):
-        """Everything that the console was told; there should be nothing."""
+    def console_messages(self):
+        """Errors, warnings and other messages in the browser's console."""
         return [entry["message"] for entry in self.log("browser")]
 
     def requests(self):
-        """Addresses that the page asked for, itself and data inside it aside."""
-        sent = [json.loads(entry["message"])["message"] for entry in self.log("performance")]
-        asked = [e["params"]["request"]["url"] for e in sent if e["method"] == "Network.requestWillBeSent"]
-        assert self.file.as_uri() in asked, "the log does not even have the page"
-        return [url for url in asked if url != self.file.as_uri() and not url.startswith("data:")]
+        """URLs that the page requested, except for itself and data inside it."""
+        events = [json.loads(entry["message"])["message"] for entry in self.log("performance")]
+        urls = [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
+        assert self.file.as_uri() in urls, "the log lacks the page itself"
+        return [url for url in urls if url != self.file.as_uri() and not url.startswith("data:")]
 
     def choose(self, figure, name, value):
-        """Set a control of a figure as a reader does, by its events."""
+        """Set a control of a figure, with the event that a user's input has."""
         self.run(
             """
             const input = document.querySelector(

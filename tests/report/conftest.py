@@ -1,4 +1,4 @@
-"""What the tests of the report share: a browser, pages of drawn studies, and real runs."""
+"""Fixtures of the report's tests: a browser, random studies, trained runs, and their pages."""
 
 import os
 import subprocess
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 sys.path.append(str(Path(__file__).parent))
-from browser import Page, start
+from browser import Page, start_browser
 from studies import add_runs, write_study
 
 from comet_moe.report import write_report
@@ -16,9 +16,9 @@ from comet_moe.report import write_report
 
 @pytest.fixture(scope="session")
 def driver():
-    found = start()
-    yield found
-    found.quit()
+    browser = start_browser()
+    yield browser
+    browser.quit()
 
 
 @pytest.fixture
@@ -27,9 +27,9 @@ def page(driver):
 
 
 @pytest.fixture(scope="session")
-def real_runs(tmp_path_factory):
-    """Run folders of two gates, trained as a user trains them."""
-    folder = tmp_path_factory.mktemp("real")
+def trained_runs(tmp_path_factory):
+    """Run folders of two gates, from the command line."""
+    folder = tmp_path_factory.mktemp("trained")
     for gate in ("topk", "comet+"):
         settings = (f"gate={gate}", "training.epochs=3", "search.epochs=2", "training.threads=1")
         options = [part for setting in settings for part in ("--set", setting)]
@@ -43,13 +43,13 @@ def real_runs(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def real_page(real_runs, tmp_path_factory):
-    return write_report([real_runs], tmp_path_factory.mktemp("pages") / "real.html")
+def trained_page(trained_runs, tmp_path_factory):
+    return write_report([trained_runs], tmp_path_factory.mktemp("pages") / "trained.html")
 
 
 @pytest.fixture(scope="session")
 def study(tmp_path_factory):
-    """A tuning study that is not finished, with failures, and the folders of some of its runs."""
+    """A tuning study that is not finished, with failed trials and all run folders."""
     folder = tmp_path_factory.mktemp("studies") / "tuning"
     gates = ("softmax", "topk", "topk+", "comet", "comet+")
     return add_runs(write_study(folder, gates=gates, trials=24, failed=2, unfinished=3), per_gate=24)

@@ -1,4 +1,4 @@
-"""Study folders of any size: trials drawn by a seed, and run folders with everything an epoch records."""
+"""Study folders of any size, for tests: random trials, and run folders with everything that a run records."""
 
 import json
 from pathlib import Path
@@ -6,9 +6,13 @@ from pathlib import Path
 import numpy as np
 import yaml
 
+from comet_moe.training.records import EpochRecord, EvaluationRecord, ResultRecord, RoutingRecord
+
 GATES = ("softmax", "hash", "topk", "topk+", "dselect", "dselect+", "comet", "comet+")
 LEVEL = {"softmax": 43.0, "hash": 47.0, "topk": 42.4, "dselect": 41.6, "comet": 41.2}
 TASKS = ("watched", "rating")
+MARKUP = "<script>&'\""
+"""A name that breaks a page which does not escape it."""
 
 
 def has_trees(gate):
@@ -42,11 +46,11 @@ def write_study(
     epochs=12,
     seed=0,
 ):
-    """Write study.json and trials.jsonl; of each gate ``failed`` trials failed, and the last wait."""
+    """Write study.json and trials.jsonl; ``failed`` trials of each gate failed, ``unfinished`` ones wait."""
     random = np.random.default_rng(seed)
     folder.mkdir(parents=True)
     space = {gate: space_of(gate) if kind == "tuning" else {} for gate in gates}
-    described = {
+    description = {
         "kind": kind,
         "name": name,
         "recipe": recipe,
@@ -59,31 +63,31 @@ def write_study(
         "storage": "study.sqlite",
         "space": space,
     }
-    (folder / "study.json").write_text(json.dumps(described))
+    (folder / "study.json").write_text(json.dumps(description))
     lines = []
     for gate in gates:
         for index in range(trials):
             trial = _trial(gate, index, space[gate], experts, epochs, random)
             if index >= trials - unfinished:
-                trial |= _without_figures("waiting", None)
+                trial |= _without_result("waiting", None)
             elif index >= trials - unfinished - failed:
-                trial |= _without_figures("failed", "the loss is nan at step 3 of epoch 2")
+                trial |= _without_result("failed", "the loss is nan at step 3 of epoch 2")
             lines.append(json.dumps(trial))
     (folder / "trials.jsonl").write_text("\n".join(lines) + "\n")
     return folder
 
 
-def _without_figures(status, reason):
-    figures = ("validation_loss", "test_loss", "experts_per_sample", "flops_per_sample", "parameters")
-    unknown = dict.fromkeys((*figures, "epochs", "best_epoch", "seconds"))
+def _without_result(status, reason):
+    numbers = ("validation_loss", "test_loss", "experts_per_sample", "flops_per_sample", "parameters")
+    unknown = dict.fromkeys((*numbers, "epochs", "best_epoch", "seconds"))
     return {"status": status, "reason": reason, "tasks": {}, **unknown}
 
 
 def _trial(gate, index, space, experts, epochs, random):
-    params = {name: _draw(spec, random) for name, spec in space.items()} | {"seed": index}
-    off = abs(np.log10(params.get("training.learning_rate", 1e-3)) + 3) ** 2
-    level = LEVEL[gate.rstrip("+")] - 0.4 * gate.endswith("+")
-    validation = level + off * 2 + 0.5 * random.gamma(1.5)
+    params = {name: _sample(spec, random) for name, spec in space.items()} | {"seed": index}
+    distance = abs(np.log10(params.get("training.learning_rate", 1e-3)) + 3) ** 2
+    level = LEVEL.get(gate.rstrip("+"), 42.0) - 0.4 * gate.endswith("+")
+    validation = level + distance * 2 + 0.5 * random.gamma(1.5)
     selected = {"softmax": experts, "hash": 1}.get(gate, 2 + 0.3 * random.random())
     return {
         "gate": gate,
@@ -109,7 +113,7 @@ def _trial(gate, index, space, experts, epochs, random):
     }
 
 
-def _draw(spec, random):
+def _sample(spec, random):
     if "log" in spec:
         return float(10 ** random.uniform(*np.log10(spec["log"])))
     if "choice" in spec:
@@ -117,8 +121,10 @@ def _draw(spec, random):
     return int(random.integers(*spec["uniform"]))
 
 
-def write_run(folder, gate, experts=16, epochs=12, trees=2, shared="all", search_epochs=5, seed=0):
-    """Write a complete run folder with what an epoch records, soft permutations and leaf shares included."""
+def write_run(
+    folder, gate, experts=16, epochs=12, trees=2, shared="all", search_epochs=5, seed=0, owners=TASKS
+):
+    """Write a complete run folder with one gate per name in ``owners``: tasks, or layers."""
     random = np.random.default_rng(seed)
     folder.mkdir(parents=True)
     config = {
@@ -134,45 +140,52 @@ def write_run(folder, gate, experts=16, epochs=12, trees=2, shared="all", search
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     (folder / "environment.json").write_text(json.dumps([{"from_epoch": 0, "python": "3.11", "threads": 1}]))
     (folder / "data.json").write_text(
-        json.dumps({"name": "movielens", "licence": "of its makers", "rows": {"train": 900, "test": 100}})
+        json.dumps({"name": "movielens", "licence": "see its authors", "rows": {"train": 900, "test": 100}})
     )
-    usage = {task: _usage(experts, random) for task in TASKS}
-    result = {
-        "status": "complete",
-        "validation_loss": 41.0,
-        "test_loss": 41.5,
-        "experts_per_sample": 2.0,
-        "flops_per_sample": 2.6e5,
-        "tasks": {"watched": {"loss": 0.4, "auc": 0.9}, "rating": {"loss": 0.7, "mse": 0.7}},
-        "usage": usage,
-        "recipe": "movielens",
-        "gate": gate,
-        "seed": seed,
-        "epochs": epochs,
-        "best_epoch": epochs - 1,
-        "parameters": 36000,
-        "seconds": 8.1,
-    }
-    (folder / "result.json").write_text(json.dumps(result))
-    searches = {"all": 1, "gate": len(TASKS), "tree": len(TASKS)}[shared] if gate.endswith("+") else 0
+    evaluation = EvaluationRecord(
+        loss=41.0,
+        tasks={"watched": {"loss": 0.4, "auc": 0.9}, "rating": {"loss": 0.7, "mse": 0.7}},
+        experts_per_sample=2.0,
+        flops_per_sample=2.6e5,
+        routing={owner: _routing(experts, random) for owner in owners},
+    )
+    result = ResultRecord(
+        status="complete",
+        recipe="movielens",
+        gate=gate,
+        seed=seed,
+        validation_loss=41.0,
+        test_loss=41.5,
+        tasks=evaluation.tasks,
+        experts_per_sample=evaluation.experts_per_sample,
+        flops_per_sample=evaluation.flops_per_sample,
+        parameters=36000,
+        routing=evaluation.routing,
+        epochs=epochs,
+        best_epoch=epochs - 1,
+        seconds=8.1,
+    )
+    (folder / "result.json").write_text(result.model_dump_json())
+    searches = {"all": 1, "gate": len(owners), "tree": len(owners)}[shared] if gate.endswith("+") else 0
     orders = [_order(experts, trees if shared == "tree" else None, random) for _ in range(searches)]
-    leaves = {task: random.dirichlet(np.full(experts, 0.2), size=trees) for task in TASKS}
+    leaves = {owner: random.dirichlet(np.full(experts, 0.2), size=trees) for owner in owners}
     with (folder / "metrics.jsonl").open("w") as file:
         for epoch in range(1, epochs + 1):
             hardness = min(1.0, epoch / search_epochs)
-            file.write(json.dumps(_epoch(gate, epoch, hardness, usage, leaves, orders, random)) + "\n")
+            record = _epoch(gate, epoch, hardness, evaluation, leaves, orders, random)
+            file.write(record.model_dump_json() + "\n")
     return folder
 
 
-def _usage(experts, random):
+def _routing(experts, random):
     share = np.sort(random.dirichlet(np.full(experts, 0.5)))[::-1]
     share[share < 0.01] = 0
-    return {
-        "experts_per_sample": 2.0,
-        "share_of_samples": np.minimum(2 * share, 1).tolist(),
-        "share_of_weight": share.tolist(),
-        "dead_experts": np.flatnonzero(share == 0).tolist(),
-    }
+    return RoutingRecord(
+        experts_per_sample=2.0,
+        share_of_samples=np.minimum(2 * share, 1).tolist(),
+        share_of_weight=share.tolist(),
+        dead_experts=np.flatnonzero(share == 0).tolist(),
+    )
 
 
 def _order(experts, trees, random):
@@ -181,47 +194,55 @@ def _order(experts, trees, random):
     return [random.permutation(experts).tolist() for _ in range(trees)]
 
 
-def _soft(order, hardness):
+def _soft_permutation(order, hardness):
     if isinstance(order[0], list):
-        return [_soft(one, hardness) for one in order]
+        return [_soft_permutation(of_tree, hardness) for of_tree in order]
     size = len(order)
     return np.round(hardness * np.eye(size)[order] + (1 - hardness) / size, 3).tolist()
 
 
-def _epoch(gate, epoch, hardness, usage, leaves, orders, random):
-    loss = LEVEL[gate.rstrip("+")] + 60 / epoch + random.random()
-    trained = {task: dict(found) for task, found in usage.items()}
-    if has_trees(gate):
-        for task, found in trained.items():
-            uniform = np.full_like(leaves[task], 1 / leaves[task].shape[1])
-            shares = hardness * leaves[task] + (1 - hardness) * uniform
-            found |= {"one_hot_trees": hardness, "tree_entropy": 1 - hardness, "leaf_share": shares.tolist()}
-    return {
-        "epoch": epoch,
-        "train_loss": loss - 2,
-        "train_routing": trained,
-        "searching": hardness < 1 and bool(orders),
-        "permutations": orders,
-        "soft_permutations": [_soft(order, hardness) for order in orders] if hardness < 1 else [],
-        "validation_loss": loss,
-        "validation": {"loss": loss, "usage": usage},
-    }
+def _epoch(gate, epoch, hardness, evaluation, leaves, orders, random):
+    loss = LEVEL.get(gate.rstrip("+"), 42.0) + 60 / epoch + random.random()
+    is_searching = hardness < 1 and bool(orders)
+    return EpochRecord(
+        epoch=epoch,
+        train_loss=loss - 2,
+        train_aux_loss=0.0,
+        train_routing={
+            owner: _with_trees(record, leaves[owner], hardness) if has_trees(gate) else record
+            for owner, record in evaluation.routing.items()
+        },
+        searching=is_searching,
+        permutations=orders,
+        soft_permutations=[_soft_permutation(order, hardness) for order in orders] if is_searching else [],
+        samples_per_second=1000.0,
+        validation=evaluation.model_copy(update={"loss": loss}),
+        best_validation_loss=loss,
+        patience_left=5,
+        seconds=0.7 * epoch,
+    )
+
+
+def _with_trees(record, leaves, hardness):
+    shares = hardness * leaves + (1 - hardness) / leaves.shape[1]
+    trees = {"one_hot_trees": hardness, "tree_entropy": 1 - hardness, "leaf_share": shares.tolist()}
+    return record.model_copy(update=trees)
 
 
 def add_runs(study, per_gate=6, **options):
-    """Write a run folder for each gate's first trials."""
+    """Write a run folder for the first trials of each gate."""
     for gate in json.loads((study / "study.json").read_text())["gates"]:
         for index in range(per_gate):
             write_run(study / "runs" / f"{gate}-{index:03}", gate, seed=index, **options)
     return study
 
 
-def link_runs(study, stock: Path, **options):
-    """A run folder for every trial: each gate's is written once, and linked to."""
-    described = json.loads((study / "study.json").read_text())
+def link_runs(study, target: Path, **options):
+    """Give each trial a run folder: one is written per gate, to ``target``, and all trials link to it."""
+    description = json.loads((study / "study.json").read_text())
     (study / "runs").mkdir()
-    for gate in described["gates"]:
-        run = write_run(stock / gate, gate, **options)
-        for index in range(described["trials"]):
+    for gate in description["gates"]:
+        run = write_run(target / gate, gate, **options)
+        for index in range(description["trials"]):
             (study / "runs" / f"{gate}-{index:03}").symlink_to(run, target_is_directory=True)
     return study

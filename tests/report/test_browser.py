@@ -1,70 +1,70 @@
-"""The page in a real browser, as its readers meet it."""
+"""The page in a browser."""
 
 import base64
 import json
 
 import pytest
-from studies import add_runs, write_study
+from studies import add_runs, write_run, write_study
 
 from comet_moe.report import write_report
 
-OF_A_STUDY = [
-    "losses", "bootstrap", "experts", "flops", "usage", "convergence", "permutation", "trees", "sensitivity",
+STUDY_PLOTS = [
+    "losses", "tuning", "experts", "flops", "load", "convergence", "permutation", "trees", "sensitivity",
 ]  # fmt: skip
-OF_RUNS = ["losses", "experts", "flops", "usage", "convergence", "permutation", "trees"]
+RUN_PLOTS = ["losses", "experts", "flops", "load", "convergence", "permutation", "trees"]
 
 
-def test_a_study_draws_every_plot_without_complaint_or_request(page, study_page):
-    page.open(study_page).see_everything()
+def test_a_study_draws_every_plot_without_console_messages_or_requests(page, study_page):
+    page.open(study_page).scroll_to_all()
     marks = page.marks()
-    assert [name for name, _ in marks] == OF_A_STUDY
+    assert [name for name, _ in marks] == STUDY_PLOTS
     assert all(count > 0 for _, count in marks), marks
-    assert page.complaints() == []
+    assert page.console_messages() == []
     assert page.requests() == []
 
 
-def test_real_runs_draw_every_plot_without_complaint_or_request(page, real_page):
-    page.open(real_page).see_everything()
+def test_trained_runs_draw_every_plot_without_console_messages_or_requests(page, trained_page):
+    page.open(trained_page).scroll_to_all()
     marks = page.marks()
-    assert [name for name, _ in marks] == OF_RUNS
+    assert [name for name, _ in marks] == RUN_PLOTS
     assert all(count > 0 for _, count in marks), marks
-    assert page.complaints() == []
+    assert page.console_messages() == []
     assert page.requests() == []
 
 
 def test_every_complete_trial_is_a_point(page, study_page, study):
     trials = [json.loads(line) for line in (study / "trials.jsonl").read_text().splitlines()]
     complete = sum(trial["status"] == "complete" for trial in trials)
-    marks = dict(page.open(study_page).see("experts", "flops", "sensitivity").marks())
+    marks = dict(page.open(study_page).scroll_to("experts", "flops", "sensitivity").marks())
     assert marks["experts"] == marks["flops"] == marks["sensitivity"] == complete
 
 
 def test_plots_are_drawn_when_they_come_into_view(page, study_page):
     page.open(study_page)
-    assert page.run("return figures.filter((figure) => figure.drawn).length") < len(OF_A_STUDY)
+    assert page.run("return figures.filter((figure) => figure.isDrawn).length") < len(STUDY_PLOTS)
 
 
-def losses_in_the_table(page):
-    return [float(value) for value in column_of_the_table(page, 1)]
+def losses_in_table(page):
+    return [float(value) for value in table_column(page, 1)]
 
 
-def column_of_the_table(page, place):
+def table_column(page, index):
     return page.run(
         "return [...document.querySelectorAll('#study-1-summary tbody tr')]"
         ".map((row) => row.children[arguments[0]].dataset.value)",
-        place,
+        index,
     )
 
 
 def test_the_table_sorts_both_ways_by_click_and_by_keyboard(page, study_page):
     page.open(study_page)
     button = page.find("#study-1-summary th:nth-child(2) button")
-    before = losses_in_the_table(page)
+    before = losses_in_table(page)
     button.click()
-    assert losses_in_the_table(page) == sorted(before) != before
+    assert losses_in_table(page) == sorted(before) != before
     assert page.find("#study-1-summary th:nth-child(2)").get_attribute("aria-sort") == "ascending"
     button.send_keys("\n")
-    assert losses_in_the_table(page) == sorted(before, reverse=True)
+    assert losses_in_table(page) == sorted(before, reverse=True)
     assert page.find("#study-1-summary th:nth-child(2)").get_attribute("aria-sort") == "descending"
 
 
@@ -73,7 +73,7 @@ def test_rows_without_a_value_sort_last_either_way(page, study_page):
     column = page.texts("#study-1-summary thead button").index("p (search)") + 1
     for _ in range(2):
         page.find(f"#study-1-summary th:nth-child({column}) button").click()
-        values = column_of_the_table(page, column - 1)
+        values = table_column(page, column - 1)
         assert values[-1] == ""
         assert values[0] != ""
 
@@ -82,9 +82,11 @@ def shown_permutation(page):
     return page.run("return document.querySelector('figure[data-plot=permutation] .canvas').data[0].z")
 
 
-def test_the_slider_hardens_the_permutation(page, real_page, real_runs):
-    page.open(real_page).see("permutation")
-    epochs = [json.loads(line) for line in (real_runs / "comet+" / "metrics.jsonl").read_text().splitlines()]
+def test_the_slider_shows_the_permutation_of_each_epoch(page, trained_page, trained_runs):
+    page.open(trained_page).scroll_to("permutation")
+    epochs = [
+        json.loads(line) for line in (trained_runs / "comet+" / "metrics.jsonl").read_text().splitlines()
+    ]
     order = epochs[-1]["permutations"][0]
     hard = [[float(expert == to) for expert in range(len(order))] for to in order]
     assert shown_permutation(page) == hard
@@ -97,31 +99,31 @@ def test_the_slider_hardens_the_permutation(page, real_page, real_runs):
     assert slider.get_attribute("aria-valuetext") == "1 (soft)"
 
 
-def test_the_tree_has_the_shares_of_its_epoch_and_the_experts_behind_the_permutation(
-    page, real_page, real_runs
-):
-    page.open(real_page).see("trees")
-    result = json.loads((real_runs / "comet+" / "result.json").read_text())
-    epochs = [json.loads(line) for line in (real_runs / "comet+" / "metrics.jsonl").read_text().splitlines()]
-    for place in (0, result["best_epoch"] - 1):
-        page.choose("trees", "frame", place)
-        shares = epochs[place]["train_routing"]["top_left"]["leaf_share"][0]
-        order = epochs[place]["permutations"][0]
+def test_a_tree_shows_the_shares_of_its_epoch_and_the_permuted_experts(page, trained_page, trained_runs):
+    page.open(trained_page).scroll_to("trees")
+    result = json.loads((trained_runs / "comet+" / "result.json").read_text())
+    epochs = [
+        json.loads(line) for line in (trained_runs / "comet+" / "metrics.jsonl").read_text().splitlines()
+    ]
+    for index in (0, result["best_epoch"] - 1):
+        page.choose("trees", "frame", index)
+        shares = epochs[index]["train_routing"]["top_left"]["leaf_share"][0]
+        order = epochs[index]["permutations"][0]
         labels = page.texts("figure[data-plot=trees] .trees > div:first-child svg text:not(.halo)")
         names = [f"leaf {leaf} \u2192 expert {expert}" for leaf, expert in enumerate(order)]
         assert labels[::2] == names
-        assert [said_share(text) for text in labels[1::2]] == [
+        assert [parse_share(text) for text in labels[1::2]] == [
             pytest.approx(share, abs=0.006) for share in shares  # percent are shown without decimals
         ]  # fmt: skip
 
 
-def said_share(text):
+def parse_share(text):
     return float(text.removeprefix("<").removesuffix(" %")) / 100
 
 
-def test_a_phone_has_no_sideways_scrolling(page, study_page, real_page):
-    for file in (study_page, real_page):
-        page.open(file, width=360).see_everything()
+def test_a_phone_does_not_scroll_sideways(page, study_page, trained_page):
+    for file in (study_page, trained_page):
+        page.open(file, width=360).scroll_to_all()
         assert page.run("return document.documentElement.scrollWidth") == 360
         assert all(count > 0 for _, count in page.marks())
 
@@ -131,8 +133,8 @@ def test_printing_draws_all_plots_in_light_colours(page, study_page):
     dark = page.run("return getComputedStyle(document.body).backgroundColor")
     page.command("Emulation.setEmulatedMedia", media="print",
                  features=[{"name": "prefers-color-scheme", "value": "dark"}])  # fmt: skip
-    marks = page.wait_for("printing && figures.every((figure) => figure.drawn)").marks()
-    assert [name for name, _ in marks] == OF_A_STUDY
+    marks = page.wait_for("isPrinting && figures.every((figure) => figure.isDrawn)").marks()
+    assert [name for name, _ in marks] == STUDY_PLOTS
     assert all(count > 0 for _, count in marks), marks
     assert page.run("return getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)" != dark
     ink = "return document.querySelector('figure[data-plot=losses] .canvas').layout.font.color"
@@ -143,21 +145,21 @@ def test_a_pdf_has_every_plot(page, study_page):
     page.open(study_page)
     printed = page.command("Page.printToPDF", printBackground=True)["data"]
     assert base64.b64decode(printed).startswith(b"%PDF")
-    assert page.run("return figures.every((figure) => figure.drawn)")
-    assert page.run("return document.documentElement.dataset.theme ?? null") is None  # and the screen is back
+    assert page.run("return figures.every((figure) => figure.isDrawn)")
+    assert page.run("return document.documentElement.dataset.theme ?? null") is None  # as before printing
 
 
-def test_the_dark_scheme_changes_the_plots_too(page, study_page):
+def test_plots_have_the_colours_of_the_dark_scheme(page, study_page):
     colours = []
     for dark in (False, True):
-        page.open(study_page, dark=dark).see("losses")
+        page.open(study_page, dark=dark).scroll_to("losses")
         colours.append(
             page.run("return document.querySelector('figure[data-plot=losses] .canvas').layout.font.color")
         )
     assert colours == ["#1a1f26", "#e7ebf0"]
 
 
-def test_names_are_shown_as_text(page, tmp_path):
+def test_names_with_markup_are_shown_as_text(page, tmp_path):
     name = "<script>alert(1)</script>"
     folder = write_study(tmp_path / "study", gates=("topk", "comet+"), trials=8, failed=1, name=name)
     trials = folder / "trials.jsonl"
@@ -166,46 +168,46 @@ def test_names_are_shown_as_text(page, tmp_path):
         .replace("the loss is nan", "<img src=x onerror=alert(2)>")
         .replace("watched", "<b>w</b>")
     )
-    page.open(write_report([folder], tmp_path / "page.html")).see_everything()
+    page.open(write_report([folder], tmp_path / "page.html")).scroll_to_all()
     assert page.find("h1").text == f"{name} (alpha=0.9)"
     assert page.driver.title.startswith(name)
     assert "<img src=x onerror=alert(2)>" in page.find("#study-1-failures").text
     assert "<b>w</b>" in page.find("#study-1-summary").text
-    assert page.complaints() == []
+    assert page.console_messages() == []
     assert page.requests() == []
 
 
-def test_a_key_hides_its_gate_in_every_plot_of_the_chapter(page, study_page):
-    page.open(study_page).see_everything()
+def test_a_legend_hides_its_gate_in_every_plot_of_the_section(page, study_page):
+    page.open(study_page).scroll_to_all()
     before = dict(page.marks())
-    page.find(".key button[data-gate=comet]").click()
+    page.find(".legend button[data-gate=comet]").click()
     after = dict(page.marks())
-    for plot in ("losses", "bootstrap", "experts", "flops", "convergence", "sensitivity"):
+    for plot in ("losses", "tuning", "experts", "flops", "convergence", "sensitivity"):
         assert after[plot] < before[plot], plot
     pressed = page.run(
-        "return [...document.querySelectorAll('.key [data-gate=comet]')].map((b) => b.ariaPressed)"
+        "return [...document.querySelectorAll('.legend [data-gate=comet]')].map((b) => b.ariaPressed)"
     )
     assert set(pressed) == {"false"}
-    for button in page.all("#study-1-convergence .key button[aria-pressed=true]"):
+    for button in page.all("#study-1-convergence .legend button[aria-pressed=true]"):
         button.click()
-    assert page.find("figure[data-plot=convergence] .note").text == "Every gate of this plot is hidden."
-    assert page.complaints() == []
+    assert page.find("figure[data-plot=convergence] .note").text == "All gates of this plot are hidden."
+    assert page.console_messages() == []
 
 
 def test_sensitivity_has_the_axis_of_its_setting(page, study_page):
-    page.open(study_page).see("sensitivity")
+    page.open(study_page).scroll_to("sensitivity")
     axis = "return document.querySelector('figure[data-plot=sensitivity] .canvas').layout.xaxis"
     assert page.run(axis)["type"] == "log"
     page.choose("sensitivity", "parameter", "gate.normalize")
     assert page.run(axis)["ticktext"] == ["selected", "all"]
     drawn = page.run("return document.querySelector('figure[data-plot=sensitivity] .canvas').data.length")
-    assert drawn == 2  # topk and topk+ alone draw it
+    assert drawn == 2  # only topk and topk+ have it
 
 
 def test_local_search_looks_different_without_colour(page, study_page):
-    page.open(study_page).see("bootstrap")
+    page.open(study_page).scroll_to("tuning")
     lines = page.run("""
-        return document.querySelector('figure[data-plot=bootstrap] .canvas').data
+        return document.querySelector('figure[data-plot=tuning] .canvas').data
           .filter((trace) => trace.hovertemplate)
           .map((trace) => [trace.hovertemplate.split(',')[0], trace.line.dash, trace.marker.symbol])
     """)
@@ -215,36 +217,47 @@ def test_local_search_looks_different_without_colour(page, study_page):
     assert len(set(looks.values())) == len(looks)
 
 
-def test_an_ablation_shows_its_spread_and_leaves_out_tuning(page, tmp_path):
+def test_an_ablation_shows_its_seeds_and_no_tuning_plots(page, tmp_path):
     folder = write_study(tmp_path / "ablation", kind="ablation", gates=("topk", "topk+"), trials=10)
-    page.open(write_report([folder], tmp_path / "page.html")).see_everything()
-    assert dict(page.marks()) == {"spread": 2 * 11, "experts": 20, "flops": 20}  # ten runs and a mean a gate
-    assert "topk+ below topk: p" in page.find("#study-1-spread").text
-    assert page.complaints() == []
+    page.open(write_report([folder], tmp_path / "page.html")).scroll_to_all()
+    assert dict(page.marks()) == {"seeds": 2 * 11, "experts": 20, "flops": 20}  # ten runs and a mean per gate
+    assert "topk+ lower than topk: p" in page.find("#study-1-seeds").text
+    assert page.console_messages() == []
 
 
 @pytest.mark.parametrize("shared", ["gate", "tree"])
-def test_wide_trees_with_a_search_each_are_drawn_in_part(page, tmp_path, shared):
+def test_large_trees_with_their_own_search_are_drawn_without_small_branches(page, tmp_path, shared):
     folder = write_study(tmp_path / "wide", gates=("comet+", "dselect"), trials=4, experts=48)
     add_runs(folder, per_gate=1, experts=48, shared=shared)
-    page.open(write_report([folder], tmp_path / "page.html")).see_everything()
+    page.open(write_report([folder], tmp_path / "page.html")).scroll_to_all()
     assert all(count > 0 for _, count in page.marks())
-    options = page.texts("figure[data-plot=permutation] [data-name=search] option")
+    options = page.texts("figure[data-plot=permutation] [data-name=permutation] option")
     expected = {
-        "gate": ["of watched", "of rating"],
-        "tree": [f"of {task}, tree {tree}" for task in ("watched", "rating") for tree in (1, 2)],
+        "gate": ["watched", "rating"],
+        "tree": [f"{task}, tree {tree}" for task in ("watched", "rating") for tree in (1, 2)],
     }
     assert options == expected[shared]
     epochs = (folder / "runs" / "comet+-000" / "metrics.jsonl").read_text().splitlines()
-    best = json.loads(epochs[-2])  # the last but one is kept
+    best = json.loads(epochs[-2])  # the weights of the last but one epoch are kept
     search = best["permutations"][1]
     order = search[0] if shared == "tree" else search
     page.choose("trees", "gate", "comet+")
-    page.choose("trees", "task", "rating")
+    page.choose("trees", "owner", "rating")
     shown = page.texts("figure[data-plot=trees] .trees > div:first-child svg text:not(.halo)")[::2]
     assert [text for text in shown if text.startswith("leaf")] == [
         f"leaf {leaf} \u2192 expert {order[leaf]}"
         for leaf, share in enumerate(best["train_routing"]["rating"]["leaf_share"][0])
         if round(share, 4) >= 0.01  # the page keeps four decimals
     ]
-    assert page.complaints() == []
+    assert page.console_messages() == []
+
+
+def test_an_epoch_without_a_finite_loss_does_not_change_the_visible_range(page, tmp_path):
+    run = write_run(tmp_path / "runs" / "one", "topk")
+    epochs = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    epochs[-1]["validation"]["loss"] = None
+    (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, epochs)))
+    page.open(write_report([tmp_path / "runs"], tmp_path / "page.html")).scroll_to("losses")
+    low, _ = page.run("return document.querySelector('figure[data-plot=losses] .canvas').layout.yaxis.range")
+    assert low > 40
+    assert page.console_messages() == []

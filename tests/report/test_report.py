@@ -1,5 +1,6 @@
-"""What the page holds, and what happens where it cannot be made."""
+"""The content of the page, and the errors if it cannot be written."""
 
+import html
 import json
 import resource
 import signal
@@ -8,15 +9,20 @@ import sys
 import time
 
 import pytest
-from studies import GATES, add_runs, link_runs, write_run, write_study
+from studies import GATES, MARKUP, add_runs, link_runs, write_run, write_study
 
 from comet_moe.analysis.reading import read_studies
 from comet_moe.analysis.table import summarise_gates
-from comet_moe.exceptions import StudyError, WriteError
+from comet_moe.exceptions import MissingExtraError, StudyError, WriteError
 from comet_moe.report import write_report
-from comet_moe.report.format import brief, decimals, p_said, p_value, plus_minus, scaled
-from comet_moe.report.markup import element
-from comet_moe.report.page import as_data
+from comet_moe.report.format import (
+    decimals,
+    format_mean,
+    format_p,
+    format_p_equation,
+    format_scaled,
+    round_number,
+)
 
 
 def data_of(file):
@@ -30,7 +36,7 @@ def headings(file):
     return [part.partition("</h3>")[0] for part in text[: text.index("<script")].split("<h3>")[1:]]
 
 
-def test_the_report_needs_no_torch(study, tmp_path):
+def test_writing_a_report_does_not_import_torch(study, tmp_path):
     code = f"""
 import sys
 from pathlib import Path
@@ -43,50 +49,50 @@ assert "torch" not in sys.modules
 
 def test_eight_gates_of_500_trials_with_every_epoch_stay_below_15_megabytes(tmp_path):
     folder = write_study(tmp_path / "study", gates=GATES, trials=500, epochs=100)
-    link_runs(folder, tmp_path / "stock", epochs=100)
+    link_runs(folder, tmp_path / "runs_of_gates", epochs=100)
     started = time.process_time()
     file = write_report([folder], tmp_path / "page.html")
     assert file.stat().st_size < 15e6
     assert time.process_time() - started < 60  # of this process alone; it takes less than ten
-    assert all(len(trials["test"]) == 500 for trials in data_of(file)["chapters"][0]["trials"].values())
+    assert all(len(trials["test"]) == 500 for trials in data_of(file)["sections"][0]["trials"].values())
 
 
-def test_the_table_has_the_figures_of_the_analysis(study, study_page):
-    text = study_page.read_text(encoding="utf-8")
+def test_the_table_has_the_means_and_p_values_of_the_analysis(study, study_page):
+    text = html.unescape(study_page.read_text(encoding="utf-8"))
     rows = summarise_gates(read_studies([study])[0])
     places = decimals(row["test_loss_se"] for row in rows)
     for row in rows:
-        assert plus_minus(row["test_loss_mean"], row["test_loss_se"], places) in text
-        assert row["p_search"] is None or p_said(row["p_search"]).removeprefix("p\u00a0=\u00a0") in text
+        assert format_mean(row["test_loss_mean"], row["test_loss_se"], places) in text
+        assert row["p_search"] is None or format_p(row["p_search"]) in text
 
 
-def test_an_unfinished_study_says_so_at_the_top(study_page):
+def test_the_header_says_how_many_trials_of_an_unfinished_study_are_missing(study_page):
     header = study_page.read_text(encoding="utf-8").partition("<main")[0]
-    assert "Unfinished. movielens (alpha=0.9): 15 of 120 trials are unfinished" in header
+    assert "movielens (alpha=0.9): 15 of 120 trials are unfinished" in header
 
 
-def test_parts_that_there_is_nothing_for_are_left_out(tmp_path, real_page):
+def test_subsections_without_data_are_left_out(tmp_path, trained_page):
     folder = write_study(tmp_path / "study", gates=("topk", "comet"), trials=6)
     assert headings(write_report([folder], tmp_path / "elsewhere.html")) == [
         "Summary",
-        "Test loss by tuning budget",
-        "Test loss against cost",
-        "Sensitivity to the settings",
+        "Test loss by number of trials",
+        "Test loss by cost",
+        "Sensitivity to hyperparameters",
         "Configuration and environment",
     ]
-    assert headings(real_page) == [
+    assert headings(trained_page) == [
         "Summary",
         "Loss by epoch",
-        "Test loss against cost",
-        "Expert usage",
+        "Test loss by cost",
+        "Expert load",
         "Convergence of the trees",
-        "The permutation as it hardens",
-        "The trees",
+        "Permutation by epoch",
+        "Trees by epoch",
         "Configuration and environment",
     ]
 
 
-def test_runs_without_flops_have_no_plot_of_them(tmp_path):
+def test_runs_without_flops_have_no_plot_of_flops(tmp_path):
     run = write_run(tmp_path / "runs" / "one", "topk")
     result = json.loads((run / "result.json").read_text())
     (run / "result.json").write_text(json.dumps(result | {"flops_per_sample": None}))
@@ -102,24 +108,24 @@ def test_a_study_without_a_complete_trial_has_a_page(tmp_path):
     assert headings(file) == ["Summary", "Configuration and environment"]
 
 
-def test_studies_and_runs_share_a_page(study, real_runs, tmp_path):
-    file = write_report([study, real_runs], tmp_path / "page.html")
-    chapters = data_of(file)["chapters"]
-    assert [chapter["gates"] for chapter in chapters] == [
+def test_studies_and_runs_share_a_page(study, trained_runs, tmp_path):
+    file = write_report([study, trained_runs], tmp_path / "page.html")
+    sections = data_of(file)["sections"]
+    assert [section["gates"] for section in sections] == [
         ["softmax", "topk", "topk+", "comet", "comet+"],
         ["topk", "comet+"],
     ]
     assert "2 comparisons of gates" in file.read_text(encoding="utf-8")
 
 
-def test_few_runs_are_drawn_one_by_one_and_all_make_the_band(tmp_path):
+def test_five_runs_are_drawn_as_lines_and_the_band_is_the_range_of_all(tmp_path):
     folder = write_study(tmp_path / "ablation", kind="ablation", gates=("topk",), trials=8, epochs=12)
     add_runs(folder, per_gate=8)
-    losses = data_of(write_report([folder], tmp_path / "page.html"))["chapters"][0]["losses"]["topk"]
+    losses = data_of(write_report([folder], tmp_path / "page.html"))["sections"][0]["losses"]["topk"]
     assert losses["count"] == 8
     assert len(losses["runs"]) == 5
     every = [
-        [json.loads(line)["validation_loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+        [json.loads(line)["validation"]["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
         for run in (folder / "runs").iterdir()
     ]
     lows, highs = zip(*((min(at), max(at)) for at in zip(*every, strict=True)), strict=True)
@@ -129,27 +135,27 @@ def test_few_runs_are_drawn_one_by_one_and_all_make_the_band(tmp_path):
 
 def test_a_permutation_is_soft_while_it_searches_and_then_one_hard_order(tmp_path):
     write_run(tmp_path / "runs" / "one", "comet+", experts=8, epochs=9, search_epochs=5)
-    found = data_of(write_report([tmp_path / "runs"], tmp_path / "page.html"))["chapters"][0]
-    frames = found["best"]["comet+"]["permutation"]["frames"]
+    data = data_of(write_report([tmp_path / "runs"], tmp_path / "page.html"))["sections"][0]
+    frames = data["routing"]["comet+"]["permutation"]["frames"]
     assert [(frame["epoch"], frame["soft"]) for frame in frames] == [
         (1, True), (2, True), (3, True), (4, True), (5, False),
     ]  # fmt: skip
-    first = frames[0]["searches"][0]
+    first = frames[0]["permutations"][0]
     assert sum(first["matrix"][1::2]) == pytest.approx(8 * 1000, abs=64)  # each of 64 entries is rounded
-    assert "matrix" not in frames[-1]["searches"][0]
+    assert "matrix" not in frames[-1]["permutations"][0]
 
 
-def test_long_and_wide_runs_keep_fewer_moments(tmp_path):
+def test_long_and_wide_runs_have_fewer_slider_positions(tmp_path):
     write_run(tmp_path / "runs" / "one", "comet", experts=1024, epochs=60)
     file = write_report([tmp_path / "runs"], tmp_path / "page.html")
-    frames = data_of(file)["chapters"][0]["best"]["comet"]["trees"]["frames"]
+    frames = data_of(file)["sections"][0]["routing"]["comet"]["trees"]["frames"]
     assert 2 <= len(frames) < 20
     assert (frames[0]["epoch"], frames[-1]["epoch"]) == (1, 59)
     assert file.stat().st_size < 6e6
 
 
-def test_settings_that_differ_are_beside_one_another_and_equal_ones_said_once(real_page):
-    text = real_page.read_text(encoding="utf-8").partition("<script")[0]
+def test_settings_that_differ_have_a_column_per_gate_and_equal_ones_are_listed_once(trained_page):
+    text = trained_page.read_text(encoding="utf-8").partition("<script")[0]
     settings = text[text.index('id="study-1-settings"') :]
     assert settings.count("<code>training.epochs</code>") == 1
     assert "<code>gate.name</code></th><td>topk</td><td>comet+</td>" in settings
@@ -157,13 +163,13 @@ def test_settings_that_differ_are_beside_one_another_and_equal_ones_said_once(re
     assert "multidigits" in settings
 
 
-def test_what_is_no_study_is_one_sentence(tmp_path):
+def test_a_folder_without_studies_or_runs_is_an_error(tmp_path):
     with pytest.raises(StudyError, match="holds neither a study"):
         write_report([tmp_path], tmp_path / "page.html")
     assert not (tmp_path / "page.html").exists()
 
 
-def test_a_damaged_epoch_is_named_by_its_line(tmp_path):
+def test_the_error_about_a_damaged_epoch_names_its_line(tmp_path):
     run = write_run(tmp_path / "runs" / "one", "comet", experts=4, epochs=3)
     lines = (run / "metrics.jsonl").read_text().splitlines()
     (run / "metrics.jsonl").write_text("\n".join([lines[0], lines[1][:40]]))
@@ -171,7 +177,7 @@ def test_a_damaged_epoch_is_named_by_its_line(tmp_path):
         write_report([tmp_path / "runs"], tmp_path / "page.html")
 
 
-def test_a_full_disk_is_one_sentence_and_leaves_the_old_page(study, tmp_path):
+def test_a_full_disk_is_an_error_of_one_sentence_and_keeps_the_old_page(study, tmp_path):
     page = tmp_path / "page.html"
     page.write_text("old")
 
@@ -193,7 +199,7 @@ def test_a_full_disk_is_one_sentence_and_leaves_the_old_page(study, tmp_path):
     assert list(tmp_path.iterdir()) == [page]
 
 
-def test_a_place_that_is_a_folder_is_one_sentence(study, tmp_path):
+def test_writing_to_a_folder_is_an_error(study, tmp_path):
     with pytest.raises(WriteError, match="cannot be written"):
         write_report([study], tmp_path)
 
@@ -209,7 +215,7 @@ def test_the_command_prints_the_path_and_the_size(study, tmp_path):
     assert json.loads(done.stdout) == {"file": str(page), "bytes": page.stat().st_size}
 
 
-def test_the_command_refuses_in_one_sentence(tmp_path):
+def test_the_command_rejects_a_folder_without_studies_in_one_sentence(tmp_path):
     done = comet_moe("report", tmp_path, "-o", tmp_path / "page.html")
     assert done.returncode == 2
     assert done.stdout == ""
@@ -217,27 +223,70 @@ def test_the_command_refuses_in_one_sentence(tmp_path):
     assert f"{tmp_path} holds neither a study" in done.stderr
 
 
-def test_the_data_block_cannot_end_its_element():
-    said = as_data({"name": "</script><!--"})
-    assert "<" not in said
-    assert json.loads(said) == {"name": "</script><!--"}
+def test_every_text_is_escaped(tmp_path):
+    folder = write_study(tmp_path / "study", gates=("topk", MARKUP), trials=4, failed=1, name=MARKUP)
+    add_runs(folder, per_gate=3, owners=(MARKUP, "rating"))
+    as_json = json.dumps(MARKUP)[1:-1]
+    for file in (folder / "study.json", folder / "trials.jsonl", *folder.glob("runs/*/[de]*.json")):
+        text = file.read_text()
+        for name in ("movielens", "watched", "the loss is nan", "licence", "3.11", "training.epochs=12"):
+            text = text.replace(name, as_json)
+        file.write_text(text)
+    page = write_report([folder], tmp_path / "page.html")
+    text = page.read_text(encoding="utf-8")
+    assert text.count("<script") == text.count("</script>") == 3  # data, plotly, and the scripts of the page
+    body = text[text.index("<body>") : text.index("<script")]
+    assert MARKUP not in body
+    assert html.unescape(body).count(MARKUP) > 20  # title, gates, tasks, settings, reasons, ...
+    assert data_of(page)["sections"][0]["gates"] == ["topk", MARKUP]
 
 
-def test_texts_are_escaped_unless_they_are_html():
-    bold = element("b", "a < b")
-    assert bold == "<b>a &lt; b</b>"
-    assert element("p", bold, "&", title='"x"', hidden=True, id=None) == (
-        '<p title="&quot;x&quot;" hidden><b>a &lt; b</b>&amp;</p>'
-    )
+def test_attributes_hold_the_names_of_gates(tmp_path):
+    folder = write_study(tmp_path / "study", gates=("topk", MARKUP), trials=2)
+    text = write_report([folder], tmp_path / "page.html").read_text(encoding="utf-8")
+    attribute = text.partition("data-gates='")[2].partition("'")[0]
+    assert json.loads(html.unescape(attribute)) == ["topk", MARKUP]
 
 
-def test_numbers_are_said_briefly():
-    assert brief(123456.0) == 123460
-    assert brief(0.1234567) == 0.12346
-    assert brief(float("nan")) is None
+@pytest.mark.parametrize("module", ["jinja2", "plotly.offline"])
+def test_a_missing_dependency_is_an_error_that_names_the_extra(study, tmp_path, monkeypatch, module):
+    monkeypatch.setitem(sys.modules, module, None)
+    package = module.partition(".")[0]
+    with pytest.raises(MissingExtraError, match=rf"needs {package}, .*pip install 'comet-moe\[report\]'"):
+        write_report([study], tmp_path / "page.html")
+
+
+def test_gates_per_layer_have_the_names_of_layers(tmp_path):
+    layers = ("layer 1", "layer 2", "layer 3")
+    write_run(tmp_path / "runs" / "one", "comet+", shared="gate", owners=layers)
+    write_run(tmp_path / "runs" / "two", "dselect+", shared="all", owners=layers)
+    routing = data_of(write_report([tmp_path / "runs"], tmp_path / "page.html"))["sections"][0]["routing"]
+    assert routing["comet+"]["permutation"]["names"] == list(layers)
+    assert routing["dselect+"]["permutation"]["names"] == ["all gates"]
+    for gate in ("comet+", "dselect+"):
+        assert set(routing[gate]["load"]) == set(routing[gate]["convergence"]) == set(layers)
+        assert all(set(frame["gates"]) == set(layers) for frame in routing[gate]["trees"]["frames"])
+
+
+def test_epochs_without_a_finite_loss_are_left_out_of_the_range(tmp_path, recwarn):
+    run = write_run(tmp_path / "runs" / "one", "topk", epochs=3)
+    first, *others = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    first["validation"]["loss"] = None
+    (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, [first, *others])))
+    page = write_report([tmp_path / "runs"], tmp_path / "page.html")
+    losses = data_of(page)["sections"][0]["losses"]["topk"]
+    assert [low is None for low in losses["validation"]["low"]] == [True, False, False]
+    assert not recwarn.list
+
+
+def test_numbers_are_rounded_for_readers():
+    assert round_number(123456.0) == 123460
+    assert round_number(0.1234567) == 0.12346
+    assert round_number(float("nan")) is None
     assert decimals([None, 0.023, 1.5]) == 3
     assert decimals([None]) == 2
-    assert scaled(799728.7) == "800 k"
-    assert p_said(0.0004) == "p\u00a0<\u00a00.001"
-    assert p_said(0.0312) == "p\u00a0=\u00a00.031"
-    assert [p_value(p) for p in (None, 0.0004, 0.0312)] == ["-", "<\u00a00.001", "0.031"]
+    assert format_scaled(799728.7) == "800 k"
+    assert format_scaled(999_700) == "1 M"
+    assert format_p_equation(0.0004) == "p\u00a0<\u00a00.001"
+    assert format_p_equation(0.0312) == "p\u00a0=\u00a00.031"
+    assert [format_p(p) for p in (None, 0.0004, 0.0312)] == ["-", "<\u00a00.001", "0.031"]

@@ -1,68 +1,75 @@
-"""Numbers for readers and for the page's data block."""
+"""Numbers as text, and rounded numbers for the page's data block."""
 
 import math
 from collections.abc import Iterable
 
 from comet_moe.analysis import render
 
-SPACE = "\u00a0"
-"""At which no line breaks."""
+NO_BREAK_SPACE = "\u00a0"
+MISSING = "-"
+"""Text of a value that does not exist."""
+SIGNIFICANT_DIGITS = 5
+"""Digits of the numbers that plots draw: more than a screen can show."""
 
-DIGITS = 5
-"""Significant digits of what plots show: a pixel is less than a part in ten thousand."""
 
-
-def brief(value: float | None, digits: int = DIGITS) -> float | None:
-    """``value`` to ``digits`` significant ones; None for what is no number."""
+def round_number(value: float | None, digits: int = SIGNIFICANT_DIGITS) -> float | None:
+    """Round ``value`` to ``digits`` significant digits; None for None, NaN and infinity."""
     if value is None or not math.isfinite(value):
         return None
-    short = float(f"{value:.{digits}g}")
-    return int(short) if short.is_integer() else short
+    rounded = float(f"{value:.{digits}g}")
+    return int(rounded) if rounded.is_integer() else rounded
 
 
-def briefs(values: Iterable[float | None], digits: int = DIGITS) -> list[float | None]:
-    """Each of ``values``, brief."""
-    return [brief(value, digits) for value in values]
+def round_numbers(values: Iterable[float | None], digits: int = SIGNIFICANT_DIGITS) -> list[float | None]:
+    """Round each of ``values`` to ``digits`` significant digits."""
+    return [round_number(value, digits) for value in values]
 
 
 def decimals(errors: Iterable[float | None]) -> int:
-    """Places after the point, by the rule of the tables: the page has room for two digits of an error."""
+    """Decimals that show two digits of the smallest of ``errors``, the standard errors of a column."""
     return render.choose_decimals(errors, digits=2)
 
 
-def plus_minus(mean: float | None, error: float | None, places: int) -> str:
-    """``mean ± error``, without the error where there is none."""
+def format_mean(mean: float | None, error: float | None, places: int) -> str:
+    """``mean ± error`` with ``places`` decimals, or only the mean where the error is None."""
     if mean is None:
-        return "-"
-    return f"{mean:.{places}f}" if error is None else f"{mean:.{places}f}{SPACE}±{SPACE}{error:.{places}f}"
+        return MISSING
+    text = f"{mean:.{places}f}"
+    return text if error is None else f"{text}{NO_BREAK_SPACE}{format_error(error, places)}"
 
 
-def p_value(p: float | None) -> str:
-    """A probability, by the rule of the tables."""
-    return render.format_p_value(p, SPACE) or "-"
+def format_error(error: float, places: int) -> str:
+    """``± error`` with ``places`` decimals."""
+    return f"±{NO_BREAK_SPACE}{error:.{places}f}"
 
 
-def p_said(p: float) -> str:
+def format_p(p: float | None) -> str:
+    """A p-value as in ``comet-moe table``: ``0.012`` or ``< 0.001``."""
+    return render.format_p_value(p, NO_BREAK_SPACE) or MISSING
+
+
+def format_p_equation(p: float) -> str:
     """``p = 0.012`` or ``p < 0.001``."""
-    said = p_value(p)
-    return f"p{SPACE}{said}" if said.startswith("<") else f"p{SPACE}={SPACE}{said}"
+    text = format_p(p)
+    return f"p{NO_BREAK_SPACE}{'' if text.startswith('<') else f'={NO_BREAK_SPACE}'}{text}"
 
 
-def scaled(value: float | None) -> str:
-    """``value`` in thousands (k), millions (M) or billions (G)."""
+def format_scaled(value: float | None) -> str:
+    """``value`` in thousands (k), millions (M) or billions (G), with three digits."""
     if value is None:
-        return "-"
+        return MISSING
+    rounded = float(f"{value:.3g}")
     for size, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
-        if abs(value) >= size:
-            return f"{value / size:.3g}{unit}"
-    return f"{value:.3g}"
+        if abs(rounded) >= size:
+            return f"{rounded / size:.3g}{unit}"
+    return f"{rounded:.3g}"
 
 
-def grouped(value: float) -> str:
-    """A whole number with its thousands apart."""
-    return f"{value:,.0f}" if math.isfinite(value) else "-"
+def format_integer(value: float) -> str:
+    """``value`` without decimals and with commas between thousands."""
+    return f"{value:,.0f}" if math.isfinite(value) else MISSING
 
 
-def counted(number: int, noun: str) -> str:
+def format_count(number: int, noun: str) -> str:
     """``1 run``, ``2 runs``."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

@@ -1,53 +1,85 @@
-"""With what a study was made: settings, search space, data, environment. Equal facts are said once."""
+"""How a study was made: settings, search space, data set and environment.
+
+Values that all gates share are listed once.
+"""
 
 import json
+from dataclasses import dataclass
 from typing import Any
 
 from comet_moe.analysis.study import Study
 from comet_moe.report.data import Run
-from comet_moe.report.format import grouped
-from comet_moe.report.markup import Html, element, join, table
-from comet_moe.report.summary import gate_name
+from comet_moe.report.format import MISSING, format_integer
 
-Facts = dict[str, Any]
+Mapping = dict[str, Any]
 
 
-def settings_section(study: Study, runs: dict[str, Run]) -> Html:
-    """Tables of the settings, the space, the data and the environment, as far as they are known."""
-    configs = {gate: flat(run.config) for gate, run in runs.items()}
-    machines = {gate: _environment(run) for gate, run in runs.items()}
-    return join(
-        _laid_over(study),
-        _best_runs(runs),
-        _compared("Settings of the best runs", configs),
-        _space(study),
-        _data(next(iter(runs.values())).data) if runs else Html(""),
-        _compared("Environment", machines),
+@dataclass(frozen=True)
+class SettingTable:
+    """A table of texts; the first column has the names of the rows."""
+
+    columns: list[str]
+    rows: list[list[str]]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Values by gate: ``different`` has a column per gate, ``shared`` a name and the value of all gates."""
+
+    title: str
+    different: SettingTable
+    shared: list[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A data set: its facts, each with one or several lines of text, and the files it was made from."""
+
+    facts: list[tuple[str, list[str]]]
+    sources: SettingTable
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What settings.html shows."""
+
+    recipe: str
+    overrides: list[str]
+    runs: list[tuple[str, str, list[str]]]
+    settings: Comparison
+    space: SettingTable
+    dataset: Dataset
+    environment: Comparison
+
+
+def build_settings(study: Study, runs: dict[str, Run]) -> Settings | None:
+    """Settings of ``study`` and of the best ``runs`` of its gates; None if nothing is known."""
+    if not (study.settings or runs or any(study.space.values())):
+        return None
+    configs = {gate: flatten(run.config) for gate, run in runs.items()}
+    environments = {gate: _environment(run) for gate, run in runs.items()}
+    return Settings(
+        recipe=study.recipe,
+        overrides=study.settings,
+        runs=[_run_row(gate, run) for gate, run in runs.items()],
+        settings=_compare("Settings of the best runs", configs),
+        space=_search_space(study),
+        dataset=_dataset(next(iter(runs.values())).dataset if runs else {}),
+        environment=_compare("Environment", environments),
     )
 
 
-def flat(nested: Facts, prefix: str = "") -> Facts:
+def flatten(nested: Mapping, prefix: str = "") -> Mapping:
     """``{"a": {"b": 1}}`` as ``{"a.b": 1}``."""
-    found: Facts = {}
+    flat: Mapping = {}
     for name, value in nested.items():
-        found |= (
-            flat(value, f"{prefix}{name}.") if isinstance(value, dict) and value else {prefix + name: value}
-        )
-    return found
+        is_nested = isinstance(value, dict) and value
+        flat |= flatten(value, f"{prefix}{name}.") if is_nested else {prefix + name: value}
+    return flat
 
 
-def _environment(run: Run) -> Facts:
-    """The facts of the start; of a resumption only those that changed."""
-    found: Facts = {}
-    for facts in run.environments:
-        for name, value in facts.items():
-            if name != "from_epoch" and value not in found.setdefault(name, []):
-                found[name].append(value)
-    return {name: ", then ".join(map(said, values)) for name, values in found.items()}
-
-
-def said(value: Any) -> str:
-    """A value as a setting on the command line has it, a number to six digits."""
+def format_value(value: Any) -> str:
+    """A value as ``--set`` takes it, a float with six digits."""
     if value is None:
         return "unset"
     if isinstance(value, float):
@@ -55,130 +87,67 @@ def said(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
-def _laid_over(study: Study) -> Html:
-    if not study.settings:
-        return Html("")
-    given = ", ".join(study.settings)
-    return element("p", f"Laid over the recipe {study.recipe}: ", element("code", given), ".")
+def _environment(run: Run) -> Mapping:
+    """Environment at the start, and what had changed when the run was resumed."""
+    values: dict[str, list[Any]] = {}
+    for environment in run.environments:
+        for name, value in environment.items():
+            if name != "from_epoch" and value not in values.setdefault(name, []):
+                values[name].append(value)
+    return {name: ", then ".join(map(format_value, of_name)) for name, of_name in values.items()}
 
 
-def _best_runs(runs: dict[str, Run]) -> Html:
-    if not runs:
-        return Html("")
-    names = ("folder", "best epoch", "epochs", "parameters", "seconds")
-    head = [_column("gate"), *(_column(name) for name in names)]
-    rows = [
-        element(
-            "tr",
-            element("th", gate_name(gate), scope="row"),
-            element("td", element("code", run.path.name)),
-            *(
-                element("td", grouped(run.trial[name]))
-                for name in ("best_epoch", "epochs", "parameters", "seconds")
-            ),
-        )
-        for gate, run in runs.items()
-    ]
-    return _folded(
-        "Best run of each gate", table("By validation loss, of the runs whose folder is here.", head, rows)
+def _run_row(gate: str, run: Run) -> tuple[str, str, list[str]]:
+    """Gate, folder, and best epoch, epochs, parameters and seconds."""
+    numbers = [run.trial[name] for name in ("best_epoch", "epochs", "parameters", "seconds")]
+    return gate, run.path.name, list(map(format_integer, numbers))
+
+
+def _compare(title: str, by_gate: dict[str, Mapping]) -> Comparison:
+    names = list(dict.fromkeys(name for mapping in by_gate.values() for name in mapping))
+    texts = {
+        name: [format_value(mapping[name]) if name in mapping else MISSING for mapping in by_gate.values()]
+        for name in names
+    }
+    shared = [name for name in names if len(set(texts[name])) == 1]
+    different = [name for name in names if name not in shared]
+    return Comparison(
+        title,
+        SettingTable(["setting", *by_gate], [[name, *texts[name]] for name in different]),
+        [(name, texts[name][0]) for name in shared],
     )
 
 
-def _compared(title: str, by_gate: dict[str, Facts]) -> Html:
-    """What all gates share as a list, what differs as a table with a column a gate."""
-    if not any(by_gate.values()):
-        return Html("")
-    names = list(dict.fromkeys(name for facts in by_gate.values() for name in facts))
-    texts = {
-        name: [said(facts[name]) if name in facts else "" for facts in by_gate.values()] for name in names
-    }
-    shared = [name for name in names if len(set(texts[name])) == 1]
-    differing = [name for name in names if name not in shared]
-    parts = []
-    if differing:
-        head = [_column("setting"), *(_column(gate) for gate in by_gate)]
-        rows = [
-            element(
-                "tr",
-                element("th", element("code", name), scope="row"),
-                *(element("td", text or "-") for text in texts[name]),
-            )
-            for name in differing
-        ]
-        parts.append(table("Where the gates differ.", head, rows))
-    if shared:
-        note = element("p", "Equal for all gates:", class_="note") if differing else ""
-        listed = [_pair(element("code", name), texts[name][0]) for name in shared]
-        parts.append(join(note, element("dl", *listed)))
-    return _folded(title, join(*parts))
-
-
-def _space(study: Study) -> Html:
-    names = list(dict.fromkeys(name for space in study.space.values() for name in space))
-    if not names:
-        return Html("")
+def _search_space(study: Study) -> SettingTable:
     gates = [gate for gate in study.gates if study.space.get(gate)]
-    head = [_column("setting"), *(_column(gate, is_text=True) for gate in gates)]
-    rows = [
-        element(
-            "tr",
-            element("th", element("code", name), scope="row"),
-            *(element("td", _drawn(study.space[gate].get(name)), class_="text") for gate in gates),
-        )
-        for name in names
-    ]
-    return _folded("Search space", table("From where each trial drew its settings.", head, rows))
+    names = list(dict.fromkeys(name for gate in gates for name in study.space[gate]))
+    rows = [[name, *(_format_distribution(study.space[gate].get(name)) for gate in gates)] for name in names]
+    return SettingTable(["setting", *gates], rows)
 
 
-def _drawn(spec: Any) -> str:
+def _format_distribution(spec: Any) -> str:
     if spec is None:
-        return "-"
+        return MISSING
     for kind, note in (("log", ", log"), ("uniform", "")):
         if kind in spec:
             low, high = spec[kind]
             return f"{low:g} to {high:g}{note}"
     if "choice" in spec:
-        return "{" + ", ".join(map(said, spec["choice"])) + "}"
-    return said(spec)
+        return "{" + ", ".join(map(format_value, spec["choice"])) + "}"
+    return format_value(spec)
 
 
-def _data(data: Facts) -> Html:
-    if not data:
-        return Html("")
-    facts = {name: value for name, value in flat(data).items() if name != "sources" and value not in ({}, [])}
-    listed = [
-        _pair(name, *(_lines(value) if _is_texts(value) else (said(value),))) for name, value in facts.items()
+def _dataset(description: Mapping) -> Dataset:
+    facts = [
+        (name, value if _is_list_of_texts(value) else [format_value(value)])
+        for name, value in flatten(description).items()
+        if name != "sources" and value not in ({}, [])
     ]
-    return _folded("Data", join(element("dl", *listed), _sources(data.get("sources") or [])))
+    sources = description.get("sources") or []
+    columns = list(dict.fromkeys(name for source in sources for name in source))
+    rows = [[format_value(source.get(name, MISSING)) for name in columns] for source in sources]
+    return Dataset(facts, SettingTable(columns, rows))
 
 
-def _is_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(part, str) for part in value)
-
-
-def _lines(texts: list[str]) -> list[Html]:
-    return [element("div", text) for text in texts]
-
-
-def _sources(sources: list[Facts]) -> Html:
-    if not sources:
-        return Html("")
-    names = list(dict.fromkeys(name for source in sources for name in source))
-    head = [_column(name, is_text=True) for name in names]
-    rows = [
-        element("tr", *(element("td", said(source.get(name, "-")), class_="text") for name in names))
-        for source in sources
-    ]
-    return table("The files that it was made of.", head, rows)
-
-
-def _pair(name: str, *values: str) -> Html:
-    return element("div", element("dt", name), element("dd", *values))
-
-
-def _column(name: str, is_text: bool = False) -> Html:
-    return element("th", name, scope="col", class_="text" if is_text else None)
-
-
-def _folded(title: str, content: Html) -> Html:
-    return element("details", element("summary", title), content, open=True)
+def _is_list_of_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)

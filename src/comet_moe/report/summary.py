@@ -1,4 +1,4 @@
-"""The summary table of a study, and the sentence above it."""
+"""The summary of a study: a sentence about the lowest test loss, and a table with one row per gate."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,82 +6,122 @@ from typing import Any
 
 from comet_moe.analysis.study import Study
 from comet_moe.analysis.table import TOP_PERCENT
-from comet_moe.report.format import brief, counted, decimals, p_said, p_value, plus_minus, scaled
-from comet_moe.report.markup import Html, element, join, table
+from comet_moe.report.format import (
+    decimals,
+    format_count,
+    format_error,
+    format_mean,
+    format_p,
+    format_p_equation,
+    format_scaled,
+    round_number,
+)
 
 Row = dict[str, Any]
+"""A row of ``comet_moe.analysis.table.summarise_gates``."""
 
 ABBREVIATIONS = ("auc", "mse", "f1")
-PER_TASK = 3
-"""Tasks up to which each has a column for its metric; with more there is one for their mean."""
+"""Metrics whose name is written in capitals."""
+MAX_TASKS = 3
+"""Up to so many tasks each has columns for its metrics; with more there are columns for their means."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A number of the table.
+
+    Args:
+        text: the rounded number.
+        value: what the column is sorted by; None sorts last.
+        error: the standard error where it has a line of its own.
+        is_significant: whether it is a p-value below 0.05.
+        has_asterisk: whether it is a test loss that is significantly lower than its rival's.
+    """
+
+    text: str
+    value: float | None
+    error: str = ""
+    is_significant: bool = False
+    has_asterisk: bool = False
 
 
 @dataclass(frozen=True)
 class Column:
-    """What a column says of a row, and by which number the row sorts in it."""
+    """Name and unit of a column, and how it gets its cells."""
 
     name: str
     unit: str
-    text: Callable[[Row], str]
-    value: Callable[[Row], float | None]
+    cell: Callable[[Row], Cell]
 
 
-def noun(study: Study) -> str:
-    """What a row of the study's trials is called."""
+@dataclass(frozen=True)
+class GateRow:
+    """A row of the table."""
+
+    gate: str
+    is_lowest: bool
+    cells: list[Cell]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What summary.html shows."""
+
+    headline: str
+    caption: str
+    columns: list[Column]
+    rows: list[GateRow]
+    note: str
+
+
+def build_summary(study: Study, rows: list[Row]) -> Summary:
+    """The summary of ``study``, whose ``summarise_gates`` are ``rows``."""
+    columns = _columns(study, rows)
+    return Summary(
+        headline=headline(study, rows),
+        caption=_caption(study),
+        columns=columns,
+        rows=[GateRow(row["gate"], row["lowest"], [column.cell(row) for column in columns]) for row in rows],
+        note=_note(study, rows),
+    )
+
+
+def trial_noun(study: Study) -> str:
+    """What a row of the study's trials is called: "trial", or "run" where nothing was tuned."""
     return "trial" if study.kind == "tuning" else "run"
 
 
 def headline(study: Study, rows: list[Row]) -> str:
-    """Which gate has the lowest test loss, and how sure that is."""
+    """Which gate has the lowest test loss, and whether the difference is significant."""
     best = next((row for row in rows if row["lowest"]), None)
     if best is None:
-        return f"No {noun(study)} is complete yet."
+        return f"No {trial_noun(study)} is complete yet."
     places = decimals([row["test_loss_se"] for row in rows])
-    loss = plus_minus(best["test_loss_mean"], best["test_loss_se"], places)
-    said = f"Lowest test loss: {best['gate']} with {loss}"
+    loss = format_mean(best["test_loss_mean"], best["test_loss_se"], places)
+    text = f"Lowest test loss: {best['gate']} with {loss}"
     if max(row["trials_used"] for row in rows) == 1:
-        return f"{said}. It is one run a gate, which decides nothing."
-    said += f" over {counted(best['trials_used'], noun(study))}"
+        return f"{text}. With one run per gate, the difference may be due to chance."
+    text += f" over {format_count(best['trials_used'], trial_noun(study))}"
     for test, rival in (
         ("existing", f"{best['best_existing']}, the best existing gate"),
         ("search", f"{best['gate'].removesuffix('+')} without local search"),
     ):
         if best[f"p_{test}"] is not None:
             verdict = "significantly" if best[f"significant_{test}"] else "not significantly"
-            said += f"; {verdict} below {rival} ({p_said(best[f'p_{test}'])})"
-    return f"{said}."
-
-
-def summary_table(study: Study, rows: list[Row]) -> Html:
-    """One row a gate, sortable; the lowest test loss and significant differences are marked."""
-    columns = _columns(study, rows)
-    head = [_head("gate", ""), *(_head(column.name, column.unit) for column in columns)]
-    body = [
-        element(
-            "tr",
-            _gate_cell(row),
-            *(_cell(column, row) for column in columns),
-            class_="best" if row["lowest"] else None,
-        )
-        for row in rows
-    ]
-    return join(table(_caption(study), head, body), _legend(study, rows))
-
-
-def gate_name(gate: str) -> Html:
-    """The name with its line and marker."""
-    return join(element("span", class_="swatch", data_gate=gate), gate)
+            text += f"; {verdict} lower than {rival} ({format_p_equation(best[f'p_{test}'])})"
+    return f"{text}."
 
 
 def _caption(study: Study) -> str:
     if study.kind == "tuning":
         return (
-            f"Means ± standard errors over each gate's best {TOP_PERCENT:g} % of trials by validation loss."
+            f"Mean ± standard error over the best {TOP_PERCENT:g} % of each gate's trials by validation loss."
         )
-    return "Means ± standard errors over each gate's complete runs."
+    return "Mean ± standard error over the complete runs of each gate."
 
 
-def _legend(study: Study, rows: list[Row]) -> Html:
+def _note(study: Study, rows: list[Row]) -> str:
+    """Which tests the p-values come from."""
     tests = []
     if any(row["p_search"] is not None for row in rows):
         tests.append("p (search): Welch's t-test against the same gate without local search")
@@ -89,122 +129,97 @@ def _legend(study: Study, rows: list[Row]) -> Html:
     if existing:
         tests.append(f"p (existing): Student's t-test against {existing}, the best existing gate")
     if not tests:
-        return Html("")
-    said = "; ".join(tests) + ". One-sided, unpaired; bold where below 0.05."
+        return ""
+    text = "; ".join(tests) + ". One-sided, unpaired; bold where p is below 0.05."
     if any(row["asterisk"] for row in rows):
-        said += (
-            f" The asterisk marks losses whose p ({'existing' if study.kind == 'tuning' else 'search'}) is."
-        )
-    return element("p", said, class_="note")
+        marked = "existing" if study.kind == "tuning" else "search"
+        text += f" An asterisk marks test losses whose p ({marked}) is below 0.05."
+    return text
 
 
 def _columns(study: Study, rows: list[Row]) -> list[Column]:
-    """The columns after the gate's name; one that would be empty is left out."""
+    """All columns after the gate's name; a column without any value is left out."""
     places = decimals([row["test_loss_se"] for row in rows])
     expert_places = min(decimals([row["experts_per_sample_se"] for row in rows]), 3)
-    figures = [
-        Column("test loss", "x100", lambda row: _loss(row, places), _get("test_loss_mean")),
-        _p_column("search"),
-        _p_column("existing"),
-        Column(
-            "validation",
-            "loss x100",
-            lambda row: plus_minus(row["validation_loss_mean"], None, places),
-            _get("validation_loss_mean"),
-        ),
+    columns = [
+        Column("test loss", "x100", lambda row: _test_loss_cell(row, places)),
+        Column("p (search)", "one-sided", lambda row: _p_cell(row, "search")),
+        Column("p (existing)", "one-sided", lambda row: _p_cell(row, "existing")),
+        Column("validation", "loss x100", lambda row: _mean_cell(row["validation_loss_mean"], None, places)),
         Column(
             "experts",
             "per sample",
-            lambda row: _stacked(row["experts_per_sample_mean"], row["experts_per_sample_se"], expert_places),
-            _get("experts_per_sample_mean"),
+            lambda row: _mean_cell(
+                row["experts_per_sample_mean"], row["experts_per_sample_se"], expert_places
+            ),
         ),
-        Column(
-            "FLOPs",
-            "per sample",
-            lambda row: scaled(row["flops_per_sample_mean"]),
-            _get("flops_per_sample_mean"),
-        ),
+        Column("FLOPs", "per sample", lambda row: _flops_cell(row["flops_per_sample_mean"])),
         *(_metric_column(name, rows) for name in metric_names(rows)),
         _trials_column(study, rows),
     ]
-    return [column for column in figures if any(column.value(row) is not None for row in rows)]
+    return [column for column in columns if any(column.cell(row).value is not None for row in rows)]
 
 
-def _trials_column(study: Study, rows: list[Row]) -> Column:
-    """How many trials the row is made of, and of how many complete ones, where that is not all."""
-    if all(row["trials_used"] == row["trials_complete"] for row in rows):
-        return Column(f"{noun(study)}s", "", lambda row: str(row["trials_used"]), _get("trials_used"))
-    return Column(
-        f"{noun(study)}s",
-        "used/done",
-        lambda row: f"{row['trials_used']}/{row['trials_complete']}",
-        _get("trials_complete"),
-    )
+def _test_loss_cell(row: Row, places: int) -> Cell:
+    mean = row["test_loss_mean"]
+    text = format_mean(mean, row["test_loss_se"], places)
+    return Cell(text, _sort_value(mean), has_asterisk=row["asterisk"])
 
 
-def _get(name: str) -> Callable[[Row], float | None]:
-    return lambda row: row[name]
+def _p_cell(row: Row, test: str) -> Cell:
+    p = row[f"p_{test}"]
+    return Cell(format_p(p), _sort_value(p), is_significant=bool(row[f"significant_{test}"]))
 
 
-def _p_column(test: str) -> Column:
-    def text(row: Row) -> str:
-        said = p_value(row[f"p_{test}"])
-        return element("strong", said) if row[f"significant_{test}"] else said
+def _mean_cell(mean: float | None, error: float | None, places: int) -> Cell:
+    below = "" if error is None else format_error(error, places)
+    return Cell(format_mean(mean, None, places), _sort_value(mean), error=below)
 
-    return Column(f"p ({test})", "one-sided", text, _get(f"p_{test}"))
+
+def _flops_cell(flops: float | None) -> Cell:
+    return Cell(format_scaled(flops), _sort_value(flops))
+
+
+def _sort_value(value: float | None) -> float | None:
+    return round_number(value, 9)
 
 
 def _metric_column(name: str, rows: list[Row]) -> Column:
     task, _, metric = name.rpartition(".")
-    found = [row["metrics"][name] for row in rows if name in row["metrics"]]
-    places = max(decimals([figures["se"] for figures in found]), 3)
+    errors = [row["metrics"][name]["se"] for row in rows if name in row["metrics"]]
+    places = max(decimals(errors), 3)
 
-    def text(row: Row) -> str:
-        figures = row["metrics"].get(name, {"mean": None, "se": None})
-        return _stacked(figures["mean"], figures["se"], places)
+    def cell(row: Row) -> Cell:
+        metrics = row["metrics"].get(name, {"mean": None, "se": None})
+        return _mean_cell(metrics["mean"], metrics["se"], places)
 
-    return Column(
-        metric.upper() if metric in ABBREVIATIONS else metric.replace("_", " "),
-        task or "mean of tasks",
-        text,
-        lambda row: row["metrics"].get(name, {}).get("mean"),
-    )
+    title = metric.upper() if metric in ABBREVIATIONS else metric.replace("_", " ")
+    return Column(title, task or "mean over tasks", cell)
 
 
 def metric_names(rows: list[Row]) -> list[str]:
-    """One metric a task where there are few tasks, else their means: AUC before accuracy, never the loss."""
+    """Metrics that have a column: those of each task, or their means if there are many tasks.
+
+    The loss is left out, since its weighted sum has a column; so is accuracy where there is an AUC.
+    """
     names = list(dict.fromkeys(name for row in rows for name in row["metrics"]))
     tasks = {name.rpartition(".")[0] for name in names if "." in name}
-    wanted = [name for name in names if ("." in name) == (len(tasks) <= PER_TASK)]
+    is_per_task = len(tasks) <= MAX_TASKS
 
-    def is_said_better(task: str, metric: str) -> bool:
+    def is_redundant(name: str) -> bool:
+        task, _, metric = name.rpartition(".")
         return metric == "loss" or (metric == "accuracy" and (f"{task}.auc" if task else "auc") in names)
 
-    return [name for name in wanted if not is_said_better(*name.rpartition(".")[::2])]
+    return [name for name in names if ("." in name) == is_per_task and not is_redundant(name)]
 
 
-def _loss(row: Row, places: int) -> Html:
-    said = plus_minus(row["test_loss_mean"], row["test_loss_se"], places)
-    mark = element("abbr", "*", title="significant: p is below 0.05") if row["asterisk"] else ""
-    return join(said, mark)
-
-
-def _stacked(mean: float | None, error: float | None, places: int) -> Html:
-    """The mean, and its standard error below it, which leaves room for more columns."""
-    below = "" if error is None else element("span", f"±\u00a0{error:.{places}f}", class_="unit")
-    return join(plus_minus(mean, None, places), below)
-
-
-def _head(name: str, unit: str) -> Html:
-    below = element("span", unit, class_="unit") if unit else ""
-    return element("th", element("button", name, type="button"), below, scope="col")
-
-
-def _gate_cell(row: Row) -> Html:
-    badge = element("span", "lowest", class_="badge") if row["lowest"] else ""
-    return element("th", gate_name(row["gate"]), badge, scope="row", data_value=row["gate"])
-
-
-def _cell(column: Column, row: Row) -> Html:
-    value = column.value(row)
-    return element("td", column.text(row), data_value="" if value is None else str(brief(value, 9)))
+def _trials_column(study: Study, rows: list[Row]) -> Column:
+    """Trials that the row is computed from, and complete ones where these are more."""
+    name = f"{trial_noun(study)}s"
+    if all(row["trials_used"] == row["trials_complete"] for row in rows):
+        return Column(name, "", lambda row: Cell(str(row["trials_used"]), row["trials_used"]))
+    return Column(
+        name,
+        "used/complete",
+        lambda row: Cell(f"{row['trials_used']}/{row['trials_complete']}", row["trials_complete"]),
+    )

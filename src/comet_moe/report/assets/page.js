@@ -1,107 +1,105 @@
-/* The page comes to life: plots are drawn as they scroll into view, and all of them before printing. */
+/* The page: figures with their controls, legends and tables that sort. A figure is drawn when it scrolls into view;
+   printing draws all of them. */
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const PRINT_WIDTH = 680;
-const hiddenGates = DATA.chapters.map(() => new Set());
-let printing = false;
+const MAX_LISTED_EXPERTS = 64;
+const hiddenGates = DATA.sections.map(() => new Set());
+let isPrinting = false;
 
 class Figure {
   constructor(element) {
     this.element = element;
     this.kind = element.dataset.plot;
-    this.place = Number(element.dataset.chapter);
-    this.chapter = DATA.chapters[this.place];
+    this.sectionIndex = Number(element.dataset.section);
+    this.section = DATA.sections[this.sectionIndex];
     this.canvas = element.querySelector(".canvas");
-    this.panel = element.querySelector(".controls");
+    this.controls = element.querySelector(".controls");
     this.note = element.querySelector(".note");
     this.order = element.querySelector(".order");
-    this.follows = element.dataset.follows !== undefined;
+    this.hasLegend = element.dataset.legend !== undefined;
     this.gates = JSON.parse(element.dataset.gates);
     this.plot = this.kind === "trees" ? TREES : PLOTS[this.kind];
     this.values = {};
-    this.drawn = false;
-    this.syncControls();
+    this.isDrawn = false;
+    this.updateControls();
     element.querySelector(".save")?.addEventListener("click", () => this.save());
   }
 
-  /* Controls depend on each other (a gate has its own number of epochs): values are kept where they still fit. */
-  syncControls() {
-    for (const control of this.plot.controls(this.chapter, this.values)) {
-      const label = this.panel.querySelector(`[data-name="${control.name}"]`) ?? this.addLabel(control);
-      const input = label.querySelector("select, input");
-      if (control.count === undefined) this.fillSelect(input, control);
-      else this.fillRange(label, input, control);
-      label.hidden = Boolean(control.hidden) || control.count === 1;
+  /* Controls depend on each other (each gate has its own epochs): a value is kept if it is still an option. */
+  updateControls() {
+    for (const control of this.plot.controls(this.section, this.values)) {
+      const isSlider = control.count !== undefined;
+      const label = this.controls.querySelector(`[data-name="${control.name}"]`) ?? this.addControl(control, isSlider);
+      if (isSlider) this.updateSlider(label, control);
+      else this.updateSelect(label.querySelector("select"), control);
+      label.hidden = Boolean(control.isHidden) || control.count === 1;
     }
   }
 
-  addLabel(control) {
+  addControl({ name, label: text }, isSlider) {
     const label = document.createElement("label");
-    label.dataset.name = control.name;
-    label.append(control.label, " ");
-    const input = document.createElement(control.count === undefined ? "select" : "input");
-    if (control.count !== undefined) {
-      input.type = "range";
-      input.min = 0;
-      input.step = 1;
-    }
+    label.dataset.name = name;
+    const input = document.createElement(isSlider ? "input" : "select");
+    if (isSlider) Object.assign(input, { type: "range", min: 0, step: 1 });
     input.addEventListener("input", () => {
-      this.values[control.name] = control.count === undefined ? input.value : Number(input.value);
-      this.syncControls();
+      this.values[name] = isSlider ? Number(input.value) : input.value;
+      this.updateControls();
       this.draw();
     });
-    label.append(input);
-    if (control.count !== undefined) label.append(document.createElement("output"));
-    this.panel.append(label);
+    label.append(text, " ", input);
+    if (isSlider) label.append(document.createElement("output"));
+    this.controls.append(label);
     return label;
   }
 
-  fillSelect(select, { name, options, value }) {
+  updateSelect(select, { name, options, value }) {
     const names = options.map(([option]) => option);
-    const wanted = value ?? (names.includes(this.values[name]) ? this.values[name] : names[0]);
+    const selected = value ?? (names.includes(this.values[name]) ? this.values[name] : names[0]);
     if (select.dataset.names !== JSON.stringify(names)) {
       select.replaceChildren(...options.map(([option, text]) => new Option(text, option)));
       select.dataset.names = JSON.stringify(names);
     }
-    select.value = wanted;
-    this.values[name] = wanted;
+    select.value = selected;
+    this.values[name] = selected;
   }
 
-  fillRange(label, range, { name, count, said }) {
-    const changed = range.max !== String(count - 1);
-    range.max = count - 1;
-    const place = this.values[name] === undefined || changed ? count - 1 : this.values[name];
-    this.values[name] = place;
-    range.value = place;
-    range.setAttribute("aria-valuetext", said(place));
-    label.querySelector("output").textContent = said(place);
+  updateSlider(label, { name, count, describe }) {
+    const slider = label.querySelector("input");
+    const isNew = this.values[name] === undefined || slider.max !== String(count - 1);
+    const position = isNew ? count - 1 : this.values[name];
+    slider.max = count - 1;
+    slider.value = position;
+    slider.setAttribute("aria-valuetext", describe(position));
+    label.querySelector("output").textContent = describe(position);
+    this.values[name] = position;
   }
 
   draw() {
-    this.drawn = true;
-    const width = printing ? this.printWidth() : this.canvas.clientWidth;
+    this.isDrawn = true;
+    const width = isPrinting ? this.printWidth() : this.canvas.clientWidth;
     if (this.kind === "trees") {
-      this.note.textContent = this.plot.draw(this.chapter, this.values, this.canvas, width).note;
+      this.note.textContent = this.plot.draw(this.section, this.values, this.canvas, width).note;
       return;
     }
-    const look = {
+    const view = {
       theme: currentTheme(),
       width,
-      printing,
-      gates: this.gates.filter((gate) => !this.follows || !hiddenGates[this.place].has(gate)),
-      touch: matchMedia("(pointer: coarse)").matches,
+      isPrinting,
+      gates: this.gates.filter((gate) => !this.hasLegend || !hiddenGates[this.sectionIndex].has(gate)),
+      isTouch: matchMedia("(pointer: coarse)").matches,
     };
-    const { traces, layout, note, order } = look.gates.length
-      ? this.plot.draw(this.chapter, this.values, look)
-      : { traces: [], layout: frame(look, axis(look, ""), axis(look, "")), note: "Every gate of this plot is hidden." };
-    if (printing) layout.width = width;
+    const { traces, layout, note, order } = view.gates.length
+      ? this.plot.draw(this.section, this.values, view)
+      : { traces: [], layout: makeLayout(view, axis(view, ""), axis(view, "")), note: "All gates of this plot are hidden." };
+    if (isPrinting) layout.width = width;
     Plotly.react(this.canvas, traces, layout, { displayModeBar: false });
     this.note.textContent = note ?? "";
-    if (order) this.fillOrder(order);
+    if (order) this.listOrder(order);
   }
 
-  fillOrder({ title, experts }) {
-    this.order.hidden = experts.length > 64;
+  listOrder({ title, experts }) {
+    this.order.hidden = experts.length > MAX_LISTED_EXPERTS;
     this.order.querySelector("h4").textContent = title;
     this.order.querySelector("ol").replaceChildren(...experts.map((expert, output) => {
       const item = document.createElement("li");
@@ -111,7 +109,7 @@ class Figure {
   }
 
   save() {
-    if (!this.drawn) this.draw();
+    if (!this.isDrawn) this.draw();
     Plotly.downloadImage(this.canvas, { format: "svg", filename: this.element.closest("section").id });
   }
 
@@ -123,10 +121,10 @@ class Figure {
 
 const figures = [...document.querySelectorAll("figure[data-plot]")].map((element) => new Figure(element));
 
-/* Keys hide and show a gate in every plot of the chapter that has one. */
-function fillKey(key) {
-  const place = Number(key.dataset.chapter);
-  key.replaceChildren(...JSON.parse(key.dataset.gates).map((gate) => {
+/* A legend hides and shows a gate in every plot of the section that has a legend. */
+function fillLegend(legend) {
+  const sectionIndex = Number(legend.dataset.section);
+  legend.replaceChildren(...JSON.parse(legend.dataset.gates).map((gate) => {
     const button = document.createElement("button");
     button.type = "button";
     button.innerHTML = `<span class="swatch">${swatch(gate)}</span>`;
@@ -134,32 +132,35 @@ function fillKey(key) {
     button.dataset.gate = gate;
     button.setAttribute("aria-pressed", "true");
     button.title = `Show or hide ${gate}`;
-    button.addEventListener("click", () => toggleGate(place, gate));
+    button.addEventListener("click", () => toggleGate(sectionIndex, gate));
     return button;
   }));
 }
 
-function toggleGate(place, gate) {
-  const hidden = hiddenGates[place];
+function toggleGate(sectionIndex, gate) {
+  const hidden = hiddenGates[sectionIndex];
   if (!hidden.delete(gate)) hidden.add(gate);
-  for (const button of document.querySelectorAll(`.key[data-chapter="${place}"] button`)) {
+  for (const button of document.querySelectorAll(`.legend[data-section="${sectionIndex}"] button`)) {
     button.setAttribute("aria-pressed", String(!hidden.has(button.dataset.gate)));
   }
-  for (const figure of figures) if (figure.place === place && figure.follows && figure.drawn) figure.draw();
+  for (const figure of figures) {
+    if (figure.sectionIndex === sectionIndex && figure.hasLegend && figure.isDrawn) figure.draw();
+  }
 }
 
 function redraw() {
-  for (const figure of figures) if (figure.drawn) figure.draw();
+  for (const figure of figures) if (figure.isDrawn) figure.draw();
 }
 
-function setPrinting(starts) {
-  if (starts === printing) return;
-  printing = starts;
-  if (starts) document.documentElement.dataset.theme = "light";
+function setPrinting(value) {
+  if (value === isPrinting) return;
+  isPrinting = value;
+  if (isPrinting) document.documentElement.dataset.theme = "light";
   else delete document.documentElement.dataset.theme;
-  for (const figure of figures) if (starts || figure.drawn) figure.draw();
+  for (const figure of figures) if (isPrinting || figure.isDrawn) figure.draw();
 }
 
+/* Sort by a column, in the other direction each time; cells without a value are last in both. */
 function sortTable(header) {
   const table = header.closest("table");
   const column = [...header.parentElement.children].indexOf(header);
@@ -167,9 +168,9 @@ function sortTable(header) {
   for (const other of header.parentElement.children) other.removeAttribute("aria-sort");
   header.setAttribute("aria-sort", direction);
   const sign = direction === "ascending" ? 1 : -1;
-  const keyOf = (row) => row.children[column].dataset.value ?? row.children[column].textContent;
+  const valueOf = (row) => row.children[column].dataset.value;
   const compare = (a, b) => {
-    const [left, right] = [keyOf(a), keyOf(b)];
+    const [left, right] = [valueOf(a), valueOf(b)];
     if (left === "" || right === "") return (left === "") - (right === "");
     const [x, y] = [Number(left), Number(right)];
     return sign * (Number.isNaN(x) || Number.isNaN(y) ? left.localeCompare(right) : x - y);
@@ -178,31 +179,31 @@ function sortTable(header) {
   body.append(...[...body.rows].sort(compare));
 }
 
-for (const key of document.querySelectorAll(".key")) fillKey(key);
-for (const place of document.querySelectorAll(".swatch[data-gate]")) place.innerHTML = swatch(place.dataset.gate);
+for (const legend of document.querySelectorAll(".legend")) fillLegend(legend);
+for (const element of document.querySelectorAll(".swatch[data-gate]")) element.innerHTML = swatch(element.dataset.gate);
 for (const button of document.querySelectorAll("th button")) {
   button.addEventListener("click", () => sortTable(button.closest("th")));
 }
 
-const seen = new IntersectionObserver(
+const observer = new IntersectionObserver(
   (entries) => {
     for (const entry of entries.filter(({ isIntersecting }) => isIntersecting)) {
-      seen.unobserve(entry.target);
+      observer.unobserve(entry.target);
       const figure = figures.find(({ element }) => element === entry.target);
-      if (!figure.drawn) figure.draw();
+      if (!figure.isDrawn) figure.draw();
     }
   },
   { rootMargin: "500px" }
 );
-for (const figure of figures) seen.observe(figure.element);
+for (const figure of figures) observer.observe(figure.element);
 
 addEventListener("beforeprint", () => setPrinting(true));
 addEventListener("afterprint", () => setPrinting(false));
 matchMedia("print").addEventListener("change", ({ matches }) => setPrinting(matches));
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
-let width = innerWidth;
+let windowWidth = innerWidth;
 addEventListener("resize", () => {
-  if (innerWidth === width || printing) return;
-  width = innerWidth;
+  if (innerWidth === windowWidth || isPrinting) return;
+  windowWidth = innerWidth;
   redraw();
 });

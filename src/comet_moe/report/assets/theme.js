@@ -1,6 +1,6 @@
 "use strict";
 
-/* How a gate looks: its family is the colour and the marker, local search (+) a dashed line and an open marker. */
+/* How gates look: colour and marker show the family, a dashed line and an open marker show local search (+). */
 
 const MARKERS = { softmax: "circle", hash: "square", topk: "triangle-up", dselect: "diamond", comet: "star" };
 const OUTLINES = {
@@ -12,28 +12,28 @@ const OUTLINES = {
   x: "M-4,-4L4,4M4,-4L-4,4",
 };
 
-function gateLook(gate) {
-  const searched = gate.endsWith("+");
-  const family = searched ? gate.slice(0, -1) : gate;
-  const known = Object.hasOwn(MARKERS, family);
+function gateStyle(gate) {
+  const isSearched = gate.endsWith("+");
+  const family = isSearched ? gate.slice(0, -1) : gate;
+  const isKnown = Object.hasOwn(MARKERS, family);
   return {
-    variable: `--gate-${known ? family : "other"}`,
-    marker: known ? MARKERS[family] : "x",
-    searched,
-    dash: searched ? "dash" : "solid",
+    variable: `--gate-${isKnown ? family : "other"}`,
+    marker: isKnown ? MARKERS[family] : "x",
+    isSearched,
+    dash: isSearched ? "dash" : "solid",
   };
 }
 
 function currentTheme() {
-  const style = getComputedStyle(document.documentElement);
-  const color = (name) => style.getPropertyValue(name).trim();
+  const computed = getComputedStyle(document.documentElement);
+  const color = (name) => computed.getPropertyValue(name).trim();
   return {
     ink: color("--ink"),
     muted: color("--muted"),
     line: color("--line"),
     grid: color("--grid"),
     paper: color("--paper"),
-    gate: (name) => color(gateLook(name).variable),
+    gate: (name) => color(gateStyle(name).variable),
     heat: [0, 0.25, 0.6, 1].map((share, index) => [share, color(`--heat-${index}`)]),
   };
 }
@@ -44,21 +44,21 @@ function withAlpha(hex, alpha) {
 }
 
 function swatch(gate) {
-  const look = gateLook(gate);
-  const color = `var(${look.variable})`;
-  const dash = look.searched ? ' stroke-dasharray="5 3"' : "";
-  const fill = look.searched ? "var(--paper)" : color;
+  const style = gateStyle(gate);
+  const color = `var(${style.variable})`;
+  const dash = style.isSearched ? ' stroke-dasharray="5 3"' : "";
+  const fill = style.isSearched ? "var(--paper)" : color;
   return `<svg viewBox="0 0 36 14" aria-hidden="true"><line x1="1" y1="7" x2="35" y2="7" stroke="${color}"` +
-    ` stroke-width="2.4"${dash}/><path transform="translate(18 7)" d="${OUTLINES[look.marker]}" fill="${fill}"` +
+    ` stroke-width="2.4"${dash}/><path transform="translate(18 7)" d="${OUTLINES[style.marker]}" fill="${fill}"` +
     ` stroke="${color}" stroke-width="1.6"/></svg>`;
 }
 
-/* Plotly reads a little HTML in its texts; a name is a name. */
-function asText(name) {
-  return String(name).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+/* Plotly interprets some HTML in its texts: names are escaped. */
+function escapeText(text) {
+  return String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 }
 
-function percent(share) {
+function formatPercent(share) {
   if (share > 0 && share < 0.001) return "<0.1 %";
   return `${Number((100 * share).toFixed(share < 0.1 ? 1 : 0))} %`;
 }
