@@ -9,14 +9,14 @@ import typer
 
 def report(
     folders: Annotated[
-        list[Path], typer.Argument(help="Folders of studies, of runs, or folders that hold runs.")
+        list[Path], typer.Argument(help="Folders of studies, of runs, or folders that contain runs.")
     ],
     output: Annotated[Path, typer.Option("-o", "--output", help="The .html file to write.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Write one HTML page: tables with significance, loss and tuning curves, cost, routing, settings.
+    """Write one HTML page: tables with p-values, losses by epoch and by trials, cost, routing, settings.
 
-    The file is whole: it loads nothing from anywhere and can be sent as it is.
+    The file is complete: it loads nothing from the network and can be sent as it is.
     """
     from comet_moe.report import write_report
 

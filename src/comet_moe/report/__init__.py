@@ -1,4 +1,4 @@
-"""The report: runs, studies and ablations as one HTML file. Nothing here needs torch."""
+"""The report: runs, studies and ablations as one HTML file. It does not import torch."""
 
 from comet_moe.report.page import write_report
 
