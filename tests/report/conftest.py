@@ -9,7 +9,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parent))
 from browser import Page, start_browser
-from studies import add_runs, write_study
+from studies import add_runs, write_run, write_study
 
 from comet_moe.report import write_report
 
@@ -45,6 +45,20 @@ def trained_runs(tmp_path_factory):
 @pytest.fixture(scope="session")
 def trained_page(trained_runs, tmp_path_factory):
     return write_report([trained_runs], tmp_path_factory.mktemp("pages") / "trained.html")
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory):
+    """Folder with random runs of two gates."""
+    folder = tmp_path_factory.mktemp("runs")
+    for gate in ("topk", "comet+"):
+        write_run(folder / gate, gate)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def runs_page(runs, tmp_path_factory):
+    return write_report([runs], tmp_path_factory.mktemp("pages") / "runs.html")
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,8 @@ from studies import add_runs, write_run, write_study
 
 from comet_moe.report import write_report
 
+pytestmark = pytest.mark.slow
+
 STUDY_PLOTS = [
     "losses", "tuning", "experts", "flops", "load", "convergence", "permutation", "trees", "sensitivity",
 ]  # fmt: skip
