@@ -16,7 +16,7 @@ from comet_moe.analysis.table import summarise_gates
 from comet_moe.exceptions import MissingExtraError, StudyError, WriteError
 from comet_moe.report import write_report
 from comet_moe.report.format import (
-    decimals,
+    choose_decimals,
     format_mean,
     format_p,
     format_p_equation,
@@ -61,9 +61,9 @@ def test_eight_gates_of_500_trials_with_every_epoch_stay_below_15_megabytes(tmp_
 def test_the_table_has_the_means_and_p_values_of_the_analysis(study, study_page):
     text = html.unescape(study_page.read_text(encoding="utf-8"))
     rows = summarise_gates(read_studies([study])[0])
-    places = decimals(row["test_loss_se"] for row in rows)
+    decimals = choose_decimals(row["test_loss_se"] for row in rows)
     for row in rows:
-        assert format_mean(row["test_loss_mean"], row["test_loss_se"], places) in text
+        assert format_mean(row["test_loss_mean"], row["test_loss_se"], decimals) in text
         assert row["p_search"] is None or format_p(row["p_search"]) in text
 
 
@@ -284,8 +284,8 @@ def test_numbers_are_rounded_for_readers():
     assert round_number(123456.0) == 123460
     assert round_number(0.1234567) == 0.12346
     assert round_number(float("nan")) is None
-    assert decimals([None, 0.023, 1.5]) == 3
-    assert decimals([None]) == 2
+    assert choose_decimals([None, 0.023, 1.5]) == 3
+    assert choose_decimals([None]) == 2
     assert format_scaled(799728.7) == "800 k"
     assert format_scaled(999_700) == "1 M"
     assert format_p_equation(0.0004) == "p\u00a0<\u00a00.001"

@@ -25,22 +25,22 @@ def round_numbers(values: Iterable[float | None], digits: int = SIGNIFICANT_DIGI
     return [round_number(value, digits) for value in values]
 
 
-def decimals(errors: Iterable[float | None]) -> int:
+def choose_decimals(errors: Iterable[float | None]) -> int:
     """Decimals that show two digits of the smallest of ``errors``, the standard errors of a column."""
     return render.choose_decimals(errors, digits=2)
 
 
-def format_mean(mean: float | None, error: float | None, places: int) -> str:
-    """``mean ± error`` with ``places`` decimals, or only the mean where the error is None."""
+def format_mean(mean: float | None, error: float | None, decimals: int) -> str:
+    """``mean ± error`` with ``decimals`` digits after the point, or only the mean where the error is None."""
     if mean is None:
         return MISSING
-    text = f"{mean:.{places}f}"
-    return text if error is None else f"{text}{NO_BREAK_SPACE}{format_error(error, places)}"
+    text = f"{mean:.{decimals}f}"
+    return text if error is None else f"{text}{NO_BREAK_SPACE}{format_error(error, decimals)}"
 
 
-def format_error(error: float, places: int) -> str:
-    """``± error`` with ``places`` decimals."""
-    return f"±{NO_BREAK_SPACE}{error:.{places}f}"
+def format_error(error: float, decimals: int) -> str:
+    """``± error`` with ``decimals`` digits after the point."""
+    return f"±{NO_BREAK_SPACE}{error:.{decimals}f}"
 
 
 def format_p(p: float | None) -> str:

@@ -6,7 +6,14 @@ from typing import Any
 from comet_moe.analysis.study import Study
 from comet_moe.analysis.table import summarise_gates
 from comet_moe.report.data import best_runs, loss_curves, parameters, trial_columns, tuning_curves
-from comet_moe.report.format import decimals, format_count, format_mean, format_p_equation, round_number
+from comet_moe.report.format import (
+    MISSING,
+    choose_decimals,
+    format_count,
+    format_mean,
+    format_p_equation,
+    round_number,
+)
 from comet_moe.report.plots import PLOTS, build_plot
 from comet_moe.report.routing import routing_data
 from comet_moe.report.settings import build_settings
@@ -29,7 +36,7 @@ class Subsection:
 
 @dataclass(frozen=True)
 class Section:
-    """A study on the page: ``rows`` are its ``summarise_gates``, ``data`` is what its plots draw."""
+    """A study on the page: ``rows`` come from ``summarise_gates``, ``data`` is what its plots draw."""
 
     study: Study
     index: int
@@ -63,13 +70,13 @@ class Section:
         best = next((row for row in self.rows if row["lowest"]), None)
         complete = sum(row["trials_complete"] for row in self.rows)
         planned = sum(row["trials_planned"] for row in self.rows)
-        places = decimals([row["test_loss_se"] for row in self.rows])
+        decimals = choose_decimals([row["test_loss_se"] for row in self.rows])
         return [
             KINDS[self.study.kind].lower(),
             str(len(self.study.gates)),
             f"{complete:,}/{planned:,}",
-            best["gate"] if best else "-",
-            format_mean(best["test_loss_mean"], best["test_loss_se"], places) if best else "-",
+            best["gate"] if best else MISSING,
+            format_mean(best["test_loss_mean"], best["test_loss_se"], decimals) if best else MISSING,
         ]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from comet_moe.analysis.study import Study
 from comet_moe.analysis.table import TOP_PERCENT
 from comet_moe.report.format import (
-    decimals,
+    choose_decimals,
     format_count,
     format_error,
     format_mean,
@@ -75,7 +75,7 @@ class Summary:
 
 
 def build_summary(study: Study, rows: list[Row]) -> Summary:
-    """The summary of ``study``, whose ``summarise_gates`` are ``rows``."""
+    """The summary of ``study`` from ``rows``, one per gate."""
     columns = _columns(study, rows)
     return Summary(
         headline=headline(study, rows),
@@ -96,8 +96,8 @@ def headline(study: Study, rows: list[Row]) -> str:
     best = next((row for row in rows if row["lowest"]), None)
     if best is None:
         return f"No {trial_noun(study)} is complete yet."
-    places = decimals([row["test_loss_se"] for row in rows])
-    loss = format_mean(best["test_loss_mean"], best["test_loss_se"], places)
+    decimals = choose_decimals([row["test_loss_se"] for row in rows])
+    loss = format_mean(best["test_loss_mean"], best["test_loss_se"], decimals)
     text = f"Lowest test loss: {best['gate']} with {loss}"
     if max(row["trials_used"] for row in rows) == 1:
         return f"{text}. With one run per gate, the difference may be due to chance."
@@ -139,18 +139,20 @@ def _note(study: Study, rows: list[Row]) -> str:
 
 def _columns(study: Study, rows: list[Row]) -> list[Column]:
     """All columns after the gate's name; a column without any value is left out."""
-    places = decimals([row["test_loss_se"] for row in rows])
-    expert_places = min(decimals([row["experts_per_sample_se"] for row in rows]), 3)
+    decimals = choose_decimals([row["test_loss_se"] for row in rows])
+    expert_decimals = min(choose_decimals([row["experts_per_sample_se"] for row in rows]), 3)
     columns = [
-        Column("test loss", "x100", lambda row: _test_loss_cell(row, places)),
+        Column("test loss", "x100", lambda row: _test_loss_cell(row, decimals)),
         Column("p (search)", "one-sided", lambda row: _p_cell(row, "search")),
         Column("p (existing)", "one-sided", lambda row: _p_cell(row, "existing")),
-        Column("validation", "loss x100", lambda row: _mean_cell(row["validation_loss_mean"], None, places)),
+        Column(
+            "validation", "loss x100", lambda row: _mean_cell(row["validation_loss_mean"], None, decimals)
+        ),
         Column(
             "experts",
             "per sample",
             lambda row: _mean_cell(
-                row["experts_per_sample_mean"], row["experts_per_sample_se"], expert_places
+                row["experts_per_sample_mean"], row["experts_per_sample_se"], expert_decimals
             ),
         ),
         Column("FLOPs", "per sample", lambda row: _flops_cell(row["flops_per_sample_mean"])),
@@ -160,9 +162,9 @@ def _columns(study: Study, rows: list[Row]) -> list[Column]:
     return [column for column in columns if any(column.cell(row).value is not None for row in rows)]
 
 
-def _test_loss_cell(row: Row, places: int) -> Cell:
+def _test_loss_cell(row: Row, decimals: int) -> Cell:
     mean = row["test_loss_mean"]
-    text = format_mean(mean, row["test_loss_se"], places)
+    text = format_mean(mean, row["test_loss_se"], decimals)
     return Cell(text, _sort_value(mean), has_asterisk=row["asterisk"])
 
 
@@ -171,9 +173,9 @@ def _p_cell(row: Row, test: str) -> Cell:
     return Cell(format_p(p), _sort_value(p), is_significant=bool(row[f"significant_{test}"]))
 
 
-def _mean_cell(mean: float | None, error: float | None, places: int) -> Cell:
-    below = "" if error is None else format_error(error, places)
-    return Cell(format_mean(mean, None, places), _sort_value(mean), error=below)
+def _mean_cell(mean: float | None, error: float | None, decimals: int) -> Cell:
+    below = "" if error is None else format_error(error, decimals)
+    return Cell(format_mean(mean, None, decimals), _sort_value(mean), error=below)
 
 
 def _flops_cell(flops: float | None) -> Cell:
@@ -187,11 +189,11 @@ def _sort_value(value: float | None) -> float | None:
 def _metric_column(name: str, rows: list[Row]) -> Column:
     task, _, metric = name.rpartition(".")
     errors = [row["metrics"][name]["se"] for row in rows if name in row["metrics"]]
-    places = max(decimals(errors), 3)
+    decimals = max(choose_decimals(errors), 3)
 
     def cell(row: Row) -> Cell:
         metrics = row["metrics"].get(name, {"mean": None, "se": None})
-        return _mean_cell(metrics["mean"], metrics["se"], places)
+        return _mean_cell(metrics["mean"], metrics["se"], decimals)
 
     title = metric.upper() if metric in ABBREVIATIONS else metric.replace("_", " ")
     return Column(title, task or "mean over tasks", cell)
