@@ -1,4 +1,4 @@
-"""Operations by closed form equal those that torch counts on the real execution."""
+"""Operations by closed form equal those that torch counts while the mixture runs."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ EXPERTS = {
 @pytest.mark.parametrize("kind", EXPERTS)
 @pytest.mark.parametrize("name", GATES)
 @pytest.mark.parametrize("gradients", [True, False])
-def test_closed_form_is_what_is_counted(name, kind, execution, gradients):
+def test_the_closed_form_equals_the_count(name, kind, execution, gradients):
     make, shape = EXPERTS[kind]
     moe = MultiGateMoE(experts=make(), gates=[GATES[name]() for _ in range(2)], execution=execution).eval()
     for gate in moe.gates:

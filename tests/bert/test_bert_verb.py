@@ -114,6 +114,7 @@ def test_question_answering_in_one_command(workspace, tmp_path):
     assert (config["task"], config["gate"]["name"]) == ("squad2", "comet")
 
 
+@pytest.mark.slow
 def test_a_run_killed_in_both_stages_ends_like_one_that_was_not_interrupted(workspace, tmp_path):
     command = ["bert", "run", "rte", "--gate", "comet+", *where(workspace), *sets(), "--resume", "--json"]
     whole = succeed(*command, "--out", tmp_path / "whole").json

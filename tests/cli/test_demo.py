@@ -1,9 +1,11 @@
-"""The demo, as a user calls it."""
+"""``comet-moe demo`` in a child process."""
 
 import json
 import os
 import subprocess
 import sys
+
+import pytest
 
 
 def run(*arguments, **options):
@@ -17,14 +19,15 @@ def run(*arguments, **options):
     )
 
 
+@pytest.mark.slow
 def test_one_epoch_of_the_demo_prints_one_json_object_and_writes_a_page(tmp_path):
     done = run("demo", "--epochs", "1", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
-    assert said["page"] == "demo.html"
+    message = json.loads(done.stdout)
+    assert message["page"] == "demo.html"
     assert [path.name for path in tmp_path.iterdir()] == ["demo.html"]
     page = (tmp_path / "demo.html").read_text()
-    rows = said["rows"]
+    rows = message["rows"]
     assert all(f"{row['test_loss']:.2f}" in page for row in rows)
     assert [row["gate"] for row in rows] == ["softmax", "topk", "topk+", "dselect", "comet", "comet+"]
     for row in rows:

@@ -18,7 +18,7 @@ SMALL = [
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A folder with room for a few hundred kilobytes."""
+    """A folder on a file system of 300 kilobytes."""
     folder = tmp_path / "disk"
     folder.mkdir()
     mount = shutil.which("mount")
@@ -33,7 +33,7 @@ def digits(*arguments, settings=()):
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("settings", "expected"),
     [
         (["gate=resnet"], "gate must be one of softmax"),
         (["gate.kk=2"], "there is no setting gate.kk"),
@@ -48,23 +48,23 @@ def digits(*arguments, settings=()):
         (["data.options.seed=3"], "data.options.seed"),
     ],
 )
-def test_a_setting_that_cannot_be_used_is_named_and_leaves_no_folder(tmp_path, settings, says):
-    assert says in refusal(*digits("--out", tmp_path / "run", settings=settings))
+def test_a_setting_that_cannot_be_used_is_named_and_leaves_no_folder(tmp_path, settings, expected):
+    assert expected in refusal(*digits("--out", tmp_path / "run", settings=settings))
     assert not (tmp_path / "run").exists()
 
 
-def test_recipes_that_are_not_there_or_need_a_path(tmp_path):
+def test_unknown_recipes_and_missing_data_are_named(tmp_path):
     assert "there is no recipe 'movielns'" in refusal("train", "movielns")
     assert "data.path" in refusal("train", "ratings", "--out", tmp_path / "run")
-    said = refusal("train", "movielens", "--out", tmp_path / "run")
-    assert "comet-moe data prepare movielens --from DIR" in said
+    message = refusal("train", "movielens", "--out", tmp_path / "run")
+    assert "comet-moe data prepare movielens --from DIR" in message
 
 
 def test_a_model_of_the_wrong_kind_for_the_data_is_named(tmp_path):
-    said = refusal(
+    message = refusal(
         *digits("--out", tmp_path / "run", settings=["data.name=movielens-100k", "data.options={}"])
     )
-    assert "movielens-100k" in said
+    assert "movielens-100k" in message
     prepare("movielens-100k", tmp_path / "raw")
     settings = sets([*SHORT_RUN, "data.name=movielens-100k"])
     assert "kind" in refusal("train", "multidigits", *settings, "--out", tmp_path / "run")
@@ -74,26 +74,26 @@ def test_truncated_files_are_named(tmp_path):
     source = write_raw("multimnist", tmp_path / "raw")
     path = source / "train-images-idx3-ubyte.gz"
     path.write_bytes(path.read_bytes()[:1000])
-    said = refusal("data", "prepare", "multimnist", "--from", source, "--any-size")
-    assert str(path) in said
+    message = refusal("data", "prepare", "multimnist", "--from", source, "--any-size")
+    assert str(path) in message
     assert (
         refusal("train", "multimnist", *sets([*SHORT_RUN, f"data.path={source}"]), "--out", tmp_path / "run")
-        == said
+        == message
     )
 
 
-def test_files_of_another_size_are_named_with_the_way_to_accept_them(tmp_path):
+def test_files_of_an_unexpected_size_are_named_with_the_option_that_accepts_them(tmp_path):
     source = write_raw("movielens-100k", tmp_path / "raw")
-    said = refusal(
+    message = refusal(
         "train", "movielens-100k", *sets([*SHORT_RUN, f"data.path={source}"]), "--out", tmp_path / "run"
     )
-    assert "u.data" in said
-    assert "data.any_size=true" in said
+    assert "u.data" in message
+    assert "data.any_size=true" in message
     assert "--any-size" in refusal("data", "prepare", "movielens-100k", "--from", source)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "expected"),
     [
         (["prepare", "nonesuch"], "no data set 'nonesuch'"),
         (["prepare", "jester", "--from", "nowhere"], "nowhere does not exist"),
@@ -104,8 +104,8 @@ def test_files_of_another_size_are_named_with_the_way_to_accept_them(tmp_path):
         (["prepare", "celeba"], "celeba"),
     ],
 )
-def test_mistakes_in_preparing_are_named(arguments, says):
-    assert says in refusal("data", *arguments)
+def test_mistakes_in_data_prepare_are_named(arguments, expected):
+    assert expected in refusal("data", *arguments)
 
 
 def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path):
@@ -130,7 +130,7 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path):
     assert "is a file" in refusal(*digits("--out", tmp_path / "letters" / "letter.txt"))
 
 
-def test_resume_starts_in_an_absent_an_empty_or_a_barely_begun_folder(tmp_path):
+def test_resume_starts_a_run_where_the_folder_has_none(tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "begun").mkdir()
     (tmp_path / "begun" / ".config.yaml.4711").write_text("rec")  # what a kill leaves
@@ -142,7 +142,7 @@ def test_resume_starts_in_an_absent_an_empty_or_a_barely_begun_folder(tmp_path):
     assert not list((tmp_path / "begun").glob(".*"))
 
 
-def test_resume_takes_what_is_saved_also_the_threads(tmp_path):
+def test_resume_uses_the_saved_settings_and_number_of_threads(tmp_path):
     out = tmp_path / "run"
     result = succeed(*digits("--out", out, "--json", settings=["gate=topk"])).json
     (out / "result.json").unlink()
@@ -153,17 +153,17 @@ def test_resume_takes_what_is_saved_also_the_threads(tmp_path):
 
 
 @pytest.mark.parametrize("verb", ["evaluate", "predict"])
-def test_a_folder_that_is_no_run_is_named(tmp_path, verb):
+def test_a_folder_without_a_run_is_named(tmp_path, verb):
     table = tmp_path / "t.csv"
     table.write_text("user,item\n1,2\n")
     more = [table, "-o", tmp_path / "o.csv"] if verb == "predict" else []
     for path in (tmp_path, tmp_path / "nowhere"):
-        said = refusal(verb, path, *more)
-        assert str(path) in said
-        assert "run" in said
+        message = refusal(verb, path, *more)
+        assert str(path) in message
+        assert "run" in message
 
 
-def test_a_run_that_is_not_finished_or_damaged_is_named(tmp_path):
+def test_an_unfinished_or_damaged_run_is_named(tmp_path):
     out = tmp_path / "run"
     succeed(*digits("--out", out))
     weights = (out / "model.safetensors").read_bytes()
@@ -185,24 +185,24 @@ def test_a_run_that_diverges_is_recorded_with_its_reason(tmp_path):
 
 
 def test_a_full_disk_is_one_sentence_for_data_runs_and_predictions(tmp_path, small_disk, monkeypatch):
-    said = refusal(*digits("--out", small_disk / "run"))
-    assert "No space left on device" in said
-    assert str(small_disk) in said
+    message = refusal(*digits("--out", small_disk / "run"))
+    assert "No space left on device" in message
+    assert str(small_disk) in message
     shutil.rmtree(small_disk / "run")
     monkeypatch.setenv("COMET_MOE_CACHE", str(small_disk / "cache"))
-    said = refusal("data", "prepare", "multidigits")
-    assert "cannot be written (No space left on device)" in said
+    message = refusal("data", "prepare", "multidigits")
+    assert "cannot be written (No space left on device)" in message
     assert not list(small_disk.rglob("*.npy"))
 
 
-def test_a_folder_that_may_not_be_written_is_one_sentence():
-    said = refusal(*digits("--out", "/proc/nowhere/run"))
-    assert "/proc/nowhere/run" in said
+def test_a_folder_without_write_permission_is_one_sentence():
+    message = refusal(*digits("--out", "/proc/nowhere/run"))
+    assert "/proc/nowhere/run" in message
 
 
-def test_tensorboard_that_is_not_installed_is_one_sentence(tmp_path, monkeypatch):
+def test_a_missing_tensorboard_is_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
-    said = refusal(*digits("--out", tmp_path / "run", "--tensorboard"))
-    assert "pip install 'comet-moe[tensorboard]'" in said
+    message = refusal(*digits("--out", tmp_path / "run", "--tensorboard"))
+    assert "pip install 'comet-moe[tensorboard]'" in message
     assert not (tmp_path / "run").exists()

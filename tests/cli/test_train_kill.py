@@ -6,6 +6,7 @@ import signal
 import time
 
 import command
+import pytest
 
 SETTINGS = [
     *("gate=comet+", "search.epochs=3", "training.epochs=6", "training.batch_size=64", "training.threads=1"),
@@ -29,6 +30,7 @@ def lines(path):
     return path.read_text().count("\n") if path.exists() else 0
 
 
+@pytest.mark.slow
 def test_a_run_killed_at_random_moments_gives_the_same_result_and_the_same_weights(tmp_path):
     whole = finish(start(tmp_path / "whole", "--json"))
     out, moments = tmp_path / "killed", random.Random(0)
@@ -60,6 +62,7 @@ def test_a_run_killed_at_random_moments_gives_the_same_result_and_the_same_weigh
     assert not [path for path in out.rglob(".*") if path.is_file()]
 
 
+@pytest.mark.slow
 def test_ctrl_c_says_how_to_resume(tmp_path):
     out = tmp_path / "run"
     process = start(out, "--set", "training.epochs=500")

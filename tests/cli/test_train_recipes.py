@@ -13,13 +13,13 @@ from comet_moe.training.run import RunFolder
 VISION = ["digits", "multimnist", "multifashionmnist", "celeba"]
 
 
-def test_every_shipped_recipe_is_tried():
+def test_every_shipped_recipe_is_tested():
     networks = [name for name in list_recipes() if not name.startswith("bert-")]
     assert sorted([*NAMES, "multidigits"]) == networks
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_recipe_runs_from_raw_files_to_a_result_that_can_be_repeated(name, tmp_path):
+def test_a_recipe_runs_from_raw_files_to_a_result_that_evaluate_repeats(name, tmp_path):
     settings, prepared = prepare(name, tmp_path / "raw")
     assert prepared["rows"].keys() == {"train", "validation", "test"}
     out = tmp_path / "run"
@@ -45,7 +45,7 @@ def test_a_recipe_runs_from_raw_files_to_a_result_that_can_be_repeated(name, tmp
 
 
 @pytest.mark.parametrize("gate", ["softmax", "hash", "hash+", "topk+", "dselect+"])
-def test_every_gate_is_one_word(gate, tmp_path):
+def test_every_gate_trains_by_its_name(gate, tmp_path):
     settings, _ = prepare("movielens-100k", tmp_path / "raw")
     out = tmp_path / "run"
     result = succeed(
@@ -56,15 +56,15 @@ def test_every_gate_is_one_word(gate, tmp_path):
 
 
 @pytest.mark.parametrize("name", VISION)
-def test_a_hash_gate_on_images_is_one_sentence_and_no_folder(name, tmp_path):
+def test_a_hash_gate_on_images_is_refused_and_leaves_no_folder(name, tmp_path):
     settings, _ = prepare(name, tmp_path / "raw")
     out = tmp_path / "run"
-    said = refusal("train", name, *sets(["gate=hash", *settings]), "--out", out)
-    assert "hash gate needs keys" in said
+    message = refusal("train", name, *sets(["gate=hash", *settings]), "--out", out)
+    assert "hash gate needs keys" in message
     assert not out.exists()
 
 
-def test_the_folder_has_a_name_by_default_and_what_was_resolved_inside(tmp_path, monkeypatch):
+def test_the_default_folder_is_named_after_recipe_gate_and_seed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     settings, _ = prepare("jester", tmp_path / "raw")
     settings = [setting for setting in settings if "threads" not in setting]

@@ -19,24 +19,41 @@ app = typer.Typer(
 
 Task = Annotated[
     str,
-    typer.Argument(help="cola, sst2, mrpc, qqp, mnli, qnli, rte or squad2; or the path of a YAML file."),
+    typer.Argument(
+        metavar="TASK", help="cola, sst2, mrpc, qqp, mnli, qnli, rte or squad2; or the path of a YAML file."
+    ),
 ]
-Teacher = Annotated[Path, typer.Argument(help="Folder of a finished `bert finetune` or `bert run`.")]
+Teacher = Annotated[
+    Path, typer.Argument(metavar="RUN", help="Folder of a finished `bert finetune` or `bert run`.")
+]
 Model = Annotated[
-    str | None, typer.Option("--model", help="The dense BERT: a folder, or a name on the Hugging Face hub.")
+    str | None,
+    typer.Option(
+        "--model", metavar="DIR|NAME", help="The dense BERT: a folder, or a name on the Hugging Face hub."
+    ),
 ]
 Data = Annotated[
-    str | None, typer.Option("--data", help="Folder with the files of the task: tsv, JSON or Parquet.")
+    str | None,
+    typer.Option("--data", metavar="DIR", help="Folder with the files of the task: tsv, JSON or Parquet."),
 ]
 Gate = Annotated[
     str | None,
-    typer.Option("--gate", help="softmax, hash, topk, dselect or comet; with + for local search."),
+    typer.Option(
+        "--gate", metavar="NAME", help="softmax, hash, topk, dselect or comet; with + for local search."
+    ),
 ]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", help="Override a setting of the recipe, e.g. training.epochs=3 or gate.k=2."),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override a setting of the recipe, e.g. training.epochs=3 or gate.k=2. Repeatable.",
+    ),
 ]
-Out = Annotated[Path | None, typer.Option(help="Folder of the run.", show_default="runs/bert-TASK-GATE-SEED")]
+Out = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Folder of the run.", show_default="runs/bert-TASK-GATE-SEED"),
+]
 Resume = Annotated[
     bool, typer.Option("--resume", help="Resume the run in the folder; start one if there is none.")
 ]
@@ -109,7 +126,9 @@ def distill(
 
 @app.command()
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="Folder of a finished run, of a teacher or a student.")],
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="Folder of a finished run, of a teacher or a student.")
+    ],
     as_json: AsJson = False,
 ) -> None:
     """Evaluate the saved model of a run again.

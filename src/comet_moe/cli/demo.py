@@ -14,9 +14,12 @@ GATES = ("softmax", "topk", "topk+", "dselect", "comet", "comet+")
 
 def demo(
     epochs: Annotated[
-        int | None, typer.Option(help="Epochs per gate.", min=1, show_default="as in the recipe multidigits")
+        int | None,
+        typer.Option(
+            metavar="N", help="Epochs per gate.", min=1, show_default="as in the recipe multidigits"
+        ),
     ] = None,
-    page: Annotated[Path, typer.Option(help="HTML report to write.")] = Path("demo.html"),
+    page: Annotated[Path, typer.Option(metavar="FILE", help="HTML report to write.")] = Path("demo.html"),
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Train six gates on two overlapping digits and compare them.

@@ -7,7 +7,7 @@ import typer
 
 
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Evaluate the saved weights of a run on its validation and test splits.

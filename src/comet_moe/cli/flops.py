@@ -14,14 +14,22 @@ PARTS = ("gate", "experts", "shared", "total")
 
 def flops(
     target: Annotated[
-        str, typer.Argument(help="A recipe, to compare gates, or the folder of a finished run.")
+        str,
+        typer.Argument(
+            metavar="RECIPE|RUN", help="A recipe, to compare gates, or the folder of a finished run."
+        ),
     ],
     gates: Annotated[
         str | None,
-        typer.Option(help="Gates to compare, e.g. topk,comet.", show_default="all that the data allows"),
+        typer.Option(
+            metavar="NAMES",
+            help="Gates to compare, e.g. topk,comet.",
+            show_default="all that the data allows",
+        ),
     ] = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", help="Override a setting of the recipe, e.g. gate.k=4.")
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Override a setting of the recipe. Repeatable."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:

@@ -8,11 +8,16 @@ import typer
 
 
 def predict(
-    run: Annotated[Path, typer.Argument(help="Folder of a finished run of a rating model.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run of a rating model.")],
     table: Annotated[
-        Path, typer.Argument(help="A .csv, .tsv or .parquet file with a user and an item per row.")
+        Path,
+        typer.Argument(
+            metavar="TABLE", help="A .csv, .tsv or .parquet file with a user and an item per row."
+        ),
     ],
-    output: Annotated[Path, typer.Option("-o", "--output", help="The .csv, .tsv or .parquet file to write.")],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="FILE", help="The .csv, .tsv or .parquet file to write.")
+    ],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Predict for pairs of user and item: the probability of `watched`, and the rating in the data's units.

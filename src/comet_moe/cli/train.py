@@ -14,15 +14,20 @@ if TYPE_CHECKING:
 
 
 def train(
-    recipe: Annotated[str, typer.Argument(help="Name of a recipe, or path of a YAML file.")],
+    recipe: Annotated[
+        str, typer.Argument(metavar="RECIPE", help="Name of a recipe, or path of a YAML file.")
+    ],
     settings: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", help="Override a setting of the recipe, e.g. gate=comet+ or training.epochs=9."
+            "--set",
+            metavar="KEY=VALUE",
+            help="Override a setting of the recipe, e.g. gate=comet+ or training.epochs=10. Repeatable.",
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of the run.", show_default="runs/RECIPE-GATE-SEED")
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder of the run.", show_default="runs/RECIPE-GATE-SEED"),
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Resume the run in the folder; start one if there is none.")
