@@ -60,7 +60,7 @@ class EvaluationRecord(Record):
         flops_per_sample: of the matrix products that ran.
         routing: of each gate: one per task, or one per layer of a BERT.
         flops_per_token, tokens_per_second: of a BERT.
-        parameters_effective: parameters that a token of a BERT meets.
+        parameters_effective: parameters of a BERT that a token uses on average.
     """
 
     loss: Number
