@@ -94,7 +94,7 @@ def test_the_command_line_module_can_be_imported_without_typer():
 @pytest.mark.parametrize(
     ("arguments", "message", "command"),
     [
-        (["train"], "missing argument 'recipe'", "comet-moe train"),
+        (["train"], "missing argument 'RECIPE'", "comet-moe train"),
         (["train", "a", "b"], "got unexpected extra argument(s) (b)", "comet-moe train"),
         (["trian"], "no such command 'trian'", "comet-moe"),
         (["data"], "missing command", "comet-moe data"),

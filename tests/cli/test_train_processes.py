@@ -11,7 +11,7 @@ from command import succeed
 from raw_sets import prepare, sets
 from safetensors.torch import load_file
 
-# Batches of 61 rows do not split evenly over two processes. Without dropout, whose noise differs from process to
+# Batches of 61 rows do not split evenly over two processes. Without dropout, whose noise is different in each
 # process, the two runs differ by rounding only.
 SETTINGS = ["training.epochs=3", "training.batch_size=61", "training.threads=1", "model.dropout=0"]
 
