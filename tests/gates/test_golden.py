@@ -16,9 +16,9 @@ def load(path):
 
 
 def files(kind):
-    found = sorted(GOLDEN.glob(f"{kind}_*.npz"))
-    assert found, f"no golden files of {kind}"
-    return [pytest.param(load(path), id=path.stem) for path in found]
+    paths = sorted(GOLDEN.glob(f"{kind}_*.npz"))
+    assert paths, f"no golden files of {kind}"
+    return [pytest.param(load(path), id=path.stem) for path in paths]
 
 
 def filled(gate, golden):
@@ -44,11 +44,11 @@ def run(gate, golden):
 
 
 @pytest.mark.parametrize("golden", files("comet"))
-def test_comet_weights_penalty_and_gradients(golden):
+def test_comet_weights_entropy_loss_and_gradients(golden):
     n, k = int(golden["n"]), int(golden["k"])
     gate = CometGate(golden["x"].shape[1], n, k, float(golden["gamma"]), float(golden["entropy_reg"]))
     routing = run(gate, golden)
-    assert_equal(routing.aux_loss, golden["penalty"], "penalties")
+    assert_equal(routing.aux_loss, golden["penalty"], "entropy losses")
     assert_equal(gate.split_weight.grad, golden["grad_split_weight"], "split gradients")
     assert_equal(gate.leaf_weight.grad, golden["grad_leaf_weight"], "leaf gradients")
 

@@ -115,11 +115,25 @@ class Gate(nn.Module, ABC):
 
 
 class TrainableGate(Gate):
-    """A gate over features.
+    """A gate over features, which checks and keeps its sizes.
 
     Args:
         in_features: p.
         num_experts: n.
+
+    Example:
+        >>> import torch
+        >>> from comet_moe import Routing
+        >>> from comet_moe.gates.base import TrainableGate
+        >>> class LinearGate(TrainableGate):
+        ...     def __init__(self, in_features, num_experts):
+        ...         super().__init__(in_features, num_experts)
+        ...         self.linear = torch.nn.Linear(in_features, num_experts)
+        ...
+        ...     def forward(self, x, keys=None, mask=None):
+        ...         return Routing(weights=self.linear(x).softmax(-1))
+        >>> LinearGate(8, 4)(torch.randn(2, 8)).weights.shape
+        torch.Size([2, 4])
     """
 
     in_features: int

@@ -9,7 +9,14 @@ from torch import Tensor
 
 
 def smooth_step(t: Tensor, gamma: float) -> Tensor:
-    """h(t): 0 for t <= -γ/2, 1 for t >= γ/2, the cubic in between. Any shape."""
+    """h(t): 0 for t <= -γ/2, 1 for t >= γ/2, the cubic in between. Any shape.
+
+    Example:
+        >>> import torch
+        >>> from comet_moe.gates import smooth_step
+        >>> smooth_step(torch.tensor([-1.0, 0.0, 0.25, 1.0]), gamma=1.0)
+        tensor([0.0000, 0.5000, 0.8438, 1.0000])
+    """
     return _cubic((t / gamma).clamp(-0.5, 0.5) + 0.5)
 
 
@@ -20,7 +27,7 @@ def smooth_step_sides(t: Tensor, gamma: float) -> tuple[Tensor, Tensor]:
 
 
 def log_smooth_step_sides(t: Tensor, gamma: float) -> tuple[Tensor, Tensor]:
-    """(log h(t), log(1 - h(t))): -inf with gradient 0 where the side is cut, 0 where it is certain."""
+    """(log h(t), log(1 - h(t))): -inf with gradient 0 where a side has probability 0, 0 where it has 1."""
     u = (t / gamma).clamp(-0.5, 0.5)
     return _log_cubic(0.5 + u), _log_cubic(0.5 - u)
 
