@@ -1,11 +1,11 @@
-"""Folders of studies in the format of `comet-moe tune` and `comet-moe ablate`, from seeded random figures."""
+"""Study folders in the format of `comet-moe tune` and `comet-moe ablate`, with seeded random results."""
 
 import json
 from pathlib import Path
 
 import numpy as np
 
-from comet_moe.analysis.reading import TrialRecord
+from comet_moe.analysis.records import TrialRecord
 from comet_moe.analysis.study import Study, to_frame
 
 GATES = ["softmax", "topk", "topk+", "dselect", "comet", "comet+"]
@@ -13,9 +13,9 @@ MEANS = {"softmax": 17.5, "hash": 19.0, "topk": 17.4, "dselect": 17.2, "comet": 
 
 
 def trial(gate, index, validation, test, **changes):
-    """A line of trials.jsonl; without a loss a failed trial."""
+    """A line of trials.jsonl; a trial without a validation loss is a failed one."""
     complete = validation is not None
-    figures = {
+    results = {
         "validation_loss": validation,
         "test_loss": test,
         "experts_per_sample": 1.5 + index % 2 if complete else None,
@@ -31,7 +31,7 @@ def trial(gate, index, validation, test, **changes):
         if complete
         else {},
     }
-    known = {
+    trial = {
         "gate": gate,
         "index": index,
         "status": "complete" if complete else "failed",
@@ -41,7 +41,7 @@ def trial(gate, index, validation, test, **changes):
         "run": f"runs/{gate}-{index:03}",
         "params": {"training.learning_rate": 3e-4, "seed": index},
     }
-    return known | figures | changes
+    return trial | results | changes
 
 
 def waiting(gate, index):
@@ -49,7 +49,7 @@ def waiting(gate, index):
 
 
 def random_trials(gates, count, seed=0, failed=0):
-    """Losses around each gate's mean, local search a little lower; the last ``failed`` of a gate failed."""
+    """Lines with losses around each gate's mean, lower with local search; ``failed`` of each gate failed."""
     random = np.random.default_rng(seed)
     for gate in gates:
         quality = random.normal(MEANS[gate.removesuffix("+")] - 0.2 * gate.endswith("+"), 0.5, count)
@@ -58,8 +58,8 @@ def random_trials(gates, count, seed=0, failed=0):
             yield trial(gate, index, *((None, None) if fails else (float(mean), float(mean + noise))))
 
 
-def described(lines, **changes):
-    """A study.json that fits the lines of trials.jsonl, with ``changes`` laid over."""
+def study_json(lines, **changes):
+    """A study.json that fits the lines of trials.jsonl, with ``changes``."""
     gates = list(dict.fromkeys(line["gate"] for line in lines))
     return {
         "kind": "tuning",
@@ -77,23 +77,23 @@ def described(lines, **changes):
 
 
 def write_study(folder, lines, **changes):
-    """The folder of a study."""
+    """Write the folder of a study."""
     lines = list(lines)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "study.json").write_text(json.dumps(described(lines, **changes)))
+    (folder / "study.json").write_text(json.dumps(study_json(lines, **changes)))
     (folder / "trials.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder
 
 
 def made_study(lines, **changes):
-    """The study that reading such a folder gives, without the way over the disk."""
+    """The study that reading such a folder gives, without the files."""
     lines = list(lines)
-    known = described(lines, **changes)
+    record = study_json(lines, **changes)
     names = ("name", "kind", "recipe", "gates", "experts", "alpha", "settings", "space")
     trials = to_frame(TrialRecord.model_validate(line).row(None) for line in lines)
     return Study(
         path=Path("made"),
-        trials_per_gate=known["trials"],
+        trials_per_gate=record["trials"],
         trials=trials,
-        **{name: known[name] for name in names},
+        **{name: record[name] for name in names},
     )

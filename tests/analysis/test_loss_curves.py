@@ -1,4 +1,4 @@
-"""The best of s trials: the closed form against enumeration, the draws against the closed form."""
+"""Test loss by number of trials: closed form against enumeration, random draws against the closed form."""
 
 from fractions import Fraction
 from itertools import combinations
@@ -21,7 +21,7 @@ from comet_moe.analysis.budget import (
 from comet_moe.exceptions import StudyError
 
 
-def test_budgets_are_the_papers_as_far_as_there_are_trials():
+def test_budgets_are_those_of_the_paper_up_to_the_number_of_trials():
     assert budget_grid(500) == [1, 2, *range(5, 251, 5)]
     assert budget_grid(60) == [1, 2, *range(5, 61, 5)]
     assert budget_grid(7) == [1, 2, 5]
@@ -29,21 +29,21 @@ def test_budgets_are_the_papers_as_far_as_there_are_trials():
 
 
 @pytest.mark.parametrize("trials", [1, 2, 9, 60, 500])
-def test_the_probability_of_a_rank_is_the_quotient_of_binomials(trials):
+def test_probability_of_a_rank_is_a_ratio_of_binomials(trials):
     sizes = np.array(budget_grid(trials))
     exact = [
         [float(Fraction(comb(trials - r, s - 1), comb(trials, s))) for r in range(1, trials + 1)]
         for s in sizes
     ]
-    found = best_rank_probabilities(sizes, trials)
+    probabilities = best_rank_probabilities(sizes, trials)
     # A product of up to 500 quotients is exact to 500 roundings; far tails below 1e-300 may vanish.
-    np.testing.assert_allclose(found, exact, rtol=500 * 2.3e-16, atol=1e-300)
-    np.testing.assert_allclose(found.sum(axis=1), 1, rtol=1e-12)
+    np.testing.assert_allclose(probabilities, exact, rtol=500 * 2.3e-16, atol=1e-300)
+    np.testing.assert_allclose(probabilities.sum(axis=1), 1, rtol=1e-12)
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 50)), min_size=1, max_size=7), st.integers(0, 2))
-def test_the_expectation_is_the_mean_over_all_draws(pairs, failed):
-    """Every subset of s trials is equally likely; ties go by index; all failed is the worst complete one."""
+def test_expected_loss_is_the_mean_over_all_draws(pairs, failed):
+    """All subsets are equally likely; ties go by index; only failed trials count as the worst test loss."""
     lines = [trial("comet", at, float(v), float(t)) for at, (v, t) in enumerate(pairs)]
     lines += [trial("comet", len(pairs) + at, None, None) for at in range(failed)]
     worst = max(test for _, test in pairs)
@@ -59,24 +59,24 @@ def test_the_expectation_is_the_mean_over_all_draws(pairs, failed):
         assert row["all_failed_probability"] == pytest.approx(empty, abs=1e-12)
 
 
-def test_draws_come_to_the_expectation_within_their_error():
+def test_mean_of_random_draws_agrees_with_the_expected_loss():
     for row in compute_loss_curves(made_study(random_trials(GATES, 60, failed=6)), repeats=4000, seed=1):
         # 84 rows: beyond four and a half standard errors lies one in 150,000, and nothing at no error.
         assert abs(row["mean"] - row["expected"]) <= 4.5 * row["mean_se"] + 1e-9
         assert row["low"] <= row["mean"] <= row["high"] or row["mean_se"] < 0.01
 
 
-def test_drawn_ranks_have_the_probabilities_of_the_closed_form():
+def test_drawn_ranks_follow_the_closed_form_probabilities():
     sizes, repeats = np.array([1, 2, 5, 10]), 20000
     drawn = draw_best_ranks(sizes, 12, repeats, np.random.default_rng(0))
-    for at, chances in enumerate(best_rank_probabilities(sizes, 12)):
-        possible = chances > 0
+    for at, probabilities in enumerate(best_rank_probabilities(sizes, 12)):
+        possible = probabilities > 0
         counts = np.bincount(drawn[:, at], minlength=12)
         assert counts[~possible].sum() == 0
-        assert chisquare(counts[possible], repeats * chances[possible]).pvalue > 1e-4
+        assert chisquare(counts[possible], repeats * probabilities[possible]).pvalue > 1e-4
 
 
-def test_the_band_holds_the_middle_ninety_percent_of_the_draws():
+def test_low_and_high_are_the_5_and_95_percent_quantiles_of_the_draws():
     trials = [trial("comet", at, float(at), float(at)) for at in range(100)]
     row = compute_loss_curves(made_study(trials), repeats=20000)[0]
     # One trial of 0..99: the 5th and 95th percentile, to four standard errors of a quantile, 0.15 each.
@@ -84,7 +84,7 @@ def test_the_band_holds_the_middle_ninety_percent_of_the_draws():
 
 
 @given(st.lists(st.floats(1, 100), min_size=1, max_size=40), st.integers(0, 5))
-def test_more_trials_are_never_worse_where_validation_is_the_test(losses, failed):
+def test_more_trials_never_increase_the_loss_if_validation_equals_test(losses, failed):
     lines = [trial("comet", at, loss, loss) for at, loss in enumerate(losses)]
     lines += [trial("comet", len(losses) + at, None, None) for at in range(failed)]
     rows = compute_loss_curves(made_study(lines), repeats=20)
@@ -105,7 +105,7 @@ def test_curves_do_not_depend_on_the_order_of_trials_or_on_other_gates(random):
     assert [row for row in shuffled if row["gate"] == "comet"] == expected
 
 
-def test_trials_that_are_not_done_take_no_part():
+def test_unfinished_trials_are_ignored():
     lines = list(random_trials(["comet"], 10))
     more = [*lines, *(waiting("comet", at) for at in range(10, 20))]
     assert compute_loss_curves(made_study(more)) == compute_loss_curves(made_study(lines))

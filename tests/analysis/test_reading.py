@@ -1,4 +1,4 @@
-"""Folders in, studies out; what is wrong with a folder is said in one sentence."""
+"""Folders are read as studies; an error in a file is one sentence that names it."""
 
 import json
 import subprocess
@@ -18,7 +18,7 @@ from comet_moe.exceptions import StudyError
 
 
 def write_run(folder, gate="comet", seed=0, alpha=None, experts=8, test=20.0, recipe="multidigits"):
-    """What of a run's folder is read; without a loss the run is not finished."""
+    """Write the files of a run that are read; without a loss the run is not finished."""
     folder.mkdir(parents=True)
     config = {"recipe": recipe, "seed": seed, "gate": {"name": gate}, "model": {"experts": experts}}
     (folder / "config.yaml").write_text(yaml.safe_dump(config | {"loss": {"alpha": alpha}}))
@@ -28,7 +28,7 @@ def write_run(folder, gate="comet", seed=0, alpha=None, experts=8, test=20.0, re
     return folder
 
 
-def refused(*paths):
+def error_of(*paths):
     with pytest.raises(StudyError) as error:
         read_studies(list(paths))
     sentence = str(error.value)
@@ -36,7 +36,7 @@ def refused(*paths):
     return sentence
 
 
-def test_a_study_has_one_row_a_trial_with_the_promised_columns(tmp_path):
+def test_a_study_has_one_row_per_trial_and_the_documented_columns(tmp_path):
     folder = write_study(tmp_path / "s", random_trials(["topk", "comet"], 5, failed=1), alpha=0.9)
     (folder / "runs" / "comet-003").mkdir(parents=True)
     (study,) = read_studies([folder])
@@ -53,7 +53,7 @@ def test_a_study_has_one_row_a_trial_with_the_promised_columns(tmp_path):
     assert (study.num_unfinished, study.unfinished_message()) == (0, None)
 
 
-def test_the_made_studies_of_other_tests_are_what_reading_gives(tmp_path):
+def test_made_studies_of_other_tests_equal_studies_that_are_read(tmp_path):
     lines = list(random_trials(["topk", "comet"], 5, failed=1))
     (read,), made = read_studies([write_study(tmp_path, lines)]), made_study(lines)
     pd.testing.assert_frame_equal(read.trials, made.trials)
@@ -75,19 +75,19 @@ def test_a_trial_without_finite_losses_counts_as_failed(tmp_path):
     assert study.trials["validation_loss"].isna().tolist() == [False, True, True, True]
 
 
-def test_trials_that_are_not_done_are_counted(tmp_path):
+def test_unfinished_trials_are_counted(tmp_path):
     lines = [trial("comet", 0, 1.0, 2.0), trial("comet", 1, None, None), waiting("comet", 2)]
     (study,) = read_studies([write_study(tmp_path / "s", lines, trials=5)])
     assert study.num_unfinished == 3
     assert study.unfinished_message().startswith("made: 3 of 5 trials are unfinished")
 
 
-def test_studies_keep_their_order_and_count_once(tmp_path):
+def test_studies_keep_their_order_and_a_path_given_twice_counts_once(tmp_path):
     a, b = (write_study(tmp_path / name, random_trials(["comet"], 2), name=name) for name in "ab")
     assert [study.name for study in read_studies([b, a, tmp_path / "a" / ".." / "b"])] == ["b", "a"]
 
 
-def test_plain_runs_are_collected_by_recipe_and_task_weight(tmp_path):
+def test_plain_runs_are_grouped_by_recipe_and_task_weight(tmp_path):
     write_run(tmp_path / "x2", "comet+", seed=1, alpha=0.9)
     write_run(tmp_path / "x1", "comet+", seed=2, alpha=0.9, experts=16)
     write_run(tmp_path / "x3", "hash", alpha=0.9, test=None)
@@ -102,7 +102,7 @@ def test_plain_runs_are_collected_by_recipe_and_task_weight(tmp_path):
         None,
         2,
     )
-    assert nine.gates == ["hash", "comet+"]  # the paper's order
+    assert nine.gates == ["hash", "comet+"]  # in the order of the paper
     assert [path.name for path in nine.trials_of("comet+")["run"]] == ["x2", "x1"]  # by seed
     assert [params["seed"] for params in nine.trials_of("comet+")["params"]] == [1, 2]
     assert list(nine.trials["status"]) == ["running", "complete", "complete"]
@@ -112,53 +112,53 @@ def test_plain_runs_are_collected_by_recipe_and_task_weight(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("damage", "message"),
     [
         (lambda text: text[:-40], "line 3 of {}/trials.jsonl is not JSON"),
         (
             lambda text: text.replace('"index": 1', '"index": 0'),
-            "line 2 of {}/trials.jsonl is a second trial 0 of",
+            "line 2 of {}/trials.jsonl repeats trial 0 of comet",
         ),
         (
             lambda text: text.replace('"index": 2', '"index": 7'),
-            "line 3 of {}/trials.jsonl is trial 7 of comet",
+            "line 3 of {}/trials.jsonl has index 7, and study.json has 3 trials",
         ),
-        (lambda text: text.replace("comet", "topk", 1), "line 1 of {}/trials.jsonl is of gate 'topk'"),
-        (lambda text: text.replace("complete", "done", 1), "line 1 of {}/trials.jsonl does not fit (status:"),
+        (lambda text: text.replace("comet", "topk", 1), "line 1 of {}/trials.jsonl has gate 'topk'"),
+        (lambda text: text.replace("complete", "done", 1), "line 1 of {}/trials.jsonl is not valid (status:"),
         (lambda text: text.replace('"gate"', '"door"', 1), "(gate: Field required)"),
-        (lambda text: "[]\n" + text, "line 1 of {}/trials.jsonl does not fit"),
+        (lambda text: "[]\n" + text, "line 1 of {}/trials.jsonl is not valid"),
     ],
 )
-def test_a_damaged_line_is_named(tmp_path, damage, said):
+def test_a_damaged_line_is_named(tmp_path, damage, message):
     folder = write_study(tmp_path / "s", random_trials(["comet"], 3))
     lines = folder / "trials.jsonl"
     lines.write_text(damage(lines.read_text()))
-    assert said.format(folder) in refused(folder)
+    assert message.format(folder) in error_of(folder)
 
 
-def test_what_is_no_study_is_refused_with_what_to_give(tmp_path):
-    assert "is no folder" in refused(tmp_path / "none")
-    assert "holds neither a study (study.json) nor runs (config.yaml)" in refused(tmp_path)
+def test_a_folder_without_a_study_or_run_is_refused(tmp_path):
+    assert "is not a folder: give the folder of a study" in error_of(tmp_path / "none")
+    assert "has neither a study (study.json) nor runs (config.yaml)" in error_of(tmp_path)
     folder = write_study(tmp_path / "s", random_trials(["comet"], 3))
     (folder / "trials.jsonl").unlink()
-    assert "has no trials.jsonl" in refused(folder)
+    assert "has no trials.jsonl" in error_of(folder)
     (folder / "study.json").write_text('{"kind": "tuning"')
-    assert "study.json is not JSON" in refused(folder)
+    assert "study.json is not JSON" in error_of(folder)
     (folder / "study.json").write_bytes(b"\xff")
-    assert "study.json cannot be read" in refused(folder)
+    assert "study.json cannot be read" in error_of(folder)
     run = write_run(tmp_path / "r")
     (run / "result.json").write_text('{"status": "complete", "test_loss": "low"}')
-    assert "test_loss: Input should be a valid number" in refused(run)
+    assert "test_loss: Input should be a valid number" in error_of(run)
     (run / "config.yaml").write_text("a: [")
-    assert "config.yaml is not YAML" in refused(run)
+    assert "config.yaml is not YAML" in error_of(run)
     (run / "config.yaml").write_text("")
-    assert "config.yaml does not fit" in refused(run)
+    assert "config.yaml is not valid" in error_of(run)
 
 
-def test_statistics_need_neither_torch_nor_training():
+def test_analysis_does_not_import_torch():
     folder = Path(comet_moe.analysis.__file__).parent
     names = [f"comet_moe.analysis.{path.stem}" for path in folder.glob("*.py") if path.stem != "__init__"]
     assert len(names) > 5
-    unwanted = "{'torch', 'comet_moe.training', 'comet_moe.models', 'comet_moe.tuning'}"
+    unwanted = "{'torch', 'optuna', 'comet_moe.models', 'comet_moe.tuning'}"
     code = f"import sys, {', '.join(names)}; print(sorted({unwanted} & sys.modules.keys()))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"

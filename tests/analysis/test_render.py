@@ -26,7 +26,7 @@ from comet_moe.analysis.render import (
 from comet_moe.analysis.table import summarise_gates
 from comet_moe.analysis.text_tables import curve_table, result_notes, result_tables, speedup_table
 
-SHEET = TextTable(
+TABLE = TextTable(
     "50%_a|b [x]",
     [Column("gate", "Gate"), Column("loss", "Loss"), Column("p")],
     [
@@ -36,14 +36,14 @@ SHEET = TextTable(
 )
 
 
-def shown(sheet):
+def printed_on_terminal(table):
     text = io.StringIO()
-    Console(file=text, width=120).print(to_rich(sheet))
+    Console(file=text, width=120).print(to_rich(table))
     return text.getvalue()
 
 
 def test_markdown_marks_and_escapes():
-    assert to_markdown(SHEET).splitlines() == [
+    assert to_markdown(TABLE).splitlines() == [
         r"**50%\_a\|b [x]**",
         "",
         "| gate | loss | p |",
@@ -54,7 +54,7 @@ def test_markdown_marks_and_escapes():
 
 
 def test_tex_is_a_plain_tabular_as_in_the_paper():
-    assert to_tex([SHEET, SHEET], ["A note of 5 %."]).splitlines() == [
+    assert to_tex([TABLE, TABLE], ["A note of 5 %."]).splitlines() == [
         "% A note of 5 %.",
         r"\begin{tabular}{|l|l|l|}",
         r"\hline",
@@ -67,19 +67,19 @@ def test_tex_is_a_plain_tabular_as_in_the_paper():
     ]
 
 
-def test_tex_escapes_every_special_sign():
+def test_tex_escapes_every_special_character():
     assert escape_tex("a&b%c$d#e_f{g}") == r"a\&b\%c\$d\#e\_f\{g\}"
     assert escape_tex("~^\\<>") == (
         r"\textasciitilde{}\textasciicircum{}\textbackslash{}\textless{}\textgreater{}"
     )
 
 
-def test_the_terminal_shows_titles_as_they_are():
-    assert "50%_a|b [x]" in shown(SHEET)
-    assert "* 40.69 ± 0.02" in shown(SHEET)
+def test_terminal_prints_titles_without_escapes():
+    assert "50%_a|b [x]" in printed_on_terminal(TABLE)
+    assert "* 40.69 ± 0.02" in printed_on_terminal(TABLE)
 
 
-def test_figures_are_rounded_to_the_first_digit_of_the_smallest_error():
+def test_numbers_are_rounded_to_the_first_digit_of_the_smallest_error():
     assert choose_decimals([0.02, 0.14, None, 0.0]) == 2
     assert choose_decimals([0.005, 0.002]) == 3
     assert choose_decimals([0.005, 0.002], digits=2) == 4
@@ -91,7 +91,7 @@ def test_figures_are_rounded_to_the_first_digit_of_the_smallest_error():
     assert format_p_value(0.0004, space=" ") == "< 0.001"
 
 
-def test_a_table_has_what_the_paper_has_and_p_values():
+def test_result_table_has_the_columns_of_the_paper_and_p_values():
     lines = list(random_trials(GATES, 60, failed=3))
     lines += [
         trial("hash", at, 20.0 + at, 20.0 + at, tasks={"rating": {"loss": 1.0, "mse_5": 0.5}})
@@ -99,8 +99,8 @@ def test_a_table_has_what_the_paper_has_and_p_values():
     ]
     study = made_study(lines, alpha=0.9)
     rows = summarise_gates(study)
-    found = [(study, rows)]
-    text = to_markdown(result_tables(found)[0])
+    results = [(study, rows)]
+    text = to_markdown(result_tables(results)[0])
     assert (
         r"| n | gate | used/complete | failed | test loss x100 | experts | accuracy | mse\_5 | p ex" in text
     )
@@ -108,7 +108,7 @@ def test_a_table_has_what_the_paper_has_and_p_values():
     (line,) = (line for line in text.splitlines() if "| comet+ |" in line)
     assert line.startswith(f"| 8 | comet+ | 3/57 | 3 | \\* **{comet['test_loss_mean']:.2f}** ± ")
     assert f"| {comet['p_existing']:.3f} ({comet['best_existing']}) | {comet['p_search']:.3f} |" in line
-    printed = to_tex(result_tables(found), result_notes([study], 5))
+    printed = to_tex(result_tables(results), result_notes([study], 5))
     assert "made (alpha=0.9) & 8 & Softmax & $" in printed
     assert r"mse\_5 \\ \hline" in printed
     body = printed[printed.index(r"\begin") :]
@@ -119,7 +119,7 @@ def test_a_table_has_what_the_paper_has_and_p_values():
     assert not re.search(r"(?<!\\)[%#_]", body)
 
 
-def test_notes_say_which_trials_count_and_what_the_asterisk_means():
+def test_notes_explain_which_trials_count_and_the_asterisk():
     tuning, ablation = (made_study(random_trials(["comet"], 3), kind=kind) for kind in ("tuning", "ablation"))
     assert [len(result_notes(studies, 5)) for studies in ([tuning], [ablation], [tuning, ablation])] == [
         2,
@@ -130,7 +130,7 @@ def test_notes_say_which_trials_count_and_what_the_asterisk_means():
     assert "Welch" in result_notes([ablation], 5)[1]
 
 
-def test_csv_holds_every_figure_in_full_precision():
+def test_csv_has_every_number_in_full_precision():
     rows = [flatten_metrics(row) for row in summarise_gates(made_study(random_trials(GATES, 60)))]
     read = list(csv.DictReader(io.StringIO(to_csv(rows))))
     assert len(read) == len(rows)
@@ -153,8 +153,8 @@ def test_curves_are_shown_a_column_a_gate_and_factors_at_half_and_all_of_the_bud
     assert text[-1].endswith("|  |")  # topk+ has 10 trials
     first = rows[0]
     assert f"| 1 | {first['expected']:.2f} ({first['low']:.2f}-{first['high']:.2f}) |" in text[4]
-    factors = compute_speedups(study, default_pairs(study), repeats=50)
-    lines = to_markdown(speedup_table(study, factors)).splitlines()[4:]
+    speedups = compute_speedups(study, default_pairs(study), repeats=50)
+    lines = to_markdown(speedup_table(study, speedups)).splitlines()[4:]
     assert [line.split(" | ")[:3] for line in lines] == [
         ["| topk+", "topk", "10"],
         ["| topk+", "topk", "20"],
@@ -163,7 +163,7 @@ def test_curves_are_shown_a_column_a_gate_and_factors_at_half_and_all_of_the_bud
     ]
 
 
-def test_a_factor_that_does_not_exist_is_called_never():
+def test_a_speedup_that_does_not_exist_is_printed_as_none():
     lines = [
         *(trial("comet", at, 2.0, 2.0) for at in range(5)),
         *(trial("topk", at, 1.0, 1.0) for at in range(5)),
@@ -175,7 +175,7 @@ def test_a_factor_that_does_not_exist_is_called_never():
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_few_trials_are_shown_too(count):
+def test_tables_of_few_trials(count):
     study = made_study(random_trials(["topk", "comet"], count))
     assert to_markdown(curve_table(study, compute_loss_curves(study))).count("\n") == 4 + len(
         {1, 2} & set(range(1, count + 1))

@@ -1,4 +1,4 @@
-"""t-tests: by hand, by scipy from the samples, by integrating the density, and on the paper's own tables."""
+"""t-tests against hand computation, scipy on samples, integration of the density, and the paper's tables."""
 
 from math import exp, lgamma, pi, sqrt
 
@@ -21,7 +21,7 @@ def lower_tail(t, freedom):
     return quad(density, -np.inf, t, epsabs=1e-12)[0]
 
 
-def test_a_case_worked_by_hand():
+def test_t_tests_of_an_example_computed_by_hand():
     # Means 2 and 7, variances 2 and 8, standard errors 1 and 2, so t = -5 / sqrt(5) either way.
     a, b = summarise([1, 3]), summarise([5, 9])
     assert (a, b) == (Summary(2, pytest.approx(1), 2), Summary(7, pytest.approx(2), 2))
@@ -34,7 +34,7 @@ def test_a_case_worked_by_hand():
 
 
 @given(losses, losses)
-def test_samples_give_what_scipy_gives(first, second):
+def test_t_tests_agree_with_scipy_on_the_samples(first, second):
     a, b = summarise(first), summarise(second)
     if a.se == 0 or b.se == 0:
         return
@@ -50,14 +50,14 @@ def test_samples_give_what_scipy_gives(first, second):
 
 
 @given(st.floats(-5, 5), st.floats(0.1, 5), st.floats(0.1, 5), st.integers(2, 40), st.integers(2, 40))
-def test_the_two_sides_add_up_to_one_and_a_lower_mean_is_more_significant(mean, se1, se2, n1, n2):
+def test_both_sides_add_up_to_one_and_a_lower_mean_has_a_lower_p_value(mean, se1, se2, n1, n2):
     for test in (student_t_test, welch_t_test):
         a, b = Summary(mean, se1, n1), Summary(0.5, se2, n2)
         assert test(a, b) + test(b, a) == pytest.approx(1, abs=1e-9)
         assert test(Summary(mean - 0.1, se1, n1), b) < test(a, b)
 
 
-def test_equal_sizes_differ_only_in_the_degrees_of_freedom():
+def test_samples_of_equal_size_differ_only_in_the_degrees_of_freedom():
     a, b = Summary(57.000, 0.037, 100), Summary(57.434, 0.025, 100)
     t = -0.434 / sqrt(0.037**2 + 0.025**2)
     assert student_t_test(a, b) == pytest.approx(
@@ -66,7 +66,7 @@ def test_equal_sizes_differ_only_in_the_degrees_of_freedom():
     assert welch_t_test(a, b) > student_t_test(a, b)
 
 
-def test_there_is_no_test_without_spread():
+def test_there_is_no_p_value_without_spread():
     one, flat, spread = summarise([3.0]), summarise([0.1, 0.1, 0.1]), summarise([1.0, 2.0])
     assert one == Summary(3.0, None, 1)
     assert flat == Summary(0.1, 0.0, 3)
@@ -77,17 +77,17 @@ def test_there_is_no_test_without_spread():
     assert (is_significant(None), is_significant(0.049), is_significant(0.05)) == (None, True, False)
 
 
-def test_equal_gates_are_called_different_one_time_in_twenty():
+def test_equal_samples_are_significant_one_time_in_twenty():
     random = np.random.default_rng(0)
     trials = 2000
-    found = [[summarise(random.normal(size=25)) for _ in range(2)] for _ in range(trials)]
+    pairs = [[summarise(random.normal(size=25)) for _ in range(2)] for _ in range(trials)]
     for test in (student_t_test, welch_t_test):
-        share = np.mean([is_significant(test(a, b)) for a, b in found])
+        share = np.mean([is_significant(test(a, b)) for a, b in pairs])
         assert share == pytest.approx(0.05, abs=4 * sqrt(0.05 * 0.95 / trials))  # four standard errors
 
 
 # The paper's Tables 2 and 3: best existing gate, COMET, COMET+; n is 5 % of the trials (500, for CelebA 100).
-# The last two say whether p < 0.05 follows from the printed figures.
+# The last two say whether p < 0.05 follows from the printed numbers.
 PAPER = {
     "Books, alpha=0.1": ((244.47, 0.14), (240.79, 0.14), (240.82, 0.19), 25, True, True),
     "Books, alpha=0.9": ((73.88, 0.02), (73.62, 0.03), (73.55, 0.02), 25, True, True),
@@ -116,19 +116,21 @@ PRINTED = {
 
 
 @pytest.mark.parametrize("name", PAPER)
-def test_the_papers_tuning_tables(name):
+def test_significance_in_the_tuning_tables_of_the_paper(name):
     existing, comet, comet_plus, n, *expected = PAPER[name]
-    rival = Summary(*existing, n)
-    found = [is_significant(student_t_test(Summary(*gate, n), rival)) for gate in (comet, comet_plus)]
-    assert found == expected
-    # With as many trials a gate, Welch's test says the same of every row.
+    baseline = Summary(*existing, n)
+    significant = [
+        is_significant(student_t_test(Summary(*gate, n), baseline)) for gate in (comet, comet_plus)
+    ]
+    assert significant == expected
+    # With equally many trials per gate, Welch's test agrees in every row.
     assert [
-        is_significant(welch_t_test(Summary(*gate, n), rival)) for gate in (comet, comet_plus)
+        is_significant(welch_t_test(Summary(*gate, n), baseline)) for gate in (comet, comet_plus)
     ] == expected
 
 
-def test_where_the_papers_asterisks_differ_from_its_figures():
-    """The paper stars at most the lower of COMET and COMET+, and one row whose figures do not carry it."""
+def test_where_the_asterisks_of_the_paper_differ_from_its_numbers():
+    """The paper stars at most the lower of COMET and COMET+, and one row whose numbers do not support it."""
     differs = {name: (PAPER[name][4:], PRINTED[name]) for name in PAPER if PAPER[name][4:] != PRINTED[name]}
     assert differs == {
         "Books, alpha=0.1": ((True, True), (True, False)),
@@ -158,7 +160,7 @@ def test_rounding_does_not_explain_the_asterisk_of_multifashionmnist():
     ],
     ids=["Hash-r+", "Top-k+", "COMET+"],
 )
-def test_the_papers_ablation_of_local_search(searched, plain):
-    """Table 1, 100 initialisations a gate: every gate with local search has an asterisk."""
+def test_significance_in_the_ablation_of_the_paper(searched, plain):
+    """Table 1, 100 seeds per gate: every gate with local search has an asterisk."""
     for test in (student_t_test, welch_t_test):
         assert is_significant(test(Summary(*searched, 100), Summary(*plain, 100)))

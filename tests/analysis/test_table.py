@@ -1,4 +1,4 @@
-"""The rows of a table, against numpy and scipy on the raw lines."""
+"""The comparison of gates, against numpy and scipy on the lines of trials.jsonl."""
 
 from math import ceil
 
@@ -18,7 +18,7 @@ def rows_of(lines, top=5.0, **changes):
 
 
 def best(trials, gate, count):
-    """The ``count`` best complete lines of ``gate``, by the plainest way there is."""
+    """The ``count`` complete lines of ``gate`` with the lowest validation loss, by plain sorting."""
     lines = [line for line in trials if line["gate"] == gate and line["status"] == "complete"]
     return sorted(lines, key=lambda line: (line["validation_loss"], line["index"]))[:count]
 
@@ -46,24 +46,24 @@ def test_means_are_over_the_best_share_by_validation_loss(top):
 
 
 @pytest.mark.parametrize(
-    ("asked", "top", "used"), [(500, 5, 25), (60, 5, 3), (61, 5, 4), (1, 5, 1), (10, 30, 3)]
+    ("planned", "top", "used"), [(500, 5, 25), (60, 5, 3), (61, 5, 4), (1, 5, 1), (10, 30, 3)]
 )
-def test_the_share_is_rounded_up(asked, top, used):
-    assert rows_of(random_trials(["comet"], asked), top)["comet"]["trials_used"] == used
+def test_number_of_used_trials_is_rounded_up(planned, top, used):
+    assert rows_of(random_trials(["comet"], planned), top)["comet"]["trials_used"] == used
 
 
 @pytest.mark.parametrize("top", [0, -1, 101, float("nan")])
-def test_a_share_that_is_none_is_refused(top):
+def test_a_percentage_out_of_range_is_refused(top):
     with pytest.raises(StudyError, match="the top percentage must be above 0 and at most 100"):
         rows_of(random_trials(["comet"], 3), top)
 
 
-def test_equal_validation_losses_go_by_index():
+def test_equal_validation_losses_are_ranked_by_index():
     lines = [trial("comet", index, 1.0, 10.0 + index) for index in range(20)]
     assert rows_of(lines[::-1])["comet"]["test_loss_mean"] == 10.0
 
 
-def test_a_few_trials_worked_by_hand():
+def test_row_of_an_example_computed_by_hand():
     lines = [trial("comet", 0, 3.0, 9.0), trial("comet", 1, 1.0, 5.0), trial("comet", 2, 2.0, 8.0)]
     row = rows_of([*lines, trial("comet", 3, None, None)], top=50)["comet"]
     # The best two of four: test losses 5 and 8, mean 6.5, deviation 3/sqrt(2), error 1.5.
@@ -73,7 +73,7 @@ def test_a_few_trials_worked_by_hand():
     assert "loss" not in row["metrics"]  # tasks have weights, and a plain mean would be another number
 
 
-def test_comet_is_tested_against_the_best_existing_gate_and_search_against_none():
+def test_comet_is_tested_against_the_best_existing_gate_and_local_search_against_the_gate_without():
     trials = list(random_trials([*GATES, "hash", "hash+"], 200, seed=3))
     rows = rows_of(trials)
     existing = min(("softmax", "hash", "topk", "dselect"), key=lambda gate: rows[gate]["test_loss_mean"])
@@ -99,7 +99,7 @@ def test_comet_is_tested_against_the_best_existing_gate_and_search_against_none(
     ]
 
 
-def test_an_ablation_takes_all_trials_and_stars_what_search_improves():
+def test_an_ablation_uses_all_trials_and_stars_gates_that_local_search_improves():
     trials = list(random_trials(["hash", "hash+", "comet"], 40, seed=1, failed=2))
     rows = rows_of(trials, kind="ablation")
     assert [row["trials_used"] for row in rows.values()] == [38, 38, 38]
@@ -108,7 +108,7 @@ def test_an_ablation_takes_all_trials_and_stars_what_search_improves():
     assert [gate for gate, row in rows.items() if row["asterisk"]] == ["hash+"]
 
 
-def test_what_does_not_exist_is_none():
+def test_a_value_that_does_not_exist_is_none():
     lines = [trial("topk", 0, 1.0, 2.0), trial("comet+", 0, 1.0, 2.0), trial("softmax", 0, None, None)]
     lines[1]["tasks"]["top_left"]["accuracy"] = None
     rows = rows_of([*lines, waiting("hash", 0)])
@@ -124,7 +124,7 @@ def test_what_does_not_exist_is_none():
 
 @settings(max_examples=15)
 @given(st.randoms(use_true_random=False), st.integers(0, 30), st.integers(0, 10**6))
-def test_neither_order_nor_failed_trials_change_a_figure(random, failed, seed):
+def test_order_and_failed_trials_do_not_change_the_means(random, failed, seed):
     done = [line for line in random_trials(["topk", "comet+", "comet"], 30, seed=seed) if line["index"] < 25]
     lost = [trial(gate, 30 + at, None, None) for gate in ("topk", "comet") for at in range(failed)]
     shuffled = random.sample(done + lost, len(done + lost))

@@ -11,7 +11,7 @@ import pytest
 from command import comet_moe, refusal, succeed
 from scipy.stats import sem
 
-sys.path.append(str(Path(__file__).parents[1] / "analysis"))  # the writer of studies
+sys.path.append(str(Path(__file__).parents[1] / "analysis"))  # for made_studies
 
 from made_studies import GATES, random_trials, waiting, write_study
 
@@ -28,7 +28,7 @@ def study(tmp_path):
     return write_study(tmp_path / "study", random_trials(GATES, 60, failed=3))
 
 
-def test_table_prints_a_row_a_gate_as_json(study):
+def test_table_prints_one_row_per_gate_as_json(study):
     done = succeed("table", study, "--json")
     assert done.err == ""
     rows = done.json["rows"]
@@ -54,7 +54,7 @@ def test_formats_agree(study):
         assert f"{row['test_loss_mean']:.2f}" in succeed("table", study, "--format", "tex", "--top", "20").out
 
 
-def test_several_studies_stand_in_one_table(study, tmp_path):
+def test_several_studies_are_printed_in_one_table(study, tmp_path):
     other = write_study(
         tmp_path / "other", random_trials(["hash", "hash+"], 9), kind="ablation", name="search"
     )
@@ -64,7 +64,7 @@ def test_several_studies_stand_in_one_table(study, tmp_path):
     assert succeed("table", study, other, "--format", "tex").out.count("tabular") == 2
 
 
-def test_an_unfinished_study_is_shown_and_called_unfinished(tmp_path):
+def test_unfinished_trials_are_reported_on_stderr(tmp_path):
     lines = [*random_trials(["comet"], 4), *(waiting("comet", at) for at in range(4, 10))]
     lines += [waiting("topk", at) for at in range(10)]
     folder = write_study(tmp_path / "s", lines)
@@ -76,10 +76,10 @@ def test_an_unfinished_study_is_shown_and_called_unfinished(tmp_path):
     assert "| topk | 0/0 |" in succeed("table", folder).out
 
 
-def test_curves_print_budgets_and_factors(study):
-    found = succeed("curves", study, "--json", "--repeats", "100").json
-    assert {row["budget"] for row in found["rows"]} == {1, 2, *range(5, 61, 5)}
-    assert {(row["gate"], row["baseline"]) for row in found["speedups"]} == {
+def test_curves_print_losses_and_speedups(study):
+    result = succeed("curves", study, "--json", "--repeats", "100").json
+    assert {row["budget"] for row in result["rows"]} == {1, 2, *range(5, 61, 5)}
+    assert {(row["gate"], row["baseline"]) for row in result["speedups"]} == {
         ("topk+", "topk"),
         ("comet+", "comet"),
         ("comet", "topk"),
@@ -91,7 +91,7 @@ def test_curves_print_budgets_and_factors(study):
     assert "| trials | softmax | topk | topk+ | dselect | comet | comet+ |" in text
     assert "**made: speedup**" in text
     read = list(csv.DictReader(io.StringIO(succeed("curves", study, "--format", "csv").out)))
-    assert [float(line["expected"]) for line in read] == [row["expected"] for row in found["rows"]]
+    assert [float(line["expected"]) for line in read] == [row["expected"] for row in result["rows"]]
 
 
 def test_pairs_and_seeds_can_be_chosen(study):
@@ -103,9 +103,9 @@ def test_pairs_and_seeds_can_be_chosen(study):
     assert one == same != other
 
 
-def test_a_mistake_is_one_sentence(study, tmp_path):
-    assert "is no folder" in refusal("table", tmp_path / "none")
-    assert "holds neither a study" in refusal("curves", tmp_path / "study" / "..")
+def test_wrong_input_ends_in_one_sentence(study, tmp_path):
+    assert "is not a folder" in refusal("table", tmp_path / "none")
+    assert "has neither a study" in refusal("curves", tmp_path / "study" / "..")
     assert "the top percentage must be above 0 and at most 100, got 0" in refusal(
         "table", study, "--top", "0"
     )
@@ -119,7 +119,7 @@ def test_a_mistake_is_one_sentence(study, tmp_path):
     assert comet_moe("table", study, "--format", "html").code == 2
 
 
-def test_real_runs_are_compared_without_a_study(tmp_path):
+def test_trained_runs_are_compared_without_a_study(tmp_path):
     settings = [part for setting in SMALL for part in ("--set", setting)]
     results = {}
     for gate, seed in (("comet", 0), ("comet", 1), ("topk", 0)):

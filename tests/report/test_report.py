@@ -165,7 +165,7 @@ def test_settings_that_differ_have_a_column_per_gate_and_equal_ones_are_listed_o
 
 
 def test_a_folder_without_studies_or_runs_is_an_error(tmp_path):
-    with pytest.raises(StudyError, match="holds neither a study"):
+    with pytest.raises(StudyError, match="has neither a study"):
         write_report([tmp_path], tmp_path / "page.html")
     assert not (tmp_path / "page.html").exists()
 
@@ -221,7 +221,7 @@ def test_the_command_rejects_a_folder_without_studies_in_one_sentence(tmp_path):
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.count("\n") == 1
-    assert f"{tmp_path} holds neither a study" in done.stderr
+    assert f"{tmp_path} has neither a study" in done.stderr
 
 
 def test_every_text_is_escaped(tmp_path):

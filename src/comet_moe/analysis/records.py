@@ -1,0 +1,108 @@
+"""What a study writes and others read back: ``study.json``, and a line of ``trials.jsonl``.
+
+:mod:`comet_moe.tuning` writes these records, :mod:`comet_moe.analysis` reads them. Losses are times 100; NaN
+and infinity are written as null and read back as None.
+"""
+
+import math
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from comet_moe.training.records import Metrics, Number, Record, ResultRecord
+
+StudyKind = Literal["tuning", "ablation"]
+TrialStatus = Literal["waiting", "running", "complete", "failed"]
+
+
+class StudyRecord(Record):
+    """``study.json``.
+
+    Attributes:
+        kind: "tuning" samples settings for each trial, "ablation" only changes the seed.
+        name: of the study in its storage.
+        recipe: what is trained.
+        gates: in the order they were given.
+        trials: planned, per gate.
+        seed: of the sampling.
+        settings: overrides of the recipe, as "a.b=c".
+        experts: number of experts of the mixture.
+        alpha: weight of the first task in rating models.
+        storage: URL without password; None for the SQLite file in the study's folder.
+        keep_models: whether the weights of all trials are kept, not only of each gate's best one.
+        space: for each gate the search space, by setting.
+    """
+
+    kind: StudyKind
+    name: str
+    recipe: str
+    gates: list[str]
+    trials: PositiveInt
+    seed: int = 0
+    settings: list[str] = Field(default_factory=list)
+    experts: PositiveInt | None = None
+    alpha: float | None = None
+    storage: str | None = None
+    keep_models: bool = False
+    space: dict[str, dict[str, Any]] = Field(default_factory=dict)
+
+
+class TrialRecord(Record):
+    """A line of ``trials.jsonl``: one trial, and the result of its run.
+
+    Attributes:
+        gate, index: which trial it is; the index counts the trials of a gate from 0.
+        status: "complete" and "failed" are final.
+        reason: why a trial failed.
+        attempts: how many times a worker has started it.
+        worker: HOST:PID of the last worker that started it.
+        run: the run's folder, relative to the study's.
+        params: the settings that were sampled, and the seed.
+        validation_loss and what follows: of the run, see `ResultRecord`; None until the trial is complete.
+    """
+
+    gate: str
+    index: NonNegativeInt
+    status: TrialStatus
+    reason: str | None = None
+    attempts: NonNegativeInt = 1
+    worker: str | None = None
+    run: str | None = None
+    params: dict[str, Any] = Field(default_factory=dict)
+    validation_loss: Number = None
+    test_loss: Number = None
+    experts_per_sample: Number = None
+    flops_per_sample: Number = None
+    parameters: int | None = None
+    epochs: int | None = None
+    best_epoch: int | None = None
+    seconds: Number = None
+    tasks: dict[str, Metrics] = Field(default_factory=dict)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the trial is complete or failed, and will not be run again."""
+        return self.status in ("complete", "failed")
+
+    def row(self, run: Path | None) -> dict[str, Any]:
+        """The trial as a row of ``Study.trials``; a complete one without finite losses becomes failed.
+
+        Args:
+            run: the run's folder, None if it is not on this machine.
+        """
+        row = self.model_dump() | {"run": run}
+        for name in ("validation_loss", "test_loss"):
+            if self.status == "complete" and not _is_finite(row[name]):
+                row |= {"status": "failed", "reason": f"{name} is {row[name]}"}
+        if row["status"] != "complete":
+            row |= {"validation_loss": None, "test_loss": None}
+        return row
+
+
+RESULT_FIELDS = frozenset(TrialRecord.model_fields.keys() & ResultRecord.model_fields.keys() - {"gate"})
+"""What a trial takes over from the result of its run."""
+
+
+def _is_finite(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)
