@@ -1,4 +1,4 @@
-"""Real storages: an SQLite file, and a database of its own in the PostgreSQL that the environment names."""
+"""Storages for tests: an SQLite file, and a new database in the PostgreSQL server of the environment."""
 
 import os
 import uuid

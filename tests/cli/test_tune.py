@@ -1,4 +1,4 @@
-"""``comet-moe tune`` and ``ablate``: what they leave behind, and that killing workers loses nothing."""
+"""``comet-moe tune`` and ``ablate``: the folder that they write, and that killed workers lose nothing."""
 
 import json
 import os
@@ -23,7 +23,7 @@ def arguments(verb, out, *more, settings=()):
 
 
 def start(*words):
-    """The command in a group of processes of its own, as a terminal would start it."""
+    """Start the command in a process group of its own, as a terminal would."""
     return start_python("-m", "comet_moe", *words, start_new_session=True, env=None)
 
 
@@ -37,28 +37,28 @@ def trials(out):
     return [json.loads(line) for line in (out / "trials.jsonl").read_text().splitlines()]
 
 
-def figures(out):
-    """What a study came to, whoever did the work and however long it took."""
+def results(out):
+    """The trials of a study without what depends on the workers."""
     changing = ("seconds", "worker", "attempts")
     return [{name: value for name, value in row.items() if name not in changing} for row in trials(out)]
 
 
-def wait_for(found, process, seconds=120):
+def wait_for(condition, process, seconds=120):
     deadline = time.monotonic() + seconds
-    while not (value := found()):
+    while not (value := condition()):
         assert process.poll() is None, process.communicate()[1]
         assert time.monotonic() < deadline
         time.sleep(0.01)
     return value
 
 
-def in_the_middle(out):
-    """The name of a run that has a checkpoint and no result."""
+def interrupted_run(out):
+    """The name of a run that has a checkpoint and no result, if there is one."""
     runs = [path.parents[1] for path in out.glob("runs/*/checkpoint/state.safetensors")]
     return next((run.name for run in runs if not (run / "result.json").exists()), None)
 
 
-def children(process):
+def worker_pids(process):
     listed = subprocess.run(
         ["ps", "-ww", "-o", "pid=,args=", "--ppid", str(process.pid)],
         capture_output=True,
@@ -70,9 +70,9 @@ def children(process):
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
-    """A study of one worker that nobody touched."""
-    out = tmp_path_factory.mktemp("undisturbed") / "study"
+def uninterrupted(tmp_path_factory):
+    """A study with one worker that ran without interruption."""
+    out = tmp_path_factory.mktemp("uninterrupted") / "study"
     environment = os.environ | {"COMET_MOE_CACHE": str(out.parent / "cache")}
     words = arguments("tune", out, "--gates", "topk,comet+", "--trials", 2, "--workers", 1, "--json")
     done = subprocess.run(
@@ -86,8 +86,8 @@ def undisturbed(tmp_path_factory):
     return out, json.loads(done.stdout)
 
 
-def test_a_study_is_a_folder_of_runs_and_a_table_of_trials(undisturbed):
-    out, said = undisturbed
+def test_a_study_folder_has_runs_and_a_table_of_trials(uninterrupted):
+    out, summary = uninterrupted
     rows = trials(out)
     assert [(row["gate"], row["index"], row["status"]) for row in rows] == [
         (gate, index, "complete") for gate in ("topk", "comet+") for index in range(2)
@@ -104,9 +104,9 @@ def test_a_study_is_a_folder_of_runs_and_a_table_of_trials(undisturbed):
         best = min(of_gate, key=lambda row: row["validation_loss"])
         kept = [row["run"] for row in of_gate if (out / row["run"] / "model.safetensors").exists()]
         assert kept == [best["run"]]
-        summary = next(row for row in said["rows"] if row["gate"] == gate)
-        assert summary["best_run"] == best["run"]
-        assert summary["trials_complete"] == 2
+        row = next(row for row in summary["rows"] if row["gate"] == gate)
+        assert row["best_run"] == best["run"]
+        assert row["trials_complete"] == 2
     study = json.loads((out / "study.json").read_text())
     assert study["kind"] == "tuning"
     assert study["gates"] == ["topk", "comet+"]
@@ -114,11 +114,11 @@ def test_a_study_is_a_folder_of_runs_and_a_table_of_trials(undisturbed):
     assert study["space"]["topk"] == {"training.learning_rate": {"log": [5e-4, 1e-2]}}
 
 
-def test_tables_curves_and_page_are_made_from_the_folder_alone(undisturbed, tmp_path):
+def test_table_curves_and_report_need_only_study_json_and_trials_jsonl(uninterrupted, tmp_path):
     copy = tmp_path / "copy"
     copy.mkdir()
     for name in ("study.json", "trials.jsonl"):
-        (copy / name).write_text((undisturbed[0] / name).read_text())
+        (copy / name).write_text((uninterrupted[0] / name).read_text())
     rows = succeed("table", copy, "--top", 100, "--json").json["rows"]
     for row in rows:
         losses = [trial["test_loss"] for trial in trials(copy) if trial["gate"] == row["gate"]]
@@ -129,68 +129,68 @@ def test_tables_curves_and_page_are_made_from_the_folder_alone(undisturbed, tmp_
     assert f"{rows[0]['test_loss_mean']:.2f}" in (tmp_path / "page.html").read_text()
 
 
-def test_a_killed_worker_loses_nothing(undisturbed, tmp_path, storage_url):
+def test_a_killed_worker_loses_nothing(uninterrupted, tmp_path, storage_url):
     out = tmp_path / "study"
     process = start(
         *arguments("tune", out, "--gates", "topk,comet+", "--trials", 2, "--workers", 2),
         *("--storage", storage_url, "--heartbeat", "1", "--json"),
     )
-    name = wait_for(lambda: in_the_middle(out), process)
-    workers = wait_for(lambda: len(children(process)) == 2 and children(process), process)
+    name = wait_for(lambda: interrupted_run(out), process)
+    workers = wait_for(lambda: len(worker_pids(process)) == 2 and worker_pids(process), process)
     for pid in workers:
         os.kill(pid, signal.SIGKILL)
     finish(process)
-    assert figures(out) == figures(undisturbed[0])
+    assert results(out) == results(uninterrupted[0])
     attempts = {row["run"]: row["attempts"] for row in trials(out)}
     assert attempts[f"runs/{name}"] == 2
     environment = json.loads((out / "runs" / name / "environment.json").read_text())
     assert environment[-1]["from_epoch"] > 0  # from its checkpoint, not from the start
 
 
-def test_a_study_whose_every_process_is_killed_goes_on(undisturbed, tmp_path, storage_url):
+def test_a_study_resumes_after_all_its_processes_were_killed(uninterrupted, tmp_path, storage_url):
     out = tmp_path / "study"
     words = [
         *arguments("tune", out, "--gates", "topk,comet+", "--trials", 2, "--workers", 2),
         *("--storage", storage_url, "--heartbeat", "1", "--json"),
     ]
     process = start(*words)
-    wait_for(lambda: in_the_middle(out), process)
+    wait_for(lambda: interrupted_run(out), process)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
-    said = finish(start(*words, "--resume"))
-    assert figures(out) == figures(undisturbed[0])
-    assert [row["trials_complete"] for row in said["rows"]] == [2, 2]
+    resumed = finish(start(*words, "--resume"))
+    assert results(out) == results(uninterrupted[0])
+    assert [row["trials_complete"] for row in resumed["rows"]] == [2, 2]
     again = finish(start(*words, "--resume"))
-    assert again == said
+    assert again == resumed
 
 
-def test_ctrl_c_hands_the_trials_back_and_says_how_to_go_on(undisturbed, tmp_path):
+def test_ctrl_c_releases_the_trials_and_prints_the_command_to_resume(uninterrupted, tmp_path):
     out = tmp_path / "study"
     words = arguments("tune", out, "--gates", "topk,comet+", "--trials", 2, "--workers", 2)
     process = start(*words)
-    wait_for(lambda: in_the_middle(out), process)
+    wait_for(lambda: interrupted_run(out), process)
     os.killpg(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert f"comet-moe tune multidigits --out {out} --resume`" in err
     assert "Traceback" not in err
-    finish(start(*words, "--resume", "--json"))  # at once: no sign of life has to be missed
-    assert figures(out) == figures(undisturbed[0])
+    finish(start(*words, "--resume", "--json"))  # at once: no heartbeat has to be missed
+    assert results(out) == results(uninterrupted[0])
 
 
-def test_a_worker_that_is_asked_to_stop_is_replaced(undisturbed, tmp_path):
+def test_a_terminated_worker_is_replaced(uninterrupted, tmp_path):
     out = tmp_path / "study"
     process = start(
         *arguments("tune", out, "--gates", "topk,comet+", "--trials", 2, "--workers", 1), "--json"
     )
-    wait_for(lambda: in_the_middle(out), process)
-    (worker,) = children(process)
+    wait_for(lambda: interrupted_run(out), process)
+    (worker,) = worker_pids(process)
     os.kill(worker, signal.SIGTERM)
     finish(process)
-    assert figures(out) == figures(undisturbed[0])
+    assert results(out) == results(uninterrupted[0])
 
 
-def test_two_machines_share_one_study(undisturbed, tmp_path, storage_url):
+def test_two_machines_share_one_study(uninterrupted, tmp_path, storage_url):
     outs = [tmp_path / name / "study" for name in ("one", "two")]
     processes = [
         start(
@@ -201,7 +201,7 @@ def test_two_machines_share_one_study(undisturbed, tmp_path, storage_url):
     ]
     for process in processes:
         finish(process)
-    assert figures(outs[0]) == figures(outs[1]) == figures(undisturbed[0])
+    assert results(outs[0]) == results(outs[1]) == results(uninterrupted[0])
     assert {row["attempts"] for row in trials(outs[0])} == {1}
     here = [{path.name for path in out.glob("runs/*")} for out in outs]
     assert not here[0] & here[1]
@@ -220,7 +220,7 @@ def test_trials_can_be_added(tmp_path):
     assert json.loads((out / "study.json").read_text())["trials"] == 2
 
 
-def test_a_machine_may_have_the_data_elsewhere(tmp_path, storage_url):
+def test_the_path_of_the_data_may_differ_between_machines(tmp_path, storage_url):
     table = "user,item,rating\n" + "".join(f"u{i % 17},i{i % 23},{1 + i % 5}\n" for i in range(300))
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
@@ -250,7 +250,7 @@ def test_a_machine_may_have_the_data_elsewhere(tmp_path, storage_url):
     assert [row["status"] for row in trials(tmp_path / "two" / "study")] == ["complete"] * 2
 
 
-def test_a_diverged_trial_is_kept_with_its_reason(tmp_path):
+def test_a_diverged_trial_is_stored_with_its_reason(tmp_path):
     out = tmp_path / "study"
     done = succeed(
         *arguments("tune", out, "--gates", "topk", "--trials", 1, "--workers", 1, "--json"),
@@ -263,7 +263,7 @@ def test_a_diverged_trial_is_kept_with_its_reason(tmp_path):
     assert row["attempts"] == 1
 
 
-def test_an_ablation_trains_each_gate_from_several_initialisations(tmp_path):
+def test_an_ablation_trains_each_gate_from_several_seeds(tmp_path):
     out = tmp_path / "study"
     words = arguments("ablate", out, "--gates", "topk,topk+", "--seeds", 2, settings=["training.epochs=2"])
     done = succeed(*words, "--workers", 2, "--json")
@@ -275,15 +275,15 @@ def test_an_ablation_trains_each_gate_from_several_initialisations(tmp_path):
     assert [row["params"] for row in trials(out)] == [{"seed": 0}, {"seed": 1}] * 2
 
 
-def test_a_mistake_leaves_nothing_behind(tmp_path):
+def test_wrong_input_leaves_no_files_behind(tmp_path):
     out = tmp_path / "study"
-    assert "which gates? Name them with --gates" in refusal("tune", "multidigits", "--out", out)
+    assert "--gates is missing" in refusal("tune", "multidigits", "--out", out)
     assert "got 'resnet'" in refusal("tune", "multidigits", "--gates", "resnet", "--out", out)
     assert "there is no recipe" in refusal("tune", "multidigit", "--gates", "topk", "--out", out)
     assert "storage must be" in refusal(
         *("tune", "multidigits", "--gates", "topk", "--out", out, "--storage", "mysql://host/db")
     )
-    assert "holds no study to add to" in refusal(
+    assert "has no study to add to" in refusal(
         *("tune", "multidigits", "--gates", "topk", "--out", out, "--add-trials", 3)
     )
     assert "a hash gate needs keys" in refusal("tune", "multidigits", "--gates", "topk,hash", "--out", out)
@@ -291,13 +291,13 @@ def test_a_mistake_leaves_nothing_behind(tmp_path):
     assert comet_moe("tune", "multidigits", "--gates", "topk", "--trials", "0").code == 2
     out.mkdir()
     (out / "notes.txt").write_text("mine")
-    assert "holds files but no study" in refusal("tune", "multidigits", "--gates", "topk", "--out", out)
+    assert "has files but no study" in refusal("tune", "multidigits", "--gates", "topk", "--out", out)
 
 
-def test_going_on_must_be_asked_for_and_must_agree(undisturbed):
-    out = undisturbed[0]
+def test_resuming_needs_the_option_and_the_same_arguments(uninterrupted):
+    out = uninterrupted[0]
     before = (out / "trials.jsonl").read_text()
-    assert "holds a study already: go on with --resume" in refusal(
+    assert "has a study already: resume it with --resume" in refusal(
         *("tune", "multidigits", "--gates", "topk", "--out", out)
     )
     assert "trials is 2 in the saved study, got 3" in refusal(
@@ -327,3 +327,27 @@ def test_going_on_must_be_asked_for_and_must_agree(undisturbed):
         )
     )
     assert (out / "trials.jsonl").read_text() == before
+
+
+def test_a_missing_optuna_is_named_with_its_extra(tmp_path):
+    code = "import sys; sys.modules['optuna'] = None; from comet_moe.cli import main; main()"
+    words = ("tune", "multidigits", "--gates", "topk", "--out", str(tmp_path / "study"))
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines() == [
+        "comet-moe: tuning needs optuna, which is not installed: pip install 'comet-moe[tune]'"
+    ]
+    assert not (tmp_path / "study").exists()
+
+
+@pytest.mark.parametrize("command", ["tune", "ablate", "table", "curves"])
+def test_help_does_not_import_heavy_libraries(command):
+    code = (
+        "import sys\nfrom comet_moe.cli import main\n"
+        "try:\n    main()\nexcept SystemExit as stop:\n"
+        "    heavy = {'torch', 'optuna', 'sqlalchemy', 'pandas', 'scipy'}\n"
+        "    print(stop.code, sorted(heavy & sys.modules.keys()))"
+    )
+    words = [sys.executable, "-c", code, command, "--help"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines()[-1] == "0 []", done.stderr

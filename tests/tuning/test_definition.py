@@ -1,73 +1,72 @@
-"""What a study is: checked when it is made, compared when it is gone on with."""
+"""The definition of a study: checked when it is created, compared when it is resumed."""
 
 import pytest
 
 from comet_moe.exceptions import RecipeError, StudyError
-from comet_moe.tuning import define
-from comet_moe.tuning.study import check_definition, parse_definition
+from comet_moe.tuning.definition import check_same_study, define_study, parse_definition
 
 GATES = ["topk", "comet+"]
 
 
 @pytest.fixture(scope="module")
 def saved():
-    return define("tuning", "multidigits", GATES, 5, settings=["training.epochs=3"])
+    return define_study("tuning", "multidigits", GATES, 5, settings=["training.epochs=3"])
 
 
-def test_each_trial_has_its_own_settings_and_its_own_initialisation(saved):
+def test_each_trial_has_its_own_settings_and_seed(saved):
     configs = [saved.config("comet+", index) for index in range(5)]
     assert [config.seed for config in configs] == [0, 1, 2, 3, 4]
     assert len({config.training.learning_rate for config in configs}) == 5
     assert {config.training.epochs for config in configs} == {3}
     assert {config.gate.name for config in configs} == {"comet+"}
     for index, config in enumerate(configs):
-        values = saved.values("comet+", index)
+        values = saved.sampled_values("comet+", index)
         assert config.gate.gamma == values["gate.gamma"]
         assert config.search.epochs == values["search.epochs"]
 
 
 def test_a_setting_of_the_user_is_not_drawn():
-    definition = define("tuning", "multidigits", ["comet"], 3, settings=["gate.gamma=0.3", "seed=10"])
+    definition = define_study("tuning", "multidigits", ["comet"], 3, settings=["gate.gamma=0.3", "seed=10"])
     assert "gate.gamma" not in definition.space["comet"]
     assert [definition.config("comet", index).gate.gamma for index in range(3)] == [0.3] * 3
     assert [definition.config("comet", index).seed for index in range(3)] == [10, 11, 12]
 
 
-def test_more_trials_begin_with_the_same(saved):
-    longer = define("tuning", "multidigits", GATES, 9, settings=["training.epochs=3"])
+def test_a_study_with_more_trials_begins_with_the_same_trials(saved):
+    longer = define_study("tuning", "multidigits", GATES, 9, settings=["training.epochs=3"])
     for gate in GATES:
         assert [longer.config(gate, i) for i in range(5)] == [saved.config(gate, i) for i in range(5)]
 
 
-def test_an_ablation_draws_nothing_but_the_seed():
-    definition = define("ablation", "movielens-200k", ["hash", "hash+"], 3)
+def test_trials_of_an_ablation_differ_only_in_the_seed():
+    definition = define_study("ablation", "movielens-200k", ["hash", "hash+"], 3)
     first, second = definition.config("hash+", 0), definition.config("hash+", 1)
     assert (first.seed, second.seed) == (0, 1)
     assert first.model_copy(update={"seed": 1}) == second
 
 
-def test_a_definition_is_read_as_it_was_written(saved):
+def test_a_definition_survives_json(saved):
     assert parse_definition(saved.model_dump_json(), "here") == saved
 
 
 @pytest.mark.parametrize(
-    ("asked", "says"),
+    ("given", "message"),
     [
         ({"kind": "ablation"}, "kind is 'tuning' in the saved study, got 'ablation'"),
         ({"gates": ["topk"]}, r"gates is \['topk', 'comet\+'\] in the saved study, got \['topk'\]"),
-        ({"trials": 8}, "trials is 5 in the saved study, got 8: add to it with --add-trials"),
+        ({"trials": 8}, "trials is 5 in the saved study, got 8: add trials with --add-trials"),
         ({"seed": 1}, "seed is 0 in the saved study, got 1"),
         ({"heartbeat": 60}, "heartbeat is 10 in the saved study, got 60"),
         (
             {"settings": ["training.learning_rate=0.002"]},
-            "training.learning_rate is drawn in the saved study",
+            "training.learning_rate is in the search space of the saved study",
         ),
         ({"recipe": "ratings"}, "recipe is 'multidigits' in the saved study, got 'ratings'"),
         ({"settings": ["training.epochs=4"]}, "training.epochs is 3 in the saved study, got 4"),
-        ({"settings": ["gate=topk"]}, "name them with --gates"),
+        ({"settings": ["gate=topk"]}, "use --gates"),
     ],
 )
-def test_a_difference_is_named(saved, asked, says):
+def test_a_difference_from_the_saved_study_is_refused(saved, given, message):
     as_saved = {
         "kind": "tuning",
         "recipe": "multidigits",
@@ -77,26 +76,26 @@ def test_a_difference_is_named(saved, asked, says):
         "heartbeat": None,
         "settings": [],
     }
-    check_definition(saved, **as_saved)
-    with pytest.raises(StudyError, match=says):
-        check_definition(saved, **{**as_saved, **asked})
+    check_same_study(saved, **as_saved)
+    with pytest.raises(StudyError, match=message):
+        check_same_study(saved, **{**as_saved, **given})
 
 
 @pytest.mark.parametrize(
-    ("gates", "settings", "says"),
+    ("gates", "settings", "message"),
     [
-        (["topk", "topk"], [], "gate topk is named twice"),
+        (["topk", "topk"], [], "gate topk is given twice"),
         (["resnet"], [], "gate must be one of .*, got 'resnet'"),
         (["topk"], ["gate.kk=1"], "there is no setting gate.kk"),
     ],
 )
-def test_a_mistake_is_named(gates, settings, says):
-    with pytest.raises((StudyError, RecipeError), match=says):
-        define("tuning", "multidigits", gates, 2, settings=settings)
+def test_a_wrong_argument_is_refused(gates, settings, message):
+    with pytest.raises((StudyError, RecipeError), match=message):
+        define_study("tuning", "multidigits", gates, 2, settings=settings)
 
 
 @pytest.mark.parametrize(
-    ("section", "says"),
+    ("section", "message"),
     [
         ("", "has no tuning section"),
         ("tuning: 3", "tuning must be a mapping of settings, got 3"),
@@ -119,7 +118,7 @@ def test_a_mistake_is_named(gates, settings, says):
         ("tuning: {all: {gate.gamma: {choice: [-1.0]}}}", "gate.gamma: .* got -1.0"),
     ],
 )
-def test_a_wrong_search_space_is_named_before_anything_runs(tmp_path, section, says):
+def test_a_wrong_search_space_is_refused(tmp_path, section, message):
     recipe = tmp_path / "own.yaml"
     recipe.write_text(
         "data: {name: multidigits}\n"
@@ -128,5 +127,5 @@ def test_a_wrong_search_space_is_named_before_anything_runs(tmp_path, section, s
         "gates: {comet: {k: 2}}\n"
         "training: {epochs: 1, batch_size: 64, learning_rate: 0.001}\n" + section
     )
-    with pytest.raises(RecipeError, match=says):
-        define("tuning", str(recipe), ["comet"], 1)
+    with pytest.raises(RecipeError, match=message):
+        define_study("tuning", str(recipe), ["comet"], 1)

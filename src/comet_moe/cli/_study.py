@@ -1,4 +1,4 @@
-"""A study from request to end: its workers, a live table of all of them, and what came out."""
+"""Run a study from the command line: its workers, a live display of the trials, and a summary at the end."""
 
 import json
 import os
@@ -15,93 +15,95 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from comet_moe.analysis.records import TrialRecord
 from comet_moe.cli._display import as_number, as_time
-from comet_moe.tuning import Job, OpenStudy, Pool, Request, begin_study, best, counts
-from comet_moe.tuning.queue import Row
-from comet_moe.tuning.storage import STORAGE_ERRORS, storage_problem
-from comet_moe.tuning.workers import Worker
+from comet_moe.tuning.pool import WorkerPool, WorkerStatus
+from comet_moe.tuning.queue import best_trial, count_by_status
+from comet_moe.tuning.storage import STORAGE_ERRORS, storage_error
+from comet_moe.tuning.study import StudyHandle, StudyOptions, open_study
+from comet_moe.tuning.worker import WorkerConfig
 
-_DONE = ("complete", "failed")
-
-LOOK_SHARE = 0.05
-"""Part of the time that may go into looking at the storage."""
+REFRESH_SHARE = 0.05
+"""Part of the time that may be spent on reading the storage."""
 
 
-def run_study(request: Request, default_trials: int, workers: int | None, as_json: bool) -> None:
-    """Run the study to its end on this machine's workers, and say what came out."""
+def run_study(options: StudyOptions, default_trials: int, workers: int | None, as_json: bool) -> None:
+    """Run the study to its end with workers on this machine, and print a summary."""
     try:
-        view = _view(begin_study(request, default_trials), workers)
-        with view.showing():
+        study = open_study(options, default_trials)
+        display = StudyDisplay(study, _worker_pool(study, workers))
+        with display.live():
             try:
-                if view.unfinished():
-                    view.pool.run(view.look)
+                if display.num_finished() < len(display.trials):
+                    display.pool.run(display.refresh)
             finally:
                 with suppress(*STORAGE_ERRORS):
-                    view.look(now=True)
+                    display.refresh(now=True)
     except KeyboardInterrupt:
-        typer.echo(f"stopped: go on with `{_command(request)}`", err=True)
+        typer.echo(f"stopped: resume with `{_resume_command(options)}`", err=True)
         raise typer.Exit(130) from None
     except STORAGE_ERRORS as error:
-        raise storage_problem(error) from error
-    _show(view, as_json)
+        raise storage_error(error) from error
+    _print_summary(display, as_json)
 
 
-def _view(study: OpenStudy, workers: int | None) -> "StudyView":
+def _worker_pool(study: StudyHandle, workers: int | None) -> WorkerPool:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     size = workers or cores
-    job = Job(
+    config = WorkerConfig(
         folder=study.folder.path.absolute(),
         storage=study.queue.storage.url,
         name=study.queue.name,
-        places=study.places,
+        paths=study.paths,
         threads=max(1, cores // size),
         heartbeat=study.queue.storage.heartbeat,
         keep_models=study.keep_models,
     )
-    return StudyView(study, Pool(job, study.queue, size))
+    return WorkerPool(config, study.queue, size)
 
 
-def _command(request: Request) -> str:
-    verb = "tune" if request.kind == "tuning" else "ablate"
-    return shlex.join(["comet-moe", verb, request.recipe, "--out", str(request.out), "--resume"])
+def _resume_command(options: StudyOptions) -> str:
+    command = "tune" if options.kind == "tuning" else "ablate"
+    return shlex.join(["comet-moe", command, options.recipe, "--out", str(options.out), "--resume"])
 
 
-class StudyView:
-    """A study as it goes, all machines' trials and this machine's workers."""
+class StudyDisplay:
+    """The trials of all machines and the workers of this one: a live table, or lines without a terminal."""
 
-    def __init__(self, study: OpenStudy, pool: Pool):
+    def __init__(self, study: StudyHandle, pool: WorkerPool):
         self.study = study
         self.pool = pool
         self.console = Console(stderr=True)
-        self.definition = study.queue.known_definition()
-        self.rows: list[Row] = study.queue.rows(self.definition)
-        self._next = 0.0
-        self._started = time.monotonic()
-        self._done_before = self._done()
+        self.definition = study.queue.definition()
+        self.trials: list[TrialRecord] = study.queue.records(self.definition)
+        self._next_refresh = 0.0
+        self._start_time = time.monotonic()
+        self._finished_at_start = self.num_finished()
 
-    def look(self, now: bool = False) -> None:
-        """Read the storage anew if it is time, and bring ``trials.jsonl`` up to date."""
+    def num_finished(self) -> int:
+        """Trials that are complete or failed."""
+        return sum(trial.is_finished for trial in self.trials)
+
+    def refresh(self, now: bool = False) -> None:
+        """Read the storage and update ``trials.jsonl``; does nothing before it is time, unless ``now``."""
         started = time.monotonic()
-        if started < self._next and not now:
+        if started < self._next_refresh and not now:
             return
-        definition = self.study.queue.known_definition()
+        definition = self.study.queue.definition()
         if definition != self.definition:  # trials were added, here or on another machine
             self.definition = definition
-            self.study.describe(definition)
-        rows = self.study.queue.rows(definition)
-        if rows != self.rows:
-            self._log_what_is_new(rows)
-            self.rows = rows
-            self.study.folder.write_trials(rows)
-        self._next = time.monotonic() + max(1.0, (time.monotonic() - started) / LOOK_SHARE)
-
-    def unfinished(self) -> bool:
-        """Whether a trial is not done."""
-        return self._done() < len(self.rows)
+            self.study.write_study(definition)
+        trials = self.study.queue.records(definition)
+        if trials != self.trials:
+            self._log_finished(trials)
+            self.trials = trials
+            self.study.folder.write_trials(trials)
+        now_seconds = time.monotonic()
+        self._next_refresh = now_seconds + max(1.0, (now_seconds - started) / REFRESH_SHARE)
 
     @contextmanager
-    def showing(self) -> Iterator[None]:
-        """Show the study while the block runs."""
+    def live(self) -> Iterator[None]:
+        """Show the display on a terminal while the block runs."""
         if not self.console.is_terminal:
             yield
             return
@@ -109,84 +111,83 @@ class StudyView:
             yield
 
     def __rich__(self) -> Group:
-        return Group(self._gates(), Text(), self._workers(), Text(), self._line())
+        return Group(self._gate_table(), Text(), self._worker_table(), Text(), self._footer())
 
-    def _gates(self) -> Table:
-        table = _table("gate", ("", "done", "running", "failed", "left", "best valid", "its test"))
+    def _gate_table(self) -> Table:
+        table = _make_table(
+            "gate", ("", "finished", "running", "failed", "waiting", "best valid", "its test")
+        )
         for gate in self.definition.gates:
-            count, top = counts(self.rows, gate), best(self.rows, gate)
-            trials = self.definition.trials
-            done = count["complete"] + count["failed"]
+            counts, best = count_by_status(self.trials, gate), best_trial(self.trials, gate)
+            planned = self.definition.trials
+            finished = counts["complete"] + counts["failed"]
             table.add_row(
                 gate,
-                ProgressBar(total=trials, completed=done, width=24),
-                f"{done}/{trials}",
-                str(count["running"] or ""),
-                Text(str(count["failed"] or ""), style="red"),
-                str(count["waiting"] or ""),
-                as_number(top["validation_loss"] if top else None),
-                as_number(top["test_loss"] if top else None),
+                ProgressBar(total=planned, completed=finished, width=24),
+                f"{finished}/{planned}",
+                str(counts["running"] or ""),
+                Text(str(counts["failed"] or ""), style="red"),
+                str(counts["waiting"] or ""),
+                as_number(best.validation_loss if best else None),
+                as_number(best.test_loss if best else None),
             )
         return table
 
-    def _workers(self) -> Table:
-        table = _table("worker", ("", "trial", "epoch", "train", "time"))
+    def _worker_table(self) -> Table:
+        table = _make_table("worker", ("", "trial", "epoch", "train", "time"))
         for worker in self.pool.workers:
             table.add_row(*_worker_cells(worker))
         return table
 
-    def _line(self) -> Text:
-        elsewhere = sum(row["status"] == "running" for row in self.rows) - sum(
-            worker.claim is not None for worker in self.pool.workers
-        )
-        left = self._seconds_left()
-        said = [] if left is None else [f"about {as_time(left)} left"]
+    def _footer(self) -> Text:
+        running = sum(trial.status == "running" for trial in self.trials)
+        elsewhere = running - sum(worker.claim is not None for worker in self.pool.workers)
+        seconds = self._seconds_left()
+        parts = [] if seconds is None else [f"about {as_time(seconds)} left"]
         if elsewhere > 0:
-            said.append(
-                f"{elsewhere} trials run on other machines, or were left behind and will be run again"
-            )
-        return Text("; ".join(said), style="dim")
+            parts.append(f"{elsewhere} trials run on other machines, or lost their worker and will run again")
+        return Text("; ".join(parts), style="dim")
 
     def _seconds_left(self) -> float | None:
-        """By the pace since the start: trials of gates cost about the same, and gates go side by side."""
-        done = self._done()
-        if done == self._done_before:
+        """From the mean time per trial since the start; trials of all gates are run in turn."""
+        finished = self.num_finished()
+        if finished == self._finished_at_start:
             return None
-        pace = (time.monotonic() - self._started) / (done - self._done_before)
-        return pace * (len(self.rows) - done)
+        seconds_per_trial = (time.monotonic() - self._start_time) / (finished - self._finished_at_start)
+        return seconds_per_trial * (len(self.trials) - finished)
 
-    def _done(self) -> int:
-        return sum(row["status"] in _DONE for row in self.rows)
-
-    def _log_what_is_new(self, rows: list[Row]) -> None:
+    def _log_finished(self, trials: list[TrialRecord]) -> None:
+        """Print one line per trial that has finished since the last refresh, if there is no terminal."""
         if self.console.is_terminal:
             return
-        known = {(row["gate"], row["index"]) for row in self.rows if row["status"] in _DONE}
-        new = [row for row in rows if row["status"] in _DONE and (row["gate"], row["index"]) not in known]
-        for count, row in enumerate(new, start=1 + len(known)):
-            said = (
-                row["reason"] or f"validation loss {row['validation_loss']:.2f}, test {row['test_loss']:.2f}"
+        known = {(trial.gate, trial.index) for trial in self.trials if trial.is_finished}
+        new = [trial for trial in trials if trial.is_finished and (trial.gate, trial.index) not in known]
+        for count, trial in enumerate(new, start=1 + len(known)):
+            message = trial.reason or (
+                f"validation loss {as_number(trial.validation_loss)}, test loss {as_number(trial.test_loss)}"
             )
             self.console.print(
-                f"{count}/{len(rows)} {row['gate']} {row['index']}: {said}", highlight=False, soft_wrap=True
+                f"{count}/{len(trials)} {trial.gate} {trial.index}: {message}",
+                highlight=False,
+                soft_wrap=True,
             )
 
 
-def _worker_cells(worker: Worker) -> list[Any]:
+def _worker_cells(worker: WorkerStatus) -> list[Any]:
     if worker.claim is None:
         return [str(worker.process.pid), ProgressBar(total=1, completed=0, width=24), "", "", "", ""]
-    share = (max(worker.epoch - 1, 0) + worker.share) / worker.epochs
+    share = (max(worker.epoch - 1, 0) + worker.epoch_share) / worker.epochs
     return [
         str(worker.process.pid),
         ProgressBar(total=1, completed=share, width=24),
         f"{worker.claim.gate} {worker.claim.index}",
         f"{worker.epoch}/{worker.epochs}",
         as_number(worker.loss),
-        as_time(time.monotonic() - worker.since),
+        as_time(time.monotonic() - worker.started),
     ]
 
 
-def _table(first: str, others: tuple[str, ...]) -> Table:
+def _make_table(first: str, others: tuple[str, ...]) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column(first, no_wrap=True)
     for name in others:
@@ -194,29 +195,31 @@ def _table(first: str, others: tuple[str, ...]) -> Table:
     return table
 
 
-def _show(view: StudyView, as_json: bool) -> None:
-    path, definition = view.study.folder.path, view.definition
-    found = [_summary(view.rows, gate) for gate in definition.gates]
+def _print_summary(display: StudyDisplay, as_json: bool) -> None:
+    path, definition = display.study.folder.path, display.definition
+    rows = [_summarise_gate(display.trials, gate) for gate in definition.gates]
     if as_json:
-        typer.echo(json.dumps({"study": str(path), "rows": found}, allow_nan=False))
+        typer.echo(json.dumps({"study": str(path), "rows": rows}, allow_nan=False))
         return
-    typer.echo(f"{path}: {definition.trials} trials for each gate")
-    for row in found:
-        said = f"{row['trials_complete']} complete, {row['trials_failed']} failed"
+    typer.echo(f"{path}: {definition.trials} trials per gate")
+    for row in rows:
+        line = f"{row['trials_complete']} complete, {row['trials_failed']} failed"
         if row["best_run"] is not None:
-            losses = as_number(row["best_validation_loss"]), as_number(row["best_test_loss"]) or "-"
-            said += ", best validation loss {} with test loss {}".format(*losses) + f" in {row['best_run']}"
-        typer.echo(f"  {row['gate']:<10}{said}")
+            line += (
+                f", best validation loss {as_number(row['best_validation_loss'])} with test loss "
+                f"{as_number(row['best_test_loss']) or '-'} in {row['best_run']}"
+            )
+        typer.echo(f"  {row['gate']:<10}{line}")
     typer.echo(f"next: comet-moe table {path}")
 
 
-def _summary(rows: list[Row], gate: str) -> dict[str, Any]:
-    count, top = counts(rows, gate), best(rows, gate)
+def _summarise_gate(trials: list[TrialRecord], gate: str) -> dict[str, Any]:
+    counts, best = count_by_status(trials, gate), best_trial(trials, gate)
     return {
         "gate": gate,
-        "trials_complete": count["complete"],
-        "trials_failed": count["failed"],
-        "best_run": top and top["run"],
-        "best_validation_loss": top and top["validation_loss"],
-        "best_test_loss": top and top["test_loss"],
+        "trials_complete": counts["complete"],
+        "trials_failed": counts["failed"],
+        "best_run": best.run if best else None,
+        "best_validation_loss": best.validation_loss if best else None,
+        "best_test_loss": best.test_loss if best else None,
     }

@@ -1,37 +1,44 @@
 """Arguments and options that several commands on studies share. No heavy imports: `--help` loads this."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+Recipe = Annotated[str, typer.Argument(help="Name of a recipe, or path of a YAML file.")]
 StudyPaths = Annotated[
     list[Path],
     typer.Argument(metavar="PATH...", help="Study folders, run folders, or folders that contain runs."),
 ]
-
-Recipe = Annotated[str, typer.Argument(help="The name of a recipe, or the path of a YAML file.")]
-Workers = Annotated[int | None, typer.Option(min=1, help="Processes on this machine; one a core without it.")]
+Workers = Annotated[
+    int | None,
+    typer.Option(min=1, help="Number of worker processes on this machine.", show_default="number of cores"),
+]
 Storage = Annotated[
     str | None,
-    typer.Option(help="postgresql://USER@HOST/DATABASE, to share the study; a file in it without it."),
+    typer.Option(
+        metavar="URL",
+        help="Storage of the trials: sqlite:///FILE, or postgresql://USER@HOST/DATABASE for many machines.",
+        show_default="study.sqlite in the study folder",
+    ),
 ]
-Name = Annotated[str | None, typer.Option(help="Of the study in the storage; the folder's name without it.")]
+Name = Annotated[
+    str | None,
+    typer.Option(help="Name of the study in the storage.", show_default="name of the study folder"),
+]
 Resume = Annotated[
-    bool, typer.Option("--resume", help="Go on with the study in the folder, if it holds one.")
+    bool, typer.Option("--resume", help="Resume the study in the study folder, if there is one.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-
-
-def heartbeat_option(trial: str) -> Any:
-    """How often a worker gives a sign of life; ``trial`` is the verb's word for a trial."""
-    return typer.Option(
-        min=1, help=f"Seconds between signs of life, 10; a {trial} without four is run again."
-    )
-
-
-def keep_models_option(trial: str) -> Any:
-    """Which weights stay; ``trial`` is the verb's word for a trial."""
-    return typer.Option(
-        "--keep-models", help=f"Keep all weights, not only those of each gate's best {trial}."
-    )
+Heartbeat = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Seconds between two heartbeats of a worker. A trial whose worker misses four is run again.",
+        show_default="10",
+    ),
+]
+KeepModels = Annotated[
+    bool,
+    typer.Option("--keep-models", help="Keep the weights of all trials, not only of each gate's best one."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]

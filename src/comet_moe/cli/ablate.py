@@ -1,4 +1,4 @@
-"""``comet-moe ablate``: with and without local search, over many initialisations."""
+"""``comet-moe ablate``: gates with and without local search, each from many seeds."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,56 +7,66 @@ import typer
 
 from comet_moe.cli._study_options import (
     AsJson,
+    Heartbeat,
+    KeepModels,
     Name,
     Recipe,
     Resume,
     Storage,
     Workers,
-    heartbeat_option,
-    keep_models_option,
 )
 
-PAPERS_SEEDS = 100
-PAPERS_GATES = "hash,hash+,topk,topk+,comet,comet+"
+DEFAULT_SEEDS = 100
+DEFAULT_GATES = "hash,hash+,topk,topk+,comet,comet+"
+"""As in the paper, Table 1."""
 
 
 def ablate(
     recipe: Recipe,
     gates: Annotated[
-        str | None, typer.Option(help=f"The gates to compare; + is local search; {PAPERS_GATES} without it.")
+        str | None,
+        typer.Option(
+            help="Gates to compare, separated by commas (+ is local search).", show_default=DEFAULT_GATES
+        ),
     ] = None,
     seeds: Annotated[
-        int | None, typer.Option(min=1, help=f"Initialisations of each gate; {PAPERS_SEEDS} without it.")
+        int | None, typer.Option(min=1, help="Number of seeds per gate.", show_default=str(DEFAULT_SEEDS))
     ] = None,
     workers: Workers = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", help="Lay a setting over the recipe, for all gates.")
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Override a setting of the recipe for all trials. Repeat for more.",
+        ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of the study; studies/RECIPE-ablation without it.")
+        Path | None, typer.Option(help="Study folder.", show_default="studies/RECIPE-ablation")
     ] = None,
     storage: Storage = None,
     name: Name = None,
     resume: Resume = False,
     add_seeds: Annotated[
-        int, typer.Option(min=0, help="Go on with that many more initialisations of each gate.")
+        int, typer.Option(min=0, help="Resume the study and add this number of seeds per gate.")
     ] = 0,
-    heartbeat: Annotated[int | None, heartbeat_option("run")] = None,
-    keep_models: Annotated[bool, keep_models_option("run")] = False,
+    heartbeat: Heartbeat = None,
+    keep_models: KeepModels = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train each gate from many initialisations at the recipe's settings (the paper's Table 1).
+    """Train each gate from many seeds with the settings of the recipe (the paper's Table 1).
 
-    A study like those of `comet-moe tune`, in which only the seed differs between the trials of a gate.
-    `comet-moe table` tests each gate with local search against itself without.
+    A study like those of `comet-moe tune`, except that the trials of a gate differ only in the seed.
+    `comet-moe table` tests each gate with local search against the same gate without.
     """
     from comet_moe.cli._study import run_study
-    from comet_moe.tuning import Request, StudyFolder
+    from comet_moe.tuning.folder import StudyFolder
+    from comet_moe.tuning.study import StudyOptions
 
     folder = out or Path("studies") / f"{Path(recipe).stem}-ablation"
-    if gates is None and not StudyFolder(folder).holds_study():
-        gates = PAPERS_GATES
-    request = Request(
+    if gates is None and not StudyFolder(folder).contains_study():
+        gates = DEFAULT_GATES
+    options = StudyOptions(
         kind="ablation",
         recipe=recipe,
         out=folder,
@@ -70,4 +80,4 @@ def ablate(
         heartbeat=heartbeat,
         keep_models=keep_models,
     )
-    run_study(request, PAPERS_SEEDS, workers, as_json)
+    run_study(options, DEFAULT_SEEDS, workers, as_json)

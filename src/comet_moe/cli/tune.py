@@ -1,4 +1,4 @@
-"""``comet-moe tune``: a random search over each gate's settings."""
+"""``comet-moe tune``: random search over the hyperparameters of each gate."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,53 +7,61 @@ import typer
 
 from comet_moe.cli._study_options import (
     AsJson,
+    Heartbeat,
+    KeepModels,
     Name,
     Recipe,
     Resume,
     Storage,
     Workers,
-    heartbeat_option,
-    keep_models_option,
 )
 
-PAPERS_TRIALS = 500
+DEFAULT_TRIALS = 500
+"""As in the paper."""
 
 
 def tune(
     recipe: Recipe,
     gates: Annotated[
-        str | None, typer.Option(help="The gates to tune, as in topk,comet,comet+; + is local search.")
+        str | None,
+        typer.Option(help="Gates to tune, separated by commas, as in topk,comet,comet+ (+ is local search)."),
     ] = None,
     trials: Annotated[
-        int | None, typer.Option(min=1, help=f"Trials for each gate; {PAPERS_TRIALS} without it.")
+        int | None, typer.Option(min=1, help="Number of trials per gate.", show_default=str(DEFAULT_TRIALS))
     ] = None,
     workers: Workers = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Lay a setting over the recipe; one that is drawn is then fixed."),
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Override a setting of the recipe for all trials; it is not sampled then. Repeat for more.",
+        ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the study; studies/RECIPE without it.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Study folder.", show_default="studies/RECIPE")] = None,
     storage: Storage = None,
     name: Name = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Of the drawing; 0 without it.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Random seed of the sampling.", show_default="0")
+    ] = None,
     resume: Resume = False,
     add_trials: Annotated[
-        int, typer.Option(min=0, help="Go on with that many more trials for each gate.")
+        int, typer.Option(min=0, help="Resume the study and add this number of trials per gate.")
     ] = 0,
-    heartbeat: Annotated[int | None, heartbeat_option("trial")] = None,
-    keep_models: Annotated[bool, keep_models_option("trial")] = False,
+    heartbeat: Heartbeat = None,
+    keep_models: KeepModels = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train many random settings of each gate, drawn from the recipe's search space.
+    """Tune the hyperparameters of gates by random search over the recipe's search space.
 
-    The trials are drawn first, by the seed, and are the same whatever the number of workers. Stop it with
-    Ctrl-C, or lose a worker: --resume goes on. With a PostgreSQL storage, the same command on another machine
-    joins in. `comet-moe table`, `curves` and `report` show what came out.
+    Trials depend on the seed, not on the number of workers. After Ctrl-C or a crash, --resume continues the
+    study. With a PostgreSQL storage, the same command on another machine joins it. Show the results with
+    `comet-moe table`, `comet-moe curves` and `comet-moe report`.
     """
     from comet_moe.cli._study import run_study
-    from comet_moe.tuning import Request
+    from comet_moe.tuning.study import StudyOptions
 
-    request = Request(
+    options = StudyOptions(
         kind="tuning",
         recipe=recipe,
         out=out or Path("studies") / Path(recipe).stem,
@@ -68,4 +76,4 @@ def tune(
         heartbeat=heartbeat,
         keep_models=keep_models,
     )
-    run_study(request, PAPERS_TRIALS, workers, as_json)
+    run_study(options, DEFAULT_TRIALS, workers, as_json)

@@ -1,24 +1,6 @@
-"""Tuning: a study of many trials, drawn first, run by workers on one machine or many."""
+"""Tuning: studies of many trials, run by worker processes on one machine or on many.
 
-from comet_moe.exceptions import StudyError
-from comet_moe.tuning.folder import OpenStudy, Request, StudyFolder, begin_study
-from comet_moe.tuning.queue import Queue, best, counts
-from comet_moe.tuning.storage import Storage
-from comet_moe.tuning.study import Definition, define
-from comet_moe.tuning.workers import Job, Pool
-
-__all__ = [
-    "Definition",
-    "Job",
-    "OpenStudy",
-    "Pool",
-    "Queue",
-    "Request",
-    "Storage",
-    "StudyError",
-    "StudyFolder",
-    "begin_study",
-    "best",
-    "counts",
-    "define",
-]
+Import from the modules: :mod:`~comet_moe.tuning.study` (create or resume a study),
+:mod:`~comet_moe.tuning.pool` (its workers on this machine), :mod:`~comet_moe.tuning.queue` (its trials).
+Storage and queue need the extra ``tune``.
+"""

@@ -1,293 +1,303 @@
-"""The trials of a study in a storage: drawn first, then claimed one by one by workers on any machine.
+"""The trials of a study in its storage: queued in order, then claimed one by one by workers on any machine.
 
-Each gate has an Optuna study, STUDY/GATE, that `optuna-dashboard` opens. A trial is known by its index, and
-is done once one of its attempts is complete, or has failed for a reason of its own. An attempt that ends in
-any other way (its worker was killed, or was asked to stop) has no reason, and the trial is queued again.
+Each gate has an Optuna study, STUDY/GATE, which `optuna-dashboard` opens. An Optuna trial is one attempt at
+one of our trials, which its ``index`` identifies. A trial is finished once an attempt is complete, or has
+failed with a reason. An attempt that ended otherwise (its worker was killed, or asked to stop) has no reason,
+and the trial is queued again.
 """
 
+import json
 import logging
+import math
 import os
 import socket
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
-from optuna.exceptions import UpdateFinishedTrialError
-from optuna.trial import FrozenTrial, TrialState
-
-from comet_moe.analysis.study import METRIC_COLUMNS
+from comet_moe.analysis.records import RESULT_FIELDS, TrialRecord, TrialStatus
 from comet_moe.config import Choice, Distribution, LogUniform
-from comet_moe.exceptions import StudyError
+from comet_moe.exceptions import StudyError, needs_extra
+from comet_moe.training.records import ResultRecord
+from comet_moe.tuning.definition import StudyDefinition, check_configurations, parse_definition
+from comet_moe.tuning.folder import run_name
 from comet_moe.tuning.storage import Storage
-from comet_moe.tuning.study import Definition, check_configurations, parse_definition
 
-ATTEMPTS = 5
-"""Workers that a trial may lose, without getting an epoch further, before it counts as failed."""
+with needs_extra("tune", "tuning"):
+    import optuna
+    from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
+    from optuna.exceptions import UpdateFinishedTrialError
+    from optuna.trial import FrozenTrial, TrialState
 
-AHEAD = 20
-"""Trials of a gate that wait in the storage at a time: they are read at each claim, and slow to write."""
+MAX_LOST_WORKERS = 5
+"""Workers that a trial may lose, without finishing another epoch, before it counts as failed."""
 
-Row = dict[str, Any]
+MAX_WAITING = 20
+"""Waiting trials of a gate in the storage: they are slow to write, and all are read for each claim."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A trial that a worker has taken on."""
+    """A trial that a worker has claimed; ``trial_id`` is Optuna's id of the attempt."""
 
     gate: str
     index: int
     trial_id: int
 
 
-class Lost(Exception):
-    """The trial is no longer this worker's: it was thought dead, and another one has the trial."""
+class TrialReassigned(Exception):
+    """The trial belongs to another worker, as this one missed its heartbeats. Stays inside tuning."""
 
 
-def run_name(gate: str, index: int) -> str:
-    """The folder of a trial's run, below the study's."""
-    return f"runs/{gate}-{index:03}"
-
-
-class Queue:
+class TrialQueue:
     """The trials of the study ``name`` in ``storage``."""
 
     def __init__(self, storage: Storage, name: str):
         if "/" in name:
-            raise StudyError(f"the name of a study must not hold a slash, got {name!r}")
+            raise StudyError(f"the name of a study cannot contain a slash, got {name!r}")
         optuna.logging.set_verbosity(logging.WARNING)
         self.storage = storage
         self.name = name
         self._studies: dict[str, optuna.Study] = {}
 
-    def definition(self) -> Definition | None:
-        """What the study is, or None if the storage has none of this name."""
-        for name in optuna.get_all_study_names(self.storage.tables):
+    def find_definition(self) -> StudyDefinition | None:
+        """The definition of the study; None if the storage has no study of this name."""
+        for name in optuna.get_all_study_names(self.storage.optuna):
             if name.startswith(f"{self.name}/"):
                 study = self._study(name.removeprefix(f"{self.name}/"))
                 text = study.user_attrs.get("definition")
                 if text is not None:
                     return parse_definition(text, f"study {self.name}")
                 if study.get_trials(deepcopy=False):
-                    raise StudyError(f"the storage has a study {name} that is not ours: name another")
+                    raise StudyError(
+                        f"the storage has a study {name} that comet-moe did not write: choose another --name"
+                    )
         return None
 
-    def known_definition(self) -> Definition:
-        """What the study is; that it is gone is an error."""
-        found = self.definition()
-        if found is None:
-            raise StudyError(f"the storage has no study {self.name} any more: restore it")
-        return found
+    def definition(self) -> StudyDefinition:
+        """The definition of the study; raises StudyError if it is gone."""
+        definition = self.find_definition()
+        if definition is None:
+            raise StudyError(f"the storage has no study {self.name} any more: restore the storage")
+        return definition
 
-    def start(self, definition: Definition) -> Definition:
-        """Write the study, or find that another machine did; what it is, then.
+    def create(self, definition: StudyDefinition) -> StudyDefinition:
+        """Write the study, unless another machine has; returns the definition that is in the storage.
 
-        What is found is written once more: whoever began may have been killed between two gates.
+        An existing definition is written again, as its writer may have been killed between two gates.
         """
-        with self.storage.locked(self.name):
-            found = self.definition() or definition
-            self._write(found)
-            return found
+        with self.storage.lock(self.name):
+            saved = self.find_definition() or definition
+            self._write(saved)
+            return saved
 
-    def add(self, count: int) -> Definition:
-        """Ask for ``count`` more trials a gate."""
-        with self.storage.locked(self.name):
-            found = self.known_definition()
-            definition = found.model_copy(update={"trials": found.trials + count})
-            check_configurations(definition, found.trials)
+    def add_trials(self, count: int) -> StudyDefinition:
+        """Plan ``count`` more trials per gate; returns the new definition."""
+        with self.storage.lock(self.name):
+            saved = self.definition()
+            definition = saved.model_copy(update={"trials": saved.trials + count})
+            check_configurations(definition, first=saved.trials)
             self._write(definition)
             return definition
 
-    def _write(self, definition: Definition) -> None:
+    def _write(self, definition: StudyDefinition) -> None:
         text = definition.model_dump_json()
         for gate in definition.gates:
             study = optuna.create_study(
-                storage=self.storage.tables, study_name=f"{self.name}/{gate}", load_if_exists=True
+                storage=self.storage.optuna, study_name=f"{self.name}/{gate}", load_if_exists=True
             )
             study.set_user_attr("definition", text)
 
-    def fill(self, definition: Definition) -> int:
-        """Queue the next trials of each gate, those without a sign of life too; how many are not done."""
-        unfinished = 0
-        with self.storage.locked(self.name), warnings.catch_warnings():
+    def fill(self, definition: StudyDefinition) -> int:
+        """Queue the next trials of each gate, also those whose heartbeat stopped.
+
+        Returns the number of unfinished trials: waiting, running, or not queued yet.
+        """
+        num_unfinished = 0
+        with self.storage.lock(self.name), warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             for gate in definition.gates:
                 study = self._study(gate)
                 optuna.storages.fail_stale_trials(study)
-                states = {index: _state(attempts) for index, attempts in _attempts(study)}
+                states = {index: _state(attempts) for index, attempts in _group_attempts(study)}
                 due = [i for i in range(definition.trials) if states.get(i, "due") == "due"]
-                waiting = sum(state == "waiting" for state in states.values())
-                for index in due[: max(AHEAD - waiting, 0)]:
-                    study.add_trial(_waiting(definition, gate, index))
-                unfinished += sum(states.get(i) != "done" for i in range(definition.trials))
-        return unfinished
+                num_waiting = sum(state == "waiting" for state in states.values())
+                for index in due[: max(MAX_WAITING - num_waiting, 0)]:
+                    study.add_trial(_waiting_trial(definition, gate, index))
+                num_unfinished += sum(states.get(i) != "finished" for i in range(definition.trials))
+        return num_unfinished
 
-    def claim(self, definition: Definition) -> Claim | None:
-        """Take on the waiting trial of lowest index, gate by gate; None if none waits."""
-        tables = self.storage.tables
-        with self.storage.locked(self.name):
+    def claim(self, definition: StudyDefinition) -> Claim | None:
+        """Claim the waiting trial of lowest index, gates in turn; None if no trial is waiting."""
+        storage = self.storage.optuna
+        with self.storage.lock(self.name):
             waiting = [
-                (trial.user_attrs["index"], place, trial.number)
-                for place, gate in enumerate(definition.gates)
+                (trial.user_attrs["index"], position, trial.number)
+                for position, gate in enumerate(definition.gates)
                 for trial in self._study(gate).get_trials(deepcopy=False, states=(TrialState.WAITING,))
                 if "index" in trial.user_attrs
             ]
             if not waiting:
                 return None
-            index, place, number = min(waiting)
-            gate = definition.gates[place]
+            index, position, number = min(waiting)
+            gate = definition.gates[position]
             trial_id = self._trial_id(gate, number)
-            # First a sign of life: a trial that runs without one is never seen as stale.
-            tables.record_heartbeat(trial_id)
-            tables.set_trial_user_attr(trial_id, "worker", f"{socket.gethostname()}:{os.getpid()}")
-            taken = tables.set_trial_state_values(trial_id, TrialState.RUNNING)
-        return Claim(gate, index, trial_id) if taken else None
+            # The heartbeat first: Optuna never treats a running trial without one as stale.
+            storage.record_heartbeat(trial_id)
+            storage.set_trial_user_attr(trial_id, "worker", f"{socket.gethostname()}:{os.getpid()}")
+            is_ours = storage.set_trial_state_values(trial_id, TrialState.RUNNING)
+        return Claim(gate, index, trial_id) if is_ours else None
 
-    def report(self, claim: Claim, epoch: int, loss: float) -> None:
-        """Note an epoch's validation loss."""
+    def report(self, claim: Claim, epoch: int, validation_loss: float | None) -> None:
+        """Store the validation loss of an epoch; raises TrialReassigned if the trial is no longer ours."""
+        loss = math.nan if validation_loss is None else validation_loss
         try:
-            self.storage.tables.set_trial_intermediate_value(claim.trial_id, epoch, loss)
+            self.storage.optuna.set_trial_intermediate_value(claim.trial_id, epoch, loss)
         except UpdateFinishedTrialError as error:
-            raise Lost from error
+            raise TrialReassigned from error
 
-    def beat(self, claim: Claim) -> None:
-        """Give a sign of life."""
-        self.storage.tables.record_heartbeat(claim.trial_id)
+    def send_heartbeat(self, claim: Claim) -> None:
+        """Record that the worker of the trial is alive."""
+        self.storage.optuna.record_heartbeat(claim.trial_id)
 
-    def finish(self, claim: Claim, result: dict[str, Any]) -> None:
-        """Keep what a run came to: its figures, or the reason why there are none."""
-        if result["status"] == "failed":
-            self.fail(claim, result["reason"])
+    def finish(self, claim: Claim, result: ResultRecord) -> None:
+        """Store the result of a run, or the reason why it failed; the trial is not run again."""
+        if result.status == "failed":
+            self._end(claim, TrialState.FAIL, reason=result.reason)
             return
-        kept = {name: result[name] for name in (*METRIC_COLUMNS, "tasks")}
-        with suppress(UpdateFinishedTrialError):  # its worker was thought dead, and another one ran it
-            self.storage.tables.set_trial_user_attr(claim.trial_id, "result", kept)
-            self.storage.tables.set_trial_state_values(
-                claim.trial_id, TrialState.COMPLETE, [result["validation_loss"]]
-            )
+        kept = json.loads(result.model_dump_json(include=set(RESULT_FIELDS - {"status", "reason"})))
+        self._end(claim, TrialState.COMPLETE, [result.validation_loss], result=kept)
 
-    def fail(self, claim: Claim, reason: str) -> None:
-        """Note that the trial has no result, and why; it is not run again."""
-        with suppress(UpdateFinishedTrialError):
-            self.storage.tables.set_trial_user_attr(claim.trial_id, "reason", reason)
-            self.storage.tables.set_trial_state_values(claim.trial_id, TrialState.FAIL)
+    def release(self, claim: Claim) -> None:
+        """Give the trial back, so that it is queued again; does not count as a lost worker."""
+        self._end(claim, TrialState.FAIL, released=True)
 
-    def lose(self, claim: Claim) -> None:
-        """Note that the trial's worker is gone; :meth:`fill` queues it again."""
-        with suppress(UpdateFinishedTrialError):
-            self.storage.tables.set_trial_state_values(claim.trial_id, TrialState.FAIL)
+    def mark_lost(self, claim: Claim) -> None:
+        """Store that the worker of the trial is gone, so that it is queued again."""
+        self._end(claim, TrialState.FAIL)
 
-    def hand_back(self, claim: Claim) -> None:
-        """Leave the trial to others."""
-        with suppress(UpdateFinishedTrialError):
-            self.storage.tables.set_trial_user_attr(claim.trial_id, "handed_back", True)
-            self.storage.tables.set_trial_state_values(claim.trial_id, TrialState.FAIL)
+    def _end(
+        self, claim: Claim, state: TrialState, values: list[Any] | None = None, **attributes: Any
+    ) -> None:
+        with suppress(
+            UpdateFinishedTrialError
+        ):  # the worker missed its heartbeats, and another one was faster
+            for name, value in attributes.items():
+                self.storage.optuna.set_trial_user_attr(claim.trial_id, name, value)
+            self.storage.optuna.set_trial_state_values(claim.trial_id, state, values)
 
-    def rows(self, definition: Definition) -> list[Row]:
-        """One row for each trial that was asked for, by gate and index."""
-        rows = []
+    def records(self, definition: StudyDefinition) -> list[TrialRecord]:
+        """One record per planned trial, sorted by gate and index."""
+        records = []
         for gate in definition.gates:
-            found = dict(_attempts(self._study(gate)))
-            rows += [
-                _row(definition, gate, index, found.get(index, [])) for index in range(definition.trials)
+            attempts = dict(_group_attempts(self._study(gate)))
+            records += [
+                _record(definition, gate, index, attempts.get(index, []))
+                for index in range(definition.trials)
             ]
-        return rows
+        return records
 
     def _study(self, gate: str) -> optuna.Study:
         if gate not in self._studies:
             self._studies[gate] = optuna.load_study(
-                storage=self.storage.tables,
+                storage=self.storage.optuna,
                 study_name=f"{self.name}/{gate}",
                 sampler=optuna.samplers.RandomSampler(),
             )
         return self._studies[gate]
 
     def _trial_id(self, gate: str, number: int) -> int:
-        study_id = self.storage.tables.get_study_id_from_name(f"{self.name}/{gate}")
-        return self.storage.tables.get_trial_id_from_study_id_trial_number(study_id, number)
+        study_id = self.storage.optuna.get_study_id_from_name(f"{self.name}/{gate}")
+        return self.storage.optuna.get_trial_id_from_study_id_trial_number(study_id, number)
 
 
-def counts(rows: list[Row], gate: str) -> Counter[str]:
+def count_by_status(trials: Iterable[TrialRecord], gate: str) -> Counter[TrialStatus]:
     """How many trials of ``gate`` are complete, failed, running and waiting."""
-    return Counter(row["status"] for row in rows if row["gate"] == gate)
+    return Counter(trial.status for trial in trials if trial.gate == gate)
 
 
-def best(rows: list[Row], gate: str) -> Row | None:
-    """The complete trial of ``gate`` with the lowest validation loss."""
-    complete = [row for row in rows if row["gate"] == gate and row["status"] == "complete"]
-    return min(complete, key=lambda row: (row["validation_loss"], row["index"]), default=None)
+def best_trial(trials: Iterable[TrialRecord], gate: str) -> TrialRecord | None:
+    """The complete trial of ``gate`` with the lowest validation loss; None if none is complete."""
+    complete = [trial for trial in trials if trial.gate == gate and trial.status == "complete"]
+    return min(complete, key=lambda trial: (_loss_or_inf(trial), trial.index), default=None)
 
 
-def _attempts(study: optuna.Study) -> Iterator[tuple[int, list[FrozenTrial]]]:
-    """The attempts at each index, in order."""
+def _loss_or_inf(trial: TrialRecord) -> float:
+    return math.inf if trial.validation_loss is None else trial.validation_loss
+
+
+def _group_attempts(study: optuna.Study) -> Iterator[tuple[int, list[FrozenTrial]]]:
+    """The attempts at each trial, by its index, oldest first."""
     by_index: dict[int, list[FrozenTrial]] = {}
-    for trial in study.get_trials(deepcopy=False):
-        if "index" in trial.user_attrs:  # else it was added by hand, in a dashboard for instance
-            by_index.setdefault(trial.user_attrs["index"], []).append(trial)
+    for attempt in study.get_trials(deepcopy=False):
+        if "index" in attempt.user_attrs:  # else it was added by hand, in a dashboard for instance
+            by_index.setdefault(attempt.user_attrs["index"], []).append(attempt)
     yield from by_index.items()
 
 
-def _state(attempts: list[FrozenTrial]) -> Literal["done", "running", "waiting", "due"]:
-    """How a trial stands; "due" if it has to be queued again."""
-    states = {trial.state for trial in attempts}
-    failed = any("reason" in trial.user_attrs for trial in attempts) or _is_given_up(attempts)
-    if TrialState.COMPLETE in states or failed:
-        return "done"
+def _state(attempts: list[FrozenTrial]) -> Literal["finished", "running", "waiting", "due"]:
+    """The state of a trial; "due" if it has to be queued again."""
+    states = {attempt.state for attempt in attempts}
+    has_failed = any("reason" in attempt.user_attrs for attempt in attempts)
+    if TrialState.COMPLETE in states or has_failed or _lost_too_many_workers(attempts):
+        return "finished"
     if TrialState.RUNNING in states:
         return "running"
     return "waiting" if TrialState.WAITING in states else "due"
 
 
-def _is_given_up(attempts: list[FrozenTrial]) -> bool:
-    """Whether too many workers were lost without an epoch more; with one, the next goes on from there."""
-    lost = [t for t in attempts if t.state == TrialState.FAIL and "handed_back" not in t.user_attrs]
-    return sum(not t.intermediate_values for t in lost) >= ATTEMPTS
+def _lost_too_many_workers(attempts: list[FrozenTrial]) -> bool:
+    """Attempts that finished an epoch do not count: the next one resumes from their checkpoint."""
+    lost = [a for a in attempts if a.state == TrialState.FAIL and "released" not in a.user_attrs]
+    return sum(not attempt.intermediate_values for attempt in lost) >= MAX_LOST_WORKERS
 
 
-def _waiting(definition: Definition, gate: str, index: int) -> FrozenTrial:
+def _waiting_trial(definition: StudyDefinition, gate: str, index: int) -> FrozenTrial:
     return optuna.create_trial(
         state=TrialState.WAITING,
-        params=definition.values(gate, index),
-        distributions={key: _distribution(draw) for key, draw in definition.space[gate].items()},
+        params=definition.sampled_values(gate, index),
+        distributions={
+            setting: _optuna_distribution(distribution)
+            for setting, distribution in definition.space[gate].items()
+        },
         user_attrs={"index": index},
     )
 
 
-def _distribution(draw: Distribution) -> BaseDistribution:
-    if isinstance(draw, Choice):
-        return CategoricalDistribution(draw.choice)
-    if isinstance(draw, LogUniform):
-        return FloatDistribution(*draw.log, log=True)
-    return FloatDistribution(*draw.uniform)
+def _optuna_distribution(distribution: Distribution) -> BaseDistribution:
+    if isinstance(distribution, Choice):
+        return CategoricalDistribution(distribution.choice)
+    if isinstance(distribution, LogUniform):
+        return FloatDistribution(*distribution.log, log=True)
+    return FloatDistribution(*distribution.uniform)
 
 
-def _row(definition: Definition, gate: str, index: int, attempts: list[FrozenTrial]) -> Row:
-    status, reason, result, worker = "waiting", None, {}, None
-    for trial in attempts:
-        if trial.state == TrialState.COMPLETE:
-            status, result = "complete", trial.user_attrs["result"]
-        elif "reason" in trial.user_attrs:
-            status, reason = "failed", trial.user_attrs["reason"]
-        elif trial.state == TrialState.RUNNING:
+def _record(definition: StudyDefinition, gate: str, index: int, attempts: list[FrozenTrial]) -> TrialRecord:
+    status: TrialStatus = "waiting"
+    reason, result, worker = None, {}, None
+    for attempt in attempts:
+        if attempt.state == TrialState.COMPLETE:
+            status, result = "complete", attempt.user_attrs["result"]
+        elif "reason" in attempt.user_attrs:
+            status, reason = "failed", attempt.user_attrs["reason"]
+        elif attempt.state == TrialState.RUNNING:
             status = "running"
-        worker = trial.user_attrs.get("worker", worker)
+        worker = attempt.user_attrs.get("worker", worker)
         if status in ("complete", "failed"):
             break
-    if status == "waiting" and _is_given_up(attempts):
-        status, reason = "failed", f"its worker was lost {ATTEMPTS} times"
-    return {
-        "gate": gate,
-        "index": index,
-        "status": status,
-        "reason": reason,
-        "attempts": sum(trial.state != TrialState.WAITING for trial in attempts),
-        "worker": worker,
-        "run": run_name(gate, index),
-        "params": {**definition.values(gate, index), "seed": definition.base[gate].seed + index},
-        **{name: result.get(name) for name in METRIC_COLUMNS},
-        "tasks": result.get("tasks", {}),
-    }
+    if status == "waiting" and _lost_too_many_workers(attempts):
+        status, reason = "failed", f"lost {MAX_LOST_WORKERS} workers without finishing an epoch"
+    return TrialRecord(
+        gate=gate,
+        index=index,
+        status=status,
+        reason=reason,
+        attempts=sum(attempt.state != TrialState.WAITING for attempt in attempts),
+        worker=worker,
+        run=run_name(gate, index),
+        params=definition.params(gate, index),
+        **result,
+    )

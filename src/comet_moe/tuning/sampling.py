@@ -1,6 +1,6 @@
-"""Random search: the values of trial i, by the seed, the gate and i alone.
+"""Random search: the values of trial i depend on the seed, the gate and i alone.
 
-So the set of trials is the same whatever the number of workers, and asking for more later adds to it.
+So the trials are the same for any number of workers, and trials that are added later do not change the first.
 """
 
 import math
@@ -12,17 +12,17 @@ import numpy as np
 from comet_moe.config import Choice, LogUniform, SearchSpace
 
 
-def draw(space: SearchSpace, gate: str, seed: int, index: int) -> dict[str, Any]:
-    """Trial ``index`` of ``gate``: a value for each setting of ``space``."""
+def sample_values(space: SearchSpace, gate: str, seed: int, index: int) -> dict[str, Any]:
+    """A value for each setting of ``space``, for trial ``index`` of ``gate``."""
     generator = np.random.default_rng([seed, zlib.crc32(gate.encode()), index])
     values: dict[str, Any] = {}
-    for key, source in sorted(space.items()):
-        if isinstance(source, Choice):
-            values[key] = source.choice[generator.integers(len(source.choice))]
-        elif isinstance(source, LogUniform):
-            low, high = source.log
+    for setting, distribution in sorted(space.items()):
+        if isinstance(distribution, Choice):
+            values[setting] = distribution.choice[generator.integers(len(distribution.choice))]
+        elif isinstance(distribution, LogUniform):
+            low, high = distribution.log
             value = math.exp(generator.uniform(math.log(low), math.log(high)))
-            values[key] = min(max(value, low), high)  # exp(log(x)) may miss x by a digit
+            values[setting] = min(max(value, low), high)  # exp(log(x)) may miss x by a digit
         else:
-            values[key] = float(generator.uniform(*source.uniform))
+            values[setting] = float(generator.uniform(*distribution.uniform))
     return values

@@ -1,4 +1,4 @@
-"""Where trials are kept: an SQLite file in the study's folder, or a PostgreSQL that many machines reach."""
+"""Where trials are stored: an SQLite file in the study's folder, or PostgreSQL for many machines."""
 
 import sqlite3
 import warnings
@@ -7,104 +7,136 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import optuna
-from optuna.storages import RDBStorage
-from sqlalchemy import event, text
-from sqlalchemy.engine import Engine, make_url
-from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from comet_moe.exceptions import StudyError, needs_extra
 
-from comet_moe.exceptions import StudyError
+with needs_extra("tune", "tuning"):
+    import optuna
+    import sqlalchemy
+    from optuna.storages import RDBStorage
+    from sqlalchemy.engine import Engine, make_url
+    from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
-PATIENCE = 4
-"""Heartbeats that may be missed before a trial is run again."""
+MISSED_HEARTBEATS = 4
+"""Heartbeats that a worker may miss before its trial is run again."""
 
-_BUSY_SECONDS = 120  # how long a writer waits for the others
-# A machine that loses its network, or is paused, must not keep a lock for ever.
-_LET_GO = (
-    f"-c lock_timeout={_BUSY_SECONDS}s -c idle_in_transaction_session_timeout={_BUSY_SECONDS}s "
+LOCK_TIMEOUT = 120
+"""Seconds that a process waits for a lock."""
+
+# A machine that is paused or loses its network must not keep a lock for ever.
+_POSTGRES_OPTIONS = (
+    f"-c lock_timeout={LOCK_TIMEOUT}s -c idle_in_transaction_session_timeout={LOCK_TIMEOUT}s "
     "-c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5 -c tcp_keepalives_count=3"
 )
+_URL_FORMS = "sqlite:///FILE or postgresql://USER@HOST/DATABASE"
 
-
-class Busy(Exception):
-    """Another process holds the lock."""
-
-
-STORAGE_ERRORS = (SQLAlchemyError, optuna.exceptions.StorageInternalError, sqlite3.Error, Busy)
-"""What a storage that is gone, full or busy raises."""
+STORAGE_ERRORS = (SQLAlchemyError, optuna.exceptions.StorageInternalError, sqlite3.Error)
+"""What is raised when a storage is unreachable, full or locked."""
 
 
 def sqlite_url(path: Path) -> str:
-    """The storage in the file ``path``."""
+    """The URL of the storage in the file ``path``."""
     return f"sqlite:///{path.absolute()}"
 
 
 def without_password(url: str) -> str:
-    """``url`` as it may be written to a file or shown: PGPASSWORD, or ~/.pgpass, has the rest."""
-    bare = make_url(url)._replace(password=None)
-    return bare.difference_update_query(["password"]).render_as_string()
+    """``url`` as it may be printed or written to a file; the password can be in PGPASSWORD or ~/.pgpass."""
+    parsed = make_url(url)._replace(password=None)
+    return parsed.difference_update_query(["password"]).render_as_string()
 
 
-def storage_problem(error: Exception) -> StudyError:
-    """The sentence for a storage that fails while it is used."""
-    return StudyError(f"the storage does not answer ({_reason(error)}): go on with --resume when it does")
+def storage_error(error: Exception) -> StudyError:
+    """The error message for one of ``STORAGE_ERRORS`` while the study runs."""
+    return StudyError(
+        f"the storage cannot be reached ({_reason(error)}): resume with --resume when it is available"
+    )
 
 
 class Storage:
-    """Optuna's tables behind a URL, and a lock that all who use them share.
+    """Optuna's storage behind a URL, and locks that all processes on it share.
 
     Args:
         url: sqlite:///FILE or postgresql://USER@HOST/DATABASE.
-        heartbeat: seconds between two signs of life of a running trial.
+        heartbeat: seconds between two heartbeats of a running trial.
     """
 
     def __init__(self, url: str, heartbeat: int = 10):
         self.heartbeat = heartbeat
-        kind, self.url = _known(url)
-        self._kind = kind
-        arguments = {"timeout": _BUSY_SECONDS} if kind == "sqlite" else {"connect_timeout": 10}
+        self._backend, self.url = _parse_url(url)
+        is_sqlite = self._backend == "sqlite"
+        connect_args = {"timeout": LOCK_TIMEOUT} if is_sqlite else {"connect_timeout": 10}
         try:
-            with warnings.catch_warnings(), self.locked("tables"):
+            with (
+                needs_extra("postgres", "a PostgreSQL storage"),
+                warnings.catch_warnings(),
+                self.lock("tables"),
+            ):
                 warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-                self.tables = RDBStorage(
+                self.optuna = RDBStorage(
                     self.url,
-                    engine_kwargs={"connect_args": arguments, "pool_pre_ping": kind == "postgresql"},
+                    engine_kwargs={"connect_args": connect_args, "pool_pre_ping": not is_sqlite},
                     heartbeat_interval=heartbeat,
-                    grace_period=PATIENCE * heartbeat,
+                    grace_period=MISSED_HEARTBEATS * heartbeat,
                 )
-                if kind == "sqlite":
-                    _write_ahead(self.tables.engine)
-        except ImportError as error:
-            raise StudyError(
-                "a PostgreSQL storage needs psycopg: pip install 'comet-moe[postgres]'"
-            ) from error
+                if is_sqlite:
+                    _use_write_ahead_log(self.optuna.engine)
         except (*STORAGE_ERRORS, RuntimeError) as error:
             raise StudyError(f"storage {without_password(url)} cannot be used: {_reason(error)}") from error
 
     def set_heartbeat(self, seconds: int) -> None:
-        """Go by the heartbeat that the study was started with."""
-        self.heartbeat = self.tables.heartbeat_interval = seconds
-        self.tables.grace_period = PATIENCE * seconds
+        """Use the heartbeat that the study was created with."""
+        self.heartbeat = self.optuna.heartbeat_interval = seconds
+        self.optuna.grace_period = MISSED_HEARTBEATS * seconds
 
     @contextmanager
-    def locked(self, name: str) -> Iterator[None]:
-        """Alone among all processes, on whatever machine, that lock ``name``; a kill lets go of it."""
-        if self._kind == "sqlite":
+    def lock(self, name: str) -> Iterator[None]:
+        """Exclude all other processes, on any machine, that lock ``name``; released when the process dies."""
+        if self._backend == "sqlite":
             path = make_url(self.url).database
-            with exclusive(Path(f"{path}.lock"), _BUSY_SECONDS):
+            with file_lock(Path(f"{path}.lock"), LOCK_TIMEOUT):
                 yield
         else:
             with _postgres_lock(self.url, name):
                 yield
 
 
-def _write_ahead(engine: Engine) -> None:
-    """Let commits go to a log that is not flushed each time.
+@contextmanager
+def file_lock(path: Path, timeout: float) -> Iterator[None]:
+    """Exclude all other processes of this machine that lock ``path``.
 
-    A loss of power may take back the last trials, whose run folders remain; it never harms the file.
+    An exclusive transaction on an SQLite database of its own, which works on every system and ends with the
+    process. Raises sqlite3.OperationalError (see :func:`is_lock_timeout`) after ``timeout`` seconds.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    connection = sqlite3.connect(path, timeout=timeout, isolation_level=None)
+    try:
+        connection.execute("BEGIN EXCLUSIVE")
+        yield
+    finally:
+        connection.close()
+
+
+def is_lock_timeout(error: sqlite3.OperationalError) -> bool:
+    """Whether ``error`` says that another process has the lock."""
+    return "locked" in str(error)
+
+
+@contextmanager
+def _postgres_lock(url: str, name: str) -> Iterator[None]:
+    key = zlib.crc32(f"comet-moe/{name}".encode())
+    connect_args = {"connect_timeout": 10, "options": _POSTGRES_OPTIONS}
+    engine = sqlalchemy.create_engine(url, connect_args=connect_args, poolclass=sqlalchemy.NullPool)
+    with engine.connect() as connection:
+        connection.execute(sqlalchemy.text("SELECT pg_advisory_lock(:key)"), {"key": key})
+        yield  # closing the connection unlocks
+
+
+def _use_write_ahead_log(engine: Engine) -> None:
+    """Let SQLite commit to a log that is not flushed each time.
+
+    A power failure may undo the last trials, whose run folders remain; it never damages the file.
     """
 
-    @event.listens_for(engine, "connect")
+    @sqlalchemy.event.listens_for(engine, "connect")
     def configure(connection: sqlite3.Connection, record: object) -> None:
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=NORMAL")
@@ -112,58 +144,22 @@ def _write_ahead(engine: Engine) -> None:
     engine.dispose()
 
 
-@contextmanager
-def exclusive(path: Path, seconds: float) -> Iterator[None]:
-    """Alone among the processes of this machine that lock ``path``; :class:`Busy` after ``seconds``.
-
-    An exclusive transaction on a database of its own: works on every system, and ends with the process.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    connection = sqlite3.connect(path, timeout=seconds, isolation_level=None)
-    try:
-        try:
-            connection.execute("BEGIN EXCLUSIVE")
-        except sqlite3.OperationalError as error:
-            if "locked" in str(error):
-                raise Busy from error
-            raise
-        yield
-    finally:
-        connection.close()
-
-
-@contextmanager
-def _postgres_lock(url: str, name: str) -> Iterator[None]:
-    import sqlalchemy
-
-    key = zlib.crc32(f"comet-moe/{name}".encode())
-    arguments = {"connect_timeout": 10, "options": _LET_GO}
-    engine = sqlalchemy.create_engine(url, connect_args=arguments, poolclass=sqlalchemy.NullPool)
-    with engine.connect() as connection:
-        connection.execute(text("SELECT pg_advisory_lock(:key)"), {"key": key})
-        yield  # closing the connection unlocks
-
-
-def _known(url: str) -> tuple[str, str]:
-    """The kind of database, and ``url`` with the driver that we install."""
+def _parse_url(url: str) -> tuple[str, str]:
+    """The name of the database system, and ``url`` with the driver of the extra ``postgres``."""
     try:
         parsed = make_url(url)
-    except (ArgumentError, ValueError) as error:  # not shown: there may be a password in it
-        raise StudyError(
-            "storage must be sqlite:///FILE or postgresql://USER@HOST/DATABASE, and what was given is no URL"
-        ) from error
-    kind = parsed.get_backend_name()
-    if kind == "sqlite" and parsed.database and parsed.database != ":memory:":
-        return kind, sqlite_url(Path(parsed.database))
-    if kind == "postgresql":
+    except (ArgumentError, ValueError) as error:  # the value is not printed, as it may contain a password
+        raise StudyError(f"storage must be {_URL_FORMS}, got something that is not a URL") from error
+    backend = parsed.get_backend_name()
+    if backend == "sqlite" and parsed.database and parsed.database != ":memory:":
+        return backend, sqlite_url(Path(parsed.database))
+    if backend == "postgresql":
         driver = parsed.drivername if "+" in parsed.drivername else "postgresql+psycopg"
-        return kind, parsed.set(drivername=driver).render_as_string(hide_password=False)
-    raise StudyError(
-        f"storage must be sqlite:///FILE or postgresql://USER@HOST/DATABASE, got {without_password(url)!r}"
-    )
+        return backend, parsed.set(drivername=driver).render_as_string(hide_password=False)
+    raise StudyError(f"storage must be {_URL_FORMS}, got {without_password(url)!r}")
 
 
 def _reason(error: Exception) -> str:
-    wrapped = error.__cause__ or error  # Optuna puts its own words around the database's
+    wrapped = error.__cause__ or error  # Optuna wraps the database's message
     cause = getattr(wrapped, "orig", None) or wrapped
     return " ".join(str(cause).split()[:40])

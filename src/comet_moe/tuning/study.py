@@ -1,149 +1,204 @@
-"""What a study is: which gates, how many trials each, what is drawn. Fixed when the study is started."""
+"""Create a study, resume one, or join one that another machine has created."""
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from dataclasses import dataclass
+from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-
-from comet_moe.config import (
-    AnyConfig,
-    Choice,
-    LogUniform,
-    Uniform,
-    check_same_settings,
-    load_config,
-    load_search_space,
-    override_config,
-    parse_setting,
+from comet_moe.analysis.records import StudyKind, StudyRecord
+from comet_moe.config import BertConfig, TrainConfig, parse_setting
+from comet_moe.config.schema import absolute_path
+from comet_moe.exceptions import StudyError
+from comet_moe.tuning.definition import (
+    DEFAULT_HEARTBEAT,
+    StudyDefinition,
+    check_same_study,
+    define_study,
 )
-from comet_moe.exceptions import RecipeError, StudyError
-from comet_moe.tuning.sampling import draw
+from comet_moe.tuning.folder import StudyFolder
+from comet_moe.tuning.queue import TrialQueue
+from comet_moe.tuning.storage import Storage, without_password
 from comet_moe.tuning.trial import runner_for
 
+_PATH_SETTINGS = ("data.path", "teacher")
+"""Settings that may differ between machines."""
 
-class Definition(BaseModel):
-    """A study, complete: the same on every machine that works on it.
+
+@dataclass(frozen=True)
+class StudyOptions:
+    """The options of `tune` and `ablate`; None stands for the saved value, or the default of a new study.
 
     Attributes:
-        kind: "tuning" draws settings for each trial, "ablation" only another initialisation.
-        recipe: as named in the configurations.
-        seed: of the drawing.
-        trials: for each gate.
-        heartbeat: seconds between signs of life of a running trial.
-        space: what is drawn, for each gate.
-        base: each gate's configuration before anything is drawn.
+        kind: of study.
+        recipe: a name or a path to a YAML file.
+        out: the study's folder on this machine.
+        gates: names.
+        trials: per gate.
+        seed: of the sampling.
+        settings: of the form "a.b=c".
+        storage: a URL; None for an SQLite file in the folder.
+        name: of the study in the storage; None for the folder's name.
+        resume: resume the study in the folder.
+        add_trials: number of trials to add per gate.
+        heartbeat: seconds between two heartbeats of a running trial.
+        keep_models: keep the weights of all trials, not only of each gate's best one.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    kind: Literal["tuning", "ablation"]
+    kind: StudyKind
     recipe: str
-    seed: int
-    trials: int
-    heartbeat: int = 10
-    space: dict[str, dict[str, Choice | Uniform | LogUniform]]
-    base: dict[str, AnyConfig]
+    out: Path
+    gates: Sequence[str] | None = None
+    trials: int | None = None
+    seed: int | None = None
+    settings: Sequence[str] = ()
+    storage: str | None = None
+    name: str | None = None
+    resume: bool = False
+    add_trials: int = 0
+    heartbeat: int | None = None
+    keep_models: bool = False
+
+
+@dataclass(frozen=True)
+class StudyHandle:
+    """A study in its storage, and its folder on this machine.
+
+    Attributes:
+        folder: on this machine.
+        queue: of its trials.
+        settings: overrides of the recipe by key, as "a.b=c"; paths are absolute.
+        storage: its URL; None for the SQLite file in the folder.
+        keep_models: keep the weights of all trials.
+    """
+
+    folder: StudyFolder
+    queue: TrialQueue
+    settings: dict[str, str]
+    storage: str | None
+    keep_models: bool
 
     @property
-    def gates(self) -> list[str]:
-        """In the order they were asked for."""
-        return list(self.base)
+    def paths(self) -> dict[str, str]:
+        """The paths of data and teacher on this machine, as far as they were given."""
+        return {
+            name: self.settings[name].partition("=")[2] for name in _PATH_SETTINGS if name in self.settings
+        }
 
-    def values(self, gate: str, index: int) -> dict[str, Any]:
-        """What is drawn for a trial."""
-        return draw(self.space[gate], gate, self.seed, index)
+    def write_study(self, definition: StudyDefinition) -> None:
+        """Update ``study.json``."""
+        first = definition.base[definition.gates[0]]
+        self.folder.write_study(
+            StudyRecord(
+                kind=definition.kind,
+                name=self.queue.name,
+                recipe=definition.recipe,
+                gates=definition.gates,
+                trials=definition.trials,
+                seed=definition.seed,
+                settings=list(self.settings.values()),
+                experts=first.num_experts,
+                alpha=first.loss.alpha if isinstance(first, TrainConfig) else None,
+                storage=None if self.storage is None else without_password(self.storage),
+                keep_models=self.keep_models,
+                space=definition.model_dump(mode="json")["space"],
+            )
+        )
 
-    def config(self, gate: str, index: int) -> AnyConfig:
-        """The configuration of a trial: what is drawn, and an initialisation of its own."""
-        base = self.base[gate]
-        return override_config(base, {**self.values(gate, index), "seed": base.seed + index})
 
-
-def define(
-    kind: Literal["tuning", "ablation"],
-    recipe: str,
-    gates: Sequence[str],
-    trials: int,
-    seed: int = 0,
-    settings: Sequence[str] = (),
-    heartbeat: int = 10,
-) -> Definition:
-    """The study of ``recipe`` with ``settings``; every trial's configuration is checked."""
-    refuse_gate_setting(settings)
-    twice = sorted({gate for gate in gates if list(gates).count(gate) > 1})
-    if twice:
-        raise StudyError(f"gate {twice[0]} is named twice")
-    runner = runner_for(load_config(recipe, [*settings, f"gate={gates[0]}"]))
-    base = {gate: runner.base(recipe, [*settings, f"gate={gate}"]) for gate in gates}
-    space = {gate: load_search_space(recipe, gate, settings) if kind == "tuning" else {} for gate in gates}
-    definition = Definition(
-        kind=kind,
-        recipe=base[gates[0]].recipe,
-        seed=seed,
-        trials=trials,
-        heartbeat=heartbeat,
-        space=space,
-        base=base,
+def open_study(options: StudyOptions, default_trials: int) -> StudyHandle:
+    """Create, resume or join the study, and queue its first trials; an error leaves no files behind."""
+    folder = StudyFolder(options.out)
+    study, definition = (
+        _load_study(folder, options)
+        if folder.contains_study()
+        else _create_study(folder, options, default_trials)
     )
-    check_configurations(definition, 0)
-    return definition
+    study.queue.storage.set_heartbeat(definition.heartbeat)
+    study.queue.fill(definition)
+    study.write_study(definition)
+    study.folder.write_trials(study.queue.records(definition))
+    return study
 
 
-def check_configurations(definition: Definition, first: int) -> None:
-    """Refuse a study in which a trial from index ``first`` on has a configuration that is not valid."""
-    for gate in definition.gates:
-        for index in range(first, definition.trials):
-            definition.config(gate, index)
+def _create_study(
+    folder: StudyFolder, options: StudyOptions, default_trials: int
+) -> tuple[StudyHandle, StudyDefinition]:
+    """A new study, or one that is in the storage and has no folder on this machine yet."""
+    if options.add_trials:
+        raise StudyError(
+            f"{options.out} has no study to add to: create one without --add-trials or --add-seeds"
+        )
+    definition = None
+    if options.gates is not None:
+        definition = define_study(
+            options.kind,
+            options.recipe,
+            options.gates,
+            default_trials if options.trials is None else options.trials,
+            options.seed or 0,
+            options.settings,
+            options.heartbeat or DEFAULT_HEARTBEAT,
+        )
+        _check_models(definition)
+    elif options.storage is None:
+        raise StudyError("--gates is missing: give the gates to compare, as in --gates topk,comet,comet+")
+    name = options.name or options.out.absolute().name
+    queue = TrialQueue(Storage(options.storage or folder.sqlite_url), name)
+    saved = queue.find_definition() if definition is None else queue.create(definition)
+    if saved is None:
+        raise StudyError(f"the storage has no study {name}: give its gates with --gates to create it")
+    _check_options(saved, options)
+    storage = None if options.storage is None else queue.storage.url
+    return StudyHandle(folder, queue, _by_key(options.settings), storage, options.keep_models), saved
 
 
-def refuse_gate_setting(settings: Sequence[str]) -> None:
-    """A study has several gates: which ones is not a setting."""
-    if any(parse_setting(setting)[0] == ["gate"] for setting in settings):
-        raise StudyError("--set gate=... does not fit a study of several gates: name them with --gates")
+def _load_study(folder: StudyFolder, options: StudyOptions) -> tuple[StudyHandle, StudyDefinition]:
+    if not (options.resume or options.add_trials):
+        raise StudyError(
+            f"{folder.path} has a study already: resume it with --resume, or choose another --out"
+        )
+    record = folder.read_study()
+    if options.name not in (None, record.name):
+        raise StudyError(f"the study in {folder.path} is named {record.name!r}, got --name {options.name!r}")
+    saved_url = record.storage or folder.sqlite_url
+    queue = TrialQueue(Storage(options.storage or saved_url), record.name)
+    if without_password(queue.storage.url) != saved_url:
+        raise StudyError(f"the study in {folder.path} has another storage, {saved_url}: leave --storage out")
+    saved = queue.definition()
+    _check_options(saved, options)
+    definition = queue.add_trials(options.add_trials) if options.add_trials else saved
+    settings = _by_key([*record.settings, *options.settings])
+    storage = None if record.storage is None else queue.storage.url
+    keep_models = options.keep_models or record.keep_models
+    return StudyHandle(folder, queue, settings, storage, keep_models), definition
 
 
-def check_definition(
-    saved: Definition,
-    kind: str,
-    recipe: str,
-    gates: Sequence[str] | None,
-    trials: int | None,
-    seed: int | None,
-    heartbeat: int | None,
-    settings: Sequence[str],
-) -> None:
-    """Refuse what differs from the ``saved`` study; None is as saved."""
-    refuse_gate_setting(settings)
-    asked: dict[str, Any] = {
-        "kind": kind,
-        "gates": None if gates is None else list(gates),
-        "trials": trials,
-        "seed": seed,
-        "heartbeat": heartbeat,
-    }
-    for name, value in asked.items():
-        found = getattr(saved, name)
-        if value is not None and value != found:
-            advice = "add to it with --add-" + ("seeds" if kind == "ablation" else "trials")
-            if name != "trials":
-                advice = "leave it out, or name another --out"
-            raise StudyError(f"{name} is {found!r} in the saved study, got {value!r}: {advice}")
-    for gate in saved.gates:
-        for setting in settings:
-            key = setting.partition("=")[0]
-            if key in saved.space[gate]:
-                raise StudyError(f"{key} is drawn in the saved study: leave it out, or name another --out")
-        try:
-            name = load_config(recipe).recipe
-            check_same_settings(saved.base[gate], name, [parse_setting(setting) for setting in settings])
-        except RecipeError as error:
-            raise StudyError(str(error).replace("saved run", "saved study")) from error
+def _check_options(saved: StudyDefinition, options: StudyOptions) -> None:
+    has_teacher = isinstance(saved.base[saved.gates[0]], BertConfig)
+    may_differ = _PATH_SETTINGS if has_teacher else ("data.path",)
+    check_same_study(
+        saved,
+        kind=options.kind,
+        recipe=options.recipe,
+        gates=options.gates,
+        trials=options.trials,
+        seed=options.seed,
+        heartbeat=options.heartbeat,
+        settings=[setting for setting in options.settings if setting.partition("=")[0] not in may_differ],
+    )
 
 
-def parse_definition(text: str, source: str) -> Definition:
-    """A definition from JSON; ``source`` is where it was read."""
-    try:
-        return Definition.model_validate_json(text)
-    except ValidationError as error:
-        said = error.errors(include_url=False)[0]["msg"]
-        raise StudyError(f"{source} holds no study that this version can read: {said}") from error
+def _check_models(definition: StudyDefinition) -> None:
+    """Build each gate's model once, to refuse one that does not fit the data before files are written."""
+    runner = runner_for(definition.base[definition.gates[0]])
+    for config in definition.base.values():
+        runner.check(config)
+
+
+def _by_key(settings: Sequence[str]) -> dict[str, str]:
+    """The last setting of each key; paths are made absolute."""
+    by_key = {setting.partition("=")[0]: setting for setting in settings}
+    for key in set(_PATH_SETTINGS) & set(by_key):
+        path = parse_setting(by_key.pop(key))[1]
+        if not path.is_null:
+            by_key[key] = f"{key}={absolute_path(path)}"
+    return by_key

@@ -1,0 +1,161 @@
+"""The definition of a study: gates, number of trials, search space. Fixed when the study is created."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from comet_moe.analysis.records import StudyKind
+from comet_moe.config import (
+    AnyConfig,
+    Choice,
+    LogUniform,
+    Uniform,
+    check_same_settings,
+    load_config,
+    load_search_space,
+    override_config,
+    parse_setting,
+)
+from comet_moe.exceptions import RecipeError, StudyError
+from comet_moe.tuning.sampling import sample_values
+from comet_moe.tuning.trial import runner_for
+
+DEFAULT_HEARTBEAT = 10
+"""Seconds."""
+
+
+class StudyDefinition(BaseModel):
+    """A complete study, the same on every machine that works on it.
+
+    Attributes:
+        kind: "tuning" samples settings for each trial, "ablation" only changes the seed.
+        recipe: its name, as in the configurations.
+        seed: of the sampling.
+        trials: per gate.
+        heartbeat: seconds between two heartbeats of a running trial.
+        space: for each gate the search space, by setting.
+        base: for each gate the configuration that sampled values are put into.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    kind: StudyKind
+    recipe: str
+    seed: int
+    trials: int
+    heartbeat: int = DEFAULT_HEARTBEAT
+    space: dict[str, dict[str, Choice | Uniform | LogUniform]]
+    base: dict[str, AnyConfig]
+
+    @property
+    def gates(self) -> list[str]:
+        """In the order they were given."""
+        return list(self.base)
+
+    def sampled_values(self, gate: str, index: int) -> dict[str, Any]:
+        """The values of a trial for the settings of the search space."""
+        return sample_values(self.space[gate], gate, self.seed, index)
+
+    def params(self, gate: str, index: int) -> dict[str, Any]:
+        """All settings in which a trial differs from others of its gate: sampled values and seed."""
+        return {**self.sampled_values(gate, index), "seed": self.base[gate].seed + index}
+
+    def config(self, gate: str, index: int) -> AnyConfig:
+        """The configuration of a trial."""
+        return override_config(self.base[gate], self.params(gate, index))
+
+
+def define_study(
+    kind: StudyKind,
+    recipe: str,
+    gates: Sequence[str],
+    trials: int,
+    seed: int = 0,
+    settings: Sequence[str] = (),
+    heartbeat: int = DEFAULT_HEARTBEAT,
+) -> StudyDefinition:
+    """The study of ``recipe`` with ``settings`` of the form "a.b=c"; all configurations are checked."""
+    _refuse_gate_setting(settings)
+    repeated = sorted({gate for gate in gates if list(gates).count(gate) > 1})
+    if repeated:
+        raise StudyError(f"gate {repeated[0]} is given twice: give each gate once")
+    runner = runner_for(load_config(recipe, [*settings, f"gate={gates[0]}"]))
+    base = {gate: runner.base(recipe, [*settings, f"gate={gate}"]) for gate in gates}
+    space = {gate: load_search_space(recipe, gate, settings) if kind == "tuning" else {} for gate in gates}
+    definition = StudyDefinition(
+        kind=kind,
+        recipe=base[gates[0]].recipe,
+        seed=seed,
+        trials=trials,
+        heartbeat=heartbeat,
+        space=space,
+        base=base,
+    )
+    check_configurations(definition, first=0)
+    return definition
+
+
+def check_configurations(definition: StudyDefinition, first: int) -> None:
+    """Raise RecipeError if the configuration of a trial from index ``first`` on is not valid."""
+    for gate in definition.gates:
+        for index in range(first, definition.trials):
+            definition.config(gate, index)
+
+
+def check_same_study(
+    saved: StudyDefinition,
+    *,
+    kind: StudyKind,
+    recipe: str,
+    gates: Sequence[str] | None,
+    trials: int | None,
+    seed: int | None,
+    heartbeat: int | None,
+    settings: Sequence[str],
+) -> None:
+    """Raise StudyError if an argument differs from the ``saved`` study; None stands for the saved value."""
+    _refuse_gate_setting(settings)
+    given: dict[str, Any] = {
+        "kind": kind,
+        "gates": None if gates is None else list(gates),
+        "trials": trials,
+        "seed": seed,
+        "heartbeat": heartbeat,
+    }
+    for name, value in given.items():
+        old = getattr(saved, name)
+        if value is not None and value != old:
+            advice = "leave it out, or choose another --out"
+            if name == "trials":
+                advice = "add trials with --add-" + ("seeds" if kind == "ablation" else "trials")
+            raise StudyError(f"{name} is {old!r} in the saved study, got {value!r}: {advice}")
+    for gate in saved.gates:
+        for setting in settings:
+            key = setting.partition("=")[0]
+            if key in saved.space[gate]:
+                raise StudyError(
+                    f"{key} is in the search space of the saved study: leave it out, or choose another --out"
+                )
+        try:
+            name = load_config(recipe).recipe
+            check_same_settings(saved.base[gate], name, [parse_setting(setting) for setting in settings])
+        except RecipeError as error:
+            raise StudyError(str(error).replace("saved run", "saved study")) from error
+
+
+def _refuse_gate_setting(settings: Sequence[str]) -> None:
+    """A study has several gates, so that a setting cannot choose one."""
+    if any(parse_setting(setting)[0] == ["gate"] for setting in settings):
+        raise StudyError("--set gate=... cannot choose the gates of a study: use --gates")
+
+
+def parse_definition(text: str, source: str) -> StudyDefinition:
+    """A definition from JSON; ``source`` names it in errors."""
+    try:
+        return StudyDefinition.model_validate_json(text)
+    except ValidationError as error:
+        message = error.errors(include_url=False)[0]["msg"]
+        raise StudyError(
+            f"{source} was not written by this version of comet-moe ({message}): start another study"
+        ) from error

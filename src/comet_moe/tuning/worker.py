@@ -1,0 +1,219 @@
+"""A worker: a process that claims trials and trains them, one after the other, until none is left."""
+
+import math
+import signal
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from comet_moe.config import AnyConfig, BertConfig, override_config
+from comet_moe.config.loader import ConfigType
+from comet_moe.exceptions import DataError, RecipeError, RunError, StudyError, WriteError
+from comet_moe.training.records import ResultRecord
+from comet_moe.training.run import RunFolder
+from comet_moe.training.trainer import Callbacks, Progress
+from comet_moe.tuning.definition import StudyDefinition
+from comet_moe.tuning.folder import StudyFolder
+from comet_moe.tuning.queue import Claim, TrialQueue, TrialReassigned
+from comet_moe.tuning.storage import STORAGE_ERRORS, Storage, storage_error
+from comet_moe.tuning.trial import Runner, runner_for
+
+FATAL_ERRORS = (StudyError, RunError, DataError, RecipeError, WriteError, OSError)
+"""Errors that would fail every trial, such as a full disk or missing data: they end the worker."""
+
+EXIT_SIGTERM = 143
+PROGRESS_SECONDS = 0.25
+"""Least time between two messages about the progress of an epoch."""
+IDLE_SECONDS = 1.0
+"""Time between two looks for waiting trials."""
+
+
+@dataclass(frozen=True)
+class WorkerConfig:
+    """What a worker needs to know.
+
+    Attributes:
+        folder: of the study.
+        storage: its URL.
+        name: of the study in the storage.
+        paths: of the data ("data.path") and a teacher ("teacher") on this machine, where they differ from
+            those that the study was created with.
+        threads: per trial.
+        heartbeat: seconds between two heartbeats.
+        keep_models: keep the weights of all trials, not only of each gate's best one.
+    """
+
+    folder: Path
+    storage: str
+    name: str
+    paths: dict[str, str]
+    threads: int
+    heartbeat: int
+    keep_models: bool
+
+
+def run_worker(config: WorkerConfig, writer: Connection) -> None:
+    """Claim and train trials until all of the study are finished; the target of a worker process.
+
+    An error in one trial fails that trial. One of ``FATAL_ERRORS`` releases the trial and ends the worker.
+
+    Args:
+        config: the study and this machine's part in it.
+        writer: where messages go, tuples that begin with "trial_started" (claim, epochs), "progress" (epoch,
+            share of it, loss), "trial_ended", "idle" or "error" (a sentence).
+    """
+    signal.signal(signal.SIGTERM, _stop_once)
+    torch.set_num_threads(config.threads)
+    try:
+        _Worker(config, writer).run()
+    except KeyboardInterrupt:
+        raise SystemExit(EXIT_SIGTERM) from None
+    except STORAGE_ERRORS as error:
+        _send_error(writer, storage_error(error))
+    except FATAL_ERRORS as error:
+        _send_error(writer, error)
+
+
+def _send_error(writer: Connection, error: Exception) -> None:
+    with suppress(OSError):  # the parent is gone
+        writer.send(("error", _one_line(error)))
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def _stop_once(number: int, frame: object) -> None:
+    """Stop, and ignore further signals while the trial is released."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+class _Worker:
+    def __init__(self, config: WorkerConfig, writer: Connection):
+        self.config = config
+        self.writer = writer
+        self.folder = StudyFolder(config.folder)
+        self.queue = TrialQueue(Storage(config.storage, config.heartbeat), config.name)
+        self._runner: Runner | None = None
+        self._last_sent = 0.0
+
+    def run(self) -> None:
+        while True:
+            definition = self.queue.definition()
+            if not self.queue.fill(definition):
+                return
+            claim = self.queue.claim(definition)
+            if claim is None or not self._attempt(definition, claim):
+                self._send(("idle",))
+                time.sleep(IDLE_SECONDS)
+
+    def _attempt(self, definition: StudyDefinition, claim: Claim) -> bool:
+        """Run a trial until it has a result or is released; False if another process has its run folder."""
+        with _Heartbeat(self.queue, claim), self.folder.lock_run(claim.gate, claim.index) as is_locked:
+            if not is_locked:
+                self.queue.release(claim)
+                return False
+            try:
+                self._run_trial(definition, claim)
+            except TrialReassigned:
+                pass
+            except BaseException:  # the trial is released before the worker ends, for whatever reason
+                # Without the storage the trial becomes stale by itself; the first error is the one to report.
+                with suppress(*STORAGE_ERRORS):
+                    self.queue.release(claim)
+                raise
+        self._send(("trial_ended",))
+        return True
+
+    def _run_trial(self, definition: StudyDefinition, claim: Claim) -> None:
+        config = self._trial_config(definition, claim)
+        self._send(("trial_started", claim, config.training.epochs))
+        runner = self._runner = self._runner or runner_for(config)
+        run = runner.folder(self.folder.run_path(claim.gate, claim.index))
+        try:
+            result = self._train(runner, config, run, claim)
+        except (*FATAL_ERRORS, *STORAGE_ERRORS, TrialReassigned):
+            raise
+        except Exception as error:
+            reason = f"{type(error).__name__}: {_one_line(error)}"
+            result = ResultRecord(status="failed", reason=reason)
+        self.queue.finish(claim, result)
+        run.drop_checkpoint()
+        if not self.config.keep_models:
+            self.folder.keep_best_model(claim.gate, runner.folder)
+
+    def _trial_config(self, definition: StudyDefinition, claim: Claim) -> AnyConfig:
+        config = override_config(definition.config(claim.gate, claim.index), self.config.paths)
+        return _with_threads(config, config.training.threads or self.config.threads)
+
+    def _train(self, runner: Runner, config: AnyConfig, run: RunFolder, claim: Claim) -> ResultRecord:
+        state = run.state()
+        if state != "empty":
+            saved = run.config()
+            config = _with_threads(config, saved.training.threads)
+            if _with_paths_of(config, saved) != config:
+                raise StudyError(f"{run.path} has a run that is not of this study: move it away")
+        if state == "finished":
+            return run.result()
+        callbacks = Callbacks(
+            self._on_batch,
+            lambda record: self.queue.report(claim, record.epoch, record.validation.loss),
+        )
+        return runner.run(config, run, callbacks)
+
+    def _on_batch(self, progress: Progress) -> None:
+        if time.monotonic() - self._last_sent > PROGRESS_SECONDS:
+            loss = progress.loss if math.isfinite(progress.loss) else None
+            self._send(("progress", progress.epoch, progress.done / progress.steps, loss))
+
+    def _send(self, message: tuple[Any, ...]) -> None:
+        self._last_sent = time.monotonic()
+        try:
+            self.writer.send(message)
+        except OSError:  # the parent is gone: no one replaces this worker or writes trials.jsonl
+            raise SystemExit(0) from None
+
+
+class _Heartbeat:
+    """Sends the heartbeat of a trial from a thread while the block runs."""
+
+    def __init__(self, queue: TrialQueue, claim: Claim):
+        self._queue = queue
+        self._claim = claim
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def _run(self) -> None:
+        while not self._end.wait(self._queue.storage.heartbeat):
+            # If the storage stays unreachable, the trial may be run again; nothing is lost.
+            with suppress(*STORAGE_ERRORS):
+                self._queue.send_heartbeat(self._claim)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end.set()
+        self._thread.join()
+
+
+def _with_threads(config: ConfigType, threads: int | None) -> ConfigType:
+    return override_config(config, {"training.threads": threads})
+
+
+def _with_paths_of(config: AnyConfig, run: AnyConfig) -> AnyConfig:
+    """``run`` with the paths of data and teacher that ``config`` has."""
+    paths = {"data.path": config.data.path}
+    if isinstance(config, BertConfig):
+        paths["teacher"] = config.teacher
+    return override_config(run, paths)
