@@ -82,6 +82,12 @@ def test_unfinished_trials_are_counted(tmp_path):
     assert study.unfinished_message().startswith("made: 3 of 5 trials are unfinished")
 
 
+@pytest.mark.parametrize(("name", "gates", "trials"), [("ablation", 6, 48), ("multidigits", 5, 300)])
+def test_the_studies_of_the_documentation_are_read(name, gates, trials):
+    (study,) = read_studies([Path(__file__).parents[2] / "docs" / "results" / name])
+    assert (len(study.gates), len(study.trials), study.num_unfinished) == (gates, trials, 0)
+
+
 def test_studies_keep_their_order_and_a_path_given_twice_counts_once(tmp_path):
     a, b = (write_study(tmp_path / name, random_trials(["comet"], 2), name=name) for name in "ab")
     assert [study.name for study in read_studies([b, a, tmp_path / "a" / ".." / "b"])] == ["b", "a"]

@@ -1,1 +1,1 @@
-"""Statistics: plain tables in, plain tables out; nothing here needs torch."""
+"""Statistics of studies: reading, tables, loss by number of trials, t-tests. Does not need torch."""

@@ -103,10 +103,9 @@ class Study:
 
 def to_frame(rows: Iterable[dict[str, Any]]) -> pd.DataFrame:
     """Trials as a data frame with the columns and types that ``Study.trials`` has."""
-    frame = pd.DataFrame([{name: row[name] for name in COLUMNS} for row in rows], columns=list(COLUMNS))
-    objects = dict.fromkeys(("gate", "status", "reason", "run", "params", "tasks"), object)
-    numbers = dict.fromkeys(METRIC_COLUMNS, float) | dict.fromkeys(("index", "attempts"), int)
-    return frame.astype(objects | numbers)
+    values = [[row[name] for name in COLUMNS] for row in rows]
+    frame = pd.DataFrame(values, columns=list(COLUMNS), dtype=object)  # else a None among texts becomes NaN
+    return frame.astype(dict.fromkeys(METRIC_COLUMNS, float) | dict.fromkeys(("index", "attempts"), int))
 
 
 def rank_trials(trials: pd.DataFrame) -> pd.DataFrame:

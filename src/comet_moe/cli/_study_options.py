@@ -8,7 +8,7 @@ import typer
 Recipe = Annotated[str, typer.Argument(help="Name of a recipe, or path of a YAML file.")]
 StudyPaths = Annotated[
     list[Path],
-    typer.Argument(metavar="PATH...", help="Study folders, run folders, or folders that contain runs."),
+    typer.Argument(metavar="PATH", help="Study folders, run folders, or folders that contain runs."),
 ]
 Workers = Annotated[
     int | None,
