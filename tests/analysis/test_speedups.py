@@ -126,6 +126,7 @@ def test_seed_changes_the_interval_and_nothing_else():
     assert [row["speedup"] for row in first] == [row["speedup"] for row in other]
 
 
+@pytest.mark.slow
 def test_coverage_of_the_interval():
     """Below 95 % once the budget is a large part of the trials, as docs/statistics.md says."""
     random = np.random.default_rng(0)

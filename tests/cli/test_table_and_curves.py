@@ -119,6 +119,7 @@ def test_wrong_input_ends_in_one_sentence(study, tmp_path):
     assert comet_moe("table", study, "--format", "html").code == 2
 
 
+@pytest.mark.slow
 def test_trained_runs_are_compared_without_a_study(tmp_path):
     settings = [part for setting in SMALL for part in ("--set", setting)]
     results = {}

@@ -86,6 +86,7 @@ def uninterrupted(tmp_path_factory):
     return out, json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_a_study_folder_has_runs_and_a_table_of_trials(uninterrupted):
     out, summary = uninterrupted
     rows = trials(out)
@@ -114,6 +115,7 @@ def test_a_study_folder_has_runs_and_a_table_of_trials(uninterrupted):
     assert study["space"]["topk"] == {"training.learning_rate": {"log": [5e-4, 1e-2]}}
 
 
+@pytest.mark.slow
 def test_table_curves_and_report_need_only_study_json_and_trials_jsonl(uninterrupted, tmp_path):
     copy = tmp_path / "copy"
     copy.mkdir()
@@ -129,6 +131,7 @@ def test_table_curves_and_report_need_only_study_json_and_trials_jsonl(uninterru
     assert f"{rows[0]['test_loss_mean']:.2f}" in (tmp_path / "page.html").read_text()
 
 
+@pytest.mark.slow
 def test_a_killed_worker_loses_nothing(uninterrupted, tmp_path, storage_url):
     out = tmp_path / "study"
     process = start(
@@ -147,6 +150,7 @@ def test_a_killed_worker_loses_nothing(uninterrupted, tmp_path, storage_url):
     assert environment[-1]["from_epoch"] > 0  # from its checkpoint, not from the start
 
 
+@pytest.mark.slow
 def test_a_study_resumes_after_all_its_processes_were_killed(uninterrupted, tmp_path, storage_url):
     out = tmp_path / "study"
     words = [
@@ -164,6 +168,7 @@ def test_a_study_resumes_after_all_its_processes_were_killed(uninterrupted, tmp_
     assert again == resumed
 
 
+@pytest.mark.slow
 def test_ctrl_c_releases_the_trials_and_prints_the_command_to_resume(uninterrupted, tmp_path):
     out = tmp_path / "study"
     words = arguments("tune", out, "--gates", "topk,comet+", "--trials", 2, "--workers", 2)
@@ -178,6 +183,7 @@ def test_ctrl_c_releases_the_trials_and_prints_the_command_to_resume(uninterrupt
     assert results(out) == results(uninterrupted[0])
 
 
+@pytest.mark.slow
 def test_a_terminated_worker_is_replaced(uninterrupted, tmp_path):
     out = tmp_path / "study"
     process = start(
@@ -190,6 +196,7 @@ def test_a_terminated_worker_is_replaced(uninterrupted, tmp_path):
     assert results(out) == results(uninterrupted[0])
 
 
+@pytest.mark.slow
 def test_two_machines_share_one_study(uninterrupted, tmp_path, storage_url):
     outs = [tmp_path / name / "study" for name in ("one", "two")]
     processes = [
@@ -208,6 +215,7 @@ def test_two_machines_share_one_study(uninterrupted, tmp_path, storage_url):
     assert len(here[0] | here[1]) == 4
 
 
+@pytest.mark.slow
 def test_trials_can_be_added(tmp_path):
     out = tmp_path / "study"
     fast = ["training.epochs=1"]
@@ -220,6 +228,7 @@ def test_trials_can_be_added(tmp_path):
     assert json.loads((out / "study.json").read_text())["trials"] == 2
 
 
+@pytest.mark.slow
 def test_the_path_of_the_data_may_differ_between_machines(tmp_path, storage_url):
     table = "user,item,rating\n" + "".join(f"u{i % 17},i{i % 23},{1 + i % 5}\n" for i in range(300))
     for name in ("one", "two"):
@@ -250,6 +259,7 @@ def test_the_path_of_the_data_may_differ_between_machines(tmp_path, storage_url)
     assert [row["status"] for row in trials(tmp_path / "two" / "study")] == ["complete"] * 2
 
 
+@pytest.mark.slow
 def test_a_diverged_trial_is_stored_with_its_reason(tmp_path):
     out = tmp_path / "study"
     done = succeed(
@@ -263,6 +273,7 @@ def test_a_diverged_trial_is_stored_with_its_reason(tmp_path):
     assert row["attempts"] == 1
 
 
+@pytest.mark.slow
 def test_an_ablation_trains_each_gate_from_several_seeds(tmp_path):
     out = tmp_path / "study"
     words = arguments("ablate", out, "--gates", "topk,topk+", "--seeds", 2, settings=["training.epochs=2"])
@@ -294,6 +305,7 @@ def test_wrong_input_leaves_no_files_behind(tmp_path):
     assert "has files but no study" in refusal("tune", "multidigits", "--gates", "topk", "--out", out)
 
 
+@pytest.mark.slow
 def test_resuming_needs_the_option_and_the_same_arguments(uninterrupted):
     out = uninterrupted[0]
     before = (out / "trials.jsonl").read_text()
@@ -338,16 +350,3 @@ def test_a_missing_optuna_is_named_with_its_extra(tmp_path):
         "comet-moe: tuning needs optuna, which is not installed: pip install 'comet-moe[tune]'"
     ]
     assert not (tmp_path / "study").exists()
-
-
-@pytest.mark.parametrize("command", ["tune", "ablate", "table", "curves"])
-def test_help_does_not_import_heavy_libraries(command):
-    code = (
-        "import sys\nfrom comet_moe.cli import main\n"
-        "try:\n    main()\nexcept SystemExit as stop:\n"
-        "    heavy = {'torch', 'optuna', 'sqlalchemy', 'pandas', 'scipy'}\n"
-        "    print(stop.code, sorted(heavy & sys.modules.keys()))"
-    )
-    words = [sys.executable, "-c", code, command, "--help"]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert done.stdout.splitlines()[-1] == "0 []", done.stderr

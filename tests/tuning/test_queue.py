@@ -76,6 +76,7 @@ def test_an_epoch_without_a_finite_loss_can_be_reported(storage_url):
     queue.report(queue.claim(definition), 1, None)
 
 
+@pytest.mark.slow
 def test_a_trial_whose_heartbeat_stops_is_run_again(storage_url):
     queue, definition = create_queue(storage_url, trials=1, gates=["topk"], heartbeat=1)
     stale = queue.claim(definition)
@@ -148,6 +149,7 @@ def claim_all(url, taken):
         queue.finish(claim, RESULT)
 
 
+@pytest.mark.slow
 def test_processes_that_start_together_share_the_trials(storage_url):
     context = multiprocessing.get_context("spawn")
     taken = context.Queue()
