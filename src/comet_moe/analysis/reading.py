@@ -211,14 +211,10 @@ def _gate_rank(gate: str) -> tuple[int, str]:
 
 def _read_run(run: Path, settings: _RunSettings, index: int) -> TrialRecord:
     is_finished = (run / "result.json").is_file()
-    result = read_json(run / "result.json", _AnyResult) if is_finished else ResultRecord(status="running")
+    result = read_json(run / "result.json", ResultRecord) if is_finished else ResultRecord(status="running")
     return TrialRecord(
         gate=settings.gate_name,
         index=index,
         params={"seed": settings.seed},
         **result.model_dump(include=set(RESULT_FIELDS)),
     )
-
-
-class _AnyResult(ResultRecord, extra="ignore"):
-    """Until the trainer writes ``ResultRecord``."""

@@ -172,7 +172,7 @@ class _Worker:
     def _on_batch(self, progress: Progress) -> None:
         if time.monotonic() - self._last_sent > PROGRESS_SECONDS:
             loss = progress.loss if math.isfinite(progress.loss) else None
-            self._send(("progress", progress.epoch, progress.done / progress.steps, loss))
+            self._send(("progress", progress.epoch, progress.step / progress.steps, loss))
 
     def _send(self, message: tuple[Any, ...]) -> None:
         self._last_sent = time.monotonic()
