@@ -21,7 +21,7 @@ def write_report(paths: Sequence[Path], out: Path) -> Path:
     """Write the report of the runs, studies and ablations in ``paths`` to the file ``out``.
 
     Raises:
-        StudyError: a folder holds neither a study nor runs.
+        StudyError: a folder has neither a study nor runs.
         WriteError: ``out`` cannot be written; a file that was there is unchanged.
         MissingExtraError: Jinja2 or plotly is not installed.
     """
