@@ -1,15 +1,18 @@
 """Permutation and PermutedGate: schedule, stages, sharing, state."""
 
 import copy
+import pickle
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._subclasses import FakeTensorMode
+from torch.utils.checkpoint import checkpoint
 
 from comet_moe import Permutation, PermutedGate, parameter_groups, sinkhorn
 from comet_moe.gates import CometGate, DSelectKGate, HashGate, SoftmaxGate, TopKGate
-from comet_moe.local_search import assignment, permutation_entropy
+from comet_moe.local_search import assignment, permutation, permutation_entropy
 
 N, P = 6, 5
 GATES = {
@@ -85,7 +88,7 @@ def test_a_search_can_be_ended_with_the_permutation_that_evaluation_uses():
     assert torch.equal(search.order(), order)
 
 
-def test_averaged_copies_and_written_data_are_seen():
+def test_changes_by_averaging_and_by_writing_to_data_are_seen():
     search = Permutation(N, steps=2)
     averaged = torch.optim.swa_utils.AveragedModel(search, use_buffers=True)
     search.step()
@@ -96,9 +99,14 @@ def test_averaged_copies_and_written_data_are_seen():
     other.order()
     other.logits.data.copy_(torch.randn(N, N))
     assert torch.equal(other.order(), assignment(sinkhorn(other.logits, *other.schedule)))
+    gate, x = PermutedGate(HashGate(20, N), other.train()), torch.randn(3, P)
+    gate(x, keys=keys(x))
+    other.logits.data.copy_(torch.randn(N, N))
+    wanted = torch.eye(N)[gate.gate.assignment[:3]] @ sinkhorn(other.logits, *other.schedule)
+    torch.testing.assert_close(gate(x, keys=keys(x)).weights, wanted / wanted.sum(-1, keepdim=True))
 
 
-def test_orders_found_in_inference_mode_serve_outside_it():
+def test_an_order_computed_in_inference_mode_can_be_used_outside_it():
     gate = PermutedGate(CometGate(P, N, k=2), Permutation(N, steps=2, trees=2)).eval()
     x = torch.randn(3, P)
     with torch.inference_mode():
@@ -120,7 +128,7 @@ def test_no_steps_means_the_identity():
 
 
 @pytest.mark.parametrize("name", GATES)
-def test_weights_are_permuted_and_rows_keep_their_mass(name):
+def test_weights_are_permuted_and_rows_keep_their_sum(name):
     gate, x = GATES[name](), torch.randn(8, P)
     search = Permutation(N, steps=1, tau=(0.05, 0.01), iterations=(2, 2))
     permuted = PermutedGate(gate, search)
@@ -134,7 +142,7 @@ def test_weights_are_permuted_and_rows_keep_their_mass(name):
     torch.testing.assert_close(permuted(x, keys=keys(x)).weights, plain @ search.matrix())
 
 
-def test_penalty_is_zeta_times_the_entropy_in_stage_1_training_only():
+def test_the_aux_loss_is_zeta_times_the_entropy_in_stage_1_training_only():
     search = Permutation(N, steps=1, zeta=0.3, tau=(0.05, 0.01))
     gate, x = PermutedGate(SoftmaxGate(P, N), search), torch.randn(4, P)
     torch.testing.assert_close(gate(x).aux_loss, 0.3 * permutation_entropy(search.matrix()))
@@ -154,28 +162,148 @@ def test_the_logits_get_a_gradient_in_stage_1_and_none_in_stage_2():
     assert search.logits.grad is None
 
 
-def test_a_shared_search_is_computed_and_penalised_once_a_pass(monkeypatch):
+def test_a_shared_search_is_computed_once_per_pass_and_its_entropy_counts_once(monkeypatch):
     search = Permutation(N, steps=5, zeta=0.1)
     first, second = (PermutedGate(SoftmaxGate(P, N), search) for _ in range(2))
     calls = []
-    soft = search._soft
-    monkeypatch.setattr(search, "_soft", lambda noise: calls.append(1) or soft(noise))
+    monkeypatch.setattr(permutation, "sinkhorn", lambda *arguments: calls.append(1) or sinkhorn(*arguments))
     x = torch.randn(4, P)
-    for passes in range(1, 4):  # three passes without a step, as in gradient accumulation
+    for passes in range(1, 4):
+        with torch.no_grad():
+            search.logits.add_(0.01 * torch.randn(N, N))
         routings = [first(x), second(x)]
         sum(r.weights[:, 0].sum() + r.aux_loss for r in routings).backward()
         assert len(calls) == passes
-        once = 0.1 * permutation_entropy(soft(False))
+        once = 0.1 * permutation_entropy(sinkhorn(search.logits, *search.schedule))
         torch.testing.assert_close(routings[0].aux_loss + routings[1].aux_loss, once)
 
 
-def test_a_pass_that_skips_a_gate_does_not_spoil_the_next():
-    search = Permutation(N, steps=5)
-    first, second = (PermutedGate(SoftmaxGate(P, N), search) for _ in range(2))
+def entropy_gradient(search):
+    soft = sinkhorn(search.logits, *search.schedule)
+    return torch.autograd.grad(search.zeta * permutation_entropy(soft), search.logits)[0]
+
+
+def test_each_gate_alone_has_its_share_of_the_entropy_whichever_is_called_first():
+    search = Permutation(N, steps=5, zeta=0.1, tau=(0.05, 0.01))
+    gates = [PermutedGate(SoftmaxGate(P, N), search) for _ in range(3)]
     x = torch.randn(4, P)
-    first(x).weights[:, 0].sum().backward()
-    second(x).weights[:, 0].sum().backward()
-    assert second(x).aux_loss > 0
+    gates[0](x)
+    for gate in reversed(gates):  # only this gate's task is trained
+        search.logits.grad = None
+        gate(x).aux_loss.backward()
+        torch.testing.assert_close(search.logits.grad, entropy_gradient(search) / 3)
+
+
+def test_gates_that_share_a_search_have_backward_passes_of_their_own():
+    search = Permutation(N, steps=5, zeta=0.1, tau=(0.05, 0.01))
+    gates = [PermutedGate(SoftmaxGate(P, N), search) for _ in range(2)]
+    x = torch.randn(4, P)
+
+    def loss(gate):
+        routing = gate(x)
+        return routing.weights.square().sum() + routing.aux_loss
+
+    sum(loss(gate) for gate in gates).backward()
+    wanted, search.logits.grad = search.logits.grad, None
+    for one in [loss(gate) for gate in gates]:
+        one.backward()
+    torch.testing.assert_close(search.logits.grad, wanted)
+
+
+def test_the_number_of_gates_follows_copies_and_changes():
+    search = Permutation(N, steps=5)
+    assert search.num_gates == 1
+    model = torch.nn.ModuleList(PermutedGate(SoftmaxGate(P, N), search) for _ in range(3))
+    assert search.num_gates == 3
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert twin[0].search is twin[2].search is not search
+        assert twin[0].search.num_gates == 3
+    assert copy.deepcopy(model[0]).search.num_gates == 1
+    other = Permutation(N, steps=5)
+    model[0].search = other
+    assert (search.num_gates, other.num_gates) == (2, 1)
+    del model[1]
+    assert search.num_gates == 1
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("calls", [[0], [0, 1], [1, 0], [0, 0], [0, 1, 0]])
+@pytest.mark.parametrize("gumbel", [0.0, 0.3])
+def test_activation_checkpointing_gives_the_same_losses_and_gradients(calls, reentrant, gumbel):
+    torch.manual_seed(0)
+    search = Permutation(N, steps=5, zeta=0.1, tau=(0.05, 0.01), gumbel=gumbel)
+    gates = torch.nn.ModuleList(PermutedGate(CometGate(P, N, k=2), search) for _ in range(2))
+    x = torch.randn(4, P, requires_grad=True)
+    values = torch.randn(len(calls), N)
+
+    def route(gate, x):
+        routing = gate(x)
+        return routing.weights, routing.aux_loss
+
+    def gradients(through, twin):
+        x.grad = None
+        total = 0
+        for call, value in zip(calls, values, strict=True):
+            weights, aux_loss = through(twin[call], x)
+            total = total + (weights.square() * value).sum() + aux_loss
+        total.backward()
+        return [total.detach(), x.grad, *(parameter.grad for parameter in twin.parameters())]
+
+    wanted = gradients(route, copy.deepcopy(gates))
+    got = gradients(
+        lambda *arguments: checkpoint(route, *arguments, use_reentrant=reentrant), copy.deepcopy(gates)
+    )
+    for a, b in zip(got, wanted, strict=True):
+        assert (a is None) == (b is None)
+        if a is not None:
+            torch.testing.assert_close(a, b)
+
+
+def test_a_gate_outside_and_one_inside_a_checkpoint_share_a_search():
+    search = Permutation(N, steps=5, zeta=0.1, tau=(0.05, 0.01))
+    gates = [PermutedGate(SoftmaxGate(P, N), search) for _ in range(2)]
+    x = torch.randn(4, P)
+
+    def gradient(second):
+        search.logits.grad = None
+        (gates[0](x).weights.square().sum() + second(x).square().sum()).backward()
+        return search.logits.grad
+
+    wanted = gradient(lambda x: gates[1](x).weights)
+    got = gradient(lambda x: checkpoint(lambda x: gates[1](x).weights, x, use_reentrant=False))
+    torch.testing.assert_close(got, wanted)
+
+
+def test_second_derivatives_through_the_search_are_refused():
+    gate, x = PermutedGate(SoftmaxGate(P, N), Permutation(N, steps=5)), torch.randn(4, P)
+    (first,) = torch.autograd.grad(gate(x).weights[:, 0].sum(), gate.search.logits, create_graph=True)
+    with pytest.raises(RuntimeError, match="second derivative"):
+        first.sum().backward()
+
+
+def test_the_progress_is_read_only_after_it_has_changed():
+    """Reading a buffer on an accelerator waits for it; a fake tensor has no value to read."""
+    with FakeTensorMode():
+        search = Permutation(N, steps=3)
+        gate = PermutedGate(SoftmaxGate(P, N), search)
+        assert gate(torch.randn(4, P)).weights.shape == (4, N)
+        search.step()
+        assert search.searching
+
+
+def test_a_checkpoint_between_the_last_pass_and_its_step_keeps_the_permutation():
+    search = Permutation(N, steps=1, tau=(0.05, 0.01))
+    gate = PermutedGate(SoftmaxGate(P, N), search)
+    used = search.matrix().detach()
+    gate(torch.randn(3, P))
+    with torch.no_grad():
+        search.logits.copy_(torch.randn(N, N))  # the optimiser
+    resumed = Permutation(N, steps=1, tau=(0.05, 0.01))
+    resumed.load_state_dict(search.state_dict())
+    copied = copy.deepcopy(search)
+    for one in (search, resumed, copied):
+        one.step()
+        assert torch.equal(one.order(), assignment(used))
 
 
 def test_a_shared_search_is_stored_once_and_loads_under_any_name():
@@ -209,8 +337,8 @@ def test_resuming_from_a_state_dict_continues_exactly(stop, trees):
         for t in steps:
             train_step(gate, search, optimizer, batches[t], target)
 
-    whole = build()
-    run(*whole, range(10))
+    straight = build()
+    run(*straight, range(10))
     half = build()
     run(*half, range(stop))
     saved = copy.deepcopy((half[0].state_dict(), half[2].state_dict()))
@@ -218,26 +346,26 @@ def test_resuming_from_a_state_dict_continues_exactly(stop, trees):
     resumed[0].load_state_dict(saved[0])
     resumed[2].load_state_dict(saved[1])
     run(*resumed, range(stop, 10))
-    for name, value in whole[0].state_dict().items():
+    for name, value in straight[0].state_dict().items():
         assert torch.equal(resumed[0].state_dict()[name], value), name
 
 
 @given(n=st.integers(1, 9), k=st.integers(1, 4), seed=st.integers(0, 50))
-def test_one_permutation_a_tree_moves_each_trees_part_by_its_own(n, k, seed):
+def test_with_one_permutation_per_tree_each_contribution_moves_by_its_own(n, k, seed):
     torch.manual_seed(seed)
     gate = CometGate(P, n, k)
     search = Permutation(n, steps=1, trees=k)
     permuted, x = PermutedGate(gate, search), torch.randn(5, P)
     search.step()
-    parts, order = gate(x).contributions, search.order()
+    contributions, order = gate(x).contributions, search.order()
     wanted = torch.zeros(5, n)
     for tree in range(k):
         for output in range(n):
-            wanted[:, order[tree, output]] += parts[:, tree, output]
+            wanted[:, order[tree, output]] += contributions[:, tree, output]
     torch.testing.assert_close(permuted(x).weights, wanted)
 
 
-def test_equal_permutations_a_tree_are_one_permutation():
+def test_equal_permutations_per_tree_are_one_permutation():
     gate, x = CometGate(P, N, k=2), torch.randn(5, P)
     shared = Permutation(N, steps=1, tau=(0.05, 0.01))
     each = Permutation(N, steps=1, tau=(0.05, 0.01), trees=2)

@@ -129,7 +129,7 @@ class SparseModel:
 def _reset_search(search: Permutation) -> None:
     init.uniform_(search.logits, -0.05, 0.05)
     init.zeros_(search.progress)
-    init.copy_(search.fixed, torch.arange(search.num_experts, device=search.fixed.device))
+    init.copy_(search.fixed, search.initial_order().to(search.fixed.device))
     if search.noise_seed is not None:
         init.copy_(search.noise_seed, torch.randint(2**62, (), device=search.noise_seed.device))
 

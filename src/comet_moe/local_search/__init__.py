@@ -2,7 +2,7 @@
 
 from comet_moe.local_search.permutation import Permutation, parameter_groups
 from comet_moe.local_search.permuted_gate import PermutedGate
-from comet_moe.local_search.sinkhorn import assignment, permutation_entropy, sinkhorn
+from comet_moe.local_search.sinkhorn import assignment, permutation_entropy
 
 __all__ = [
     "Permutation",
@@ -10,5 +10,4 @@ __all__ = [
     "assignment",
     "parameter_groups",
     "permutation_entropy",
-    "sinkhorn",
 ]

@@ -1,7 +1,7 @@
 """The search itself: a learnable permutation of the experts with its schedule."""
 
 from collections.abc import Callable, Iterable
-from functools import wraps
+from functools import partial, wraps
 from math import log10
 from typing import Any, TypeVar
 
@@ -10,15 +10,19 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from comet_moe import checks
+from comet_moe.local_search.derived import Derived, Known, Load, SharedSoft
 from comet_moe.local_search.sinkhorn import assignment, permutation_entropy, sinkhorn
 
 Method = TypeVar("Method", bound=Callable[..., Any])
+
+UNSET = -1
+"""The entries of ``fixed`` before stage 1 has a permutation to fix."""
 
 
 def _outside_graphs(method: Method) -> Method:
     """``method`` run as it is where a graph is compiled: its R changes from step to step.
 
-    As ``torch.compiler.disable``, which would load the compiler, a second's work, for everyone.
+    As ``torch.compiler.disable``, which would import the compiler, a second's work, for everyone.
     """
 
     @wraps(method)
@@ -33,30 +37,49 @@ def _outside_graphs(method: Method) -> Method:
 class Permutation(nn.Module):
     """A permutation of n experts, learned in the first ``steps`` optimiser steps and fixed from then on.
 
-    Stage 1 (``searching``): training uses the soft matrix S^R(U/τ) and the penalty
-    ζ·(row and column entropy); evaluation uses the assignment on it. By optimiser step t of T, log10 τ and R
-    go linearly from the first to the second value of ``tau`` and ``iterations``. Stage 2: the assignment on
-    the last soft matrix that training used is a buffer of its own; U gets no gradient any more.
+    Stage 1 (``searching``): training uses the soft matrix S^R(U/τ) and the auxiliary loss
+    ζ·(row and column entropy); evaluation uses the assignment on it. With optimiser step t of T, log10 τ and
+    R change linearly from the first to the second value of ``tau`` and ``iterations``. Stage 2: the
+    permutation is the assignment on the soft matrix of the last training pass of stage 1, and U gets no
+    gradient any more. That pass, in step T-1, writes it to the buffer ``fixed``, since the optimiser has
+    changed U when :meth:`step` is called; so a checkpoint may be saved at any point. Without such a pass
+    :meth:`step` takes the assignment for the current U.
 
-    Call :meth:`step` after each optimiser step, as for a learning-rate scheduler. Several gates may share
-    one search: it is computed once a forward pass, and only the first gate of the pass carries its penalty.
-    Activation checkpointing runs gates again in another order, which that cannot follow: give each gate a
-    search of its own there.
+    Call :meth:`step` after each optimiser step, as for a learning-rate scheduler. Several gates may share one
+    search: the soft matrix is computed once per forward pass, and the auxiliary loss of each gate has the
+    entropy divided by the number of gates, so that it counts once in their sum.
 
     Args:
         num_experts: n.
         steps: T, the optimiser steps of stage 1; 0 means no search, the identity.
-        zeta: weight ζ of the entropy penalty.
+        zeta: weight ζ of the entropy in the auxiliary loss.
         tau: temperature at t=0 and t=T.
         iterations: Sinkhorn rounds at t=0 and t=T.
-        trees: None for one permutation of the experts; k for one a tree or selector of the gate.
+        trees: None for one permutation of the experts; k for one per tree or selector of the gate.
         gumbel: scale of Gumbel noise on U in stage-1 training.
         lr_factor: the learning rate of U relative to the model's, for :func:`parameter_groups`.
 
     Attributes:
-        logits: U, (n, n) or (trees, n, n), Uniform(±0.05) at the start.
-        progress: t, the optimiser steps so far.
-        fixed: (n,) or (trees, n), the order of stage 2.
+        logits: U, (n, n) or (trees, n, n), initially Uniform(±0.05).
+        progress: t, the number of optimiser steps so far.
+        fixed: (n,) or (trees, n), the order of stage 2; -1 before it is known.
+
+    Example:
+        >>> import torch
+        >>> from comet_moe import Permutation, PermutedGate
+        >>> from comet_moe.gates import TopKGate
+        >>> search = Permutation(num_experts=6, steps=2)
+        >>> gate = PermutedGate(TopKGate(in_features=8, num_experts=6, k=2), search)
+        >>> optimizer = torch.optim.Adam(gate.parameters())
+        >>> for _ in range(2):
+        ...     routing = gate(torch.randn(5, 8))
+        ...     (routing.weights[:, 0].sum() + routing.aux_loss).backward()
+        ...     optimizer.step()
+        ...     search.step()
+        >>> search.searching
+        False
+        >>> search.order().sort().values
+        tensor([0, 1, 2, 3, 4, 5])
     """
 
     progress: Tensor
@@ -91,24 +114,16 @@ class Permutation(nn.Module):
         self.logits = nn.Parameter(torch.empty(*copies, n, n).uniform_(-0.05, 0.05))
         self.register_buffer("progress", torch.zeros((), dtype=torch.int64))
         self.register_buffer("noise_seed", torch.randint(2**62, ()) if gumbel else None)
-        self.register_buffer("fixed", torch.arange(n).expand(*copies, n).clone())
-        self._read: tuple[object, int] = (None, 0)
-        self._pass: _Pass | None = None
-        self._last_soft: Tensor | None = None
-        self._stage1_order: tuple[int, Tensor, Tensor] | None = None
-        self._load: _Load | None = None
+        self.register_buffer("fixed", self.initial_order())
+        self._derived = Derived()
+        self._remember_progress(0)
 
-    @property
-    def _t(self) -> int:
-        """``progress`` as a number, read again only where the buffer has changed."""
-        if torch.compiler.is_compiling():
-            return self._read[1]
-        if self.progress.is_inference():
-            return int(self.progress)
-        state = (id(self.progress), self.progress._version)
-        if self._read[0] != state:
-            self._read = (state, int(self.progress))
-        return self._read[1]
+    def initial_order(self) -> Tensor:
+        """What ``fixed`` is at first: -1 for a search, the identity for none (``steps=0``)."""
+        shape = self.logits.shape[:-1]
+        if self.steps:
+            return torch.full(shape, UNSET, dtype=torch.int64)
+        return torch.arange(self.num_experts).expand(shape).clone()
 
     @property
     def searching(self) -> bool:
@@ -118,107 +133,136 @@ class Permutation(nn.Module):
     @property
     def schedule(self) -> tuple[float, int]:
         """(τ, R) at the current step."""
-        return self._schedule_at(self._t)
+        part = min(self._t / self.steps, 1.0) if self.steps else 1.0
+        (tau0, tau1), (r0, r1) = self.tau, self.iterations
+        return 10 ** (log10(tau0) + (log10(tau1) - log10(tau0)) * part), int(r0 + (r1 - r0) * part)
+
+    @property
+    def num_gates(self) -> int:
+        """How many gates share this search."""
+        return max(1, len(self._derived.gates))
 
     def step(self) -> None:
-        """Count one optimiser step; the step that ends stage 1 fixes the hard permutation."""
+        """Count one optimiser step; the last one of stage 1 ends it."""
         if not self.searching:
             return
-        if self._t + 1 == self.steps:
-            last = self._last_soft if self._last_soft is not None else self._soft(noise=False).detach()
-            self.fixed.copy_(assignment(last))
-        self.progress += 1
-        self._forget()
+        if self._t + 1 == self.steps and int(self.fixed.flatten()[0]) == UNSET:
+            self.fixed.copy_(self._compute_order())
+        self._set_progress(self._t + 1)
 
     def finish(self) -> None:
         """End stage 1 now, with the permutation that evaluation uses."""
         if self.searching:
             self.fixed.copy_(self.order())
-            self.progress.fill_(self.steps)
-            self._forget()
+            self._set_progress(self.steps)
 
     def matrix(self) -> Tensor:
         """(n, n): entry [i, j] sends gate output i to expert j. Soft in stage-1 training, else hard 0/1."""
         if self.training and self.searching:
-            return self._soft(noise=self.gumbel > 0)
+            return self._soften(self.logits, *self.schedule, self._noise())
         return F.one_hot(self.order(), self.num_experts).to(self.logits.dtype)
 
     def order(self) -> Tensor:
         """(n,) or (trees, n): gate output i goes to expert order[i], by the hard permutation."""
-        return self._order_now() if self.searching else self.fixed
+        return self._search_order() if self.searching else self.fixed
 
     @_outside_graphs
-    def shared_soft(self, gate: nn.Module) -> tuple[Tensor, Tensor]:
-        """The soft matrix and penalty of this forward pass for ``gate``, for stage-1 training.
+    def shared_soft(self) -> tuple[Tensor, Tensor]:
+        """For a gate in stage-1 training: the soft matrix, and its share () of the auxiliary loss."""
+        if checks.is_plain_eager(self.logits):
+            soft, entropy = self._shared().attach(self.logits)
+        else:  # tensors without values to compare
+            soft = self._soften(self.logits, *self.schedule, self._noise())
+            entropy = permutation_entropy(soft)
+        return soft, entropy * (self.zeta / self.num_gates)
 
-        The first gate of a pass computes both; the others get the same matrix and a penalty of 0. A pass ends
-        when a gate comes back, the weights or the step change, or a gradient has gone through.
-        """
-        version = None if self.logits.is_inference() else self.logits._version
-        state = (self._t, version, torch.is_grad_enabled())
-        if self._pass is None or self._pass.state != state or id(gate) in self._pass.seen:
-            self._pass = self._new_pass(state)
-            self._pass.seen.add(id(gate))
-            return self._pass.soft, self.zeta * permutation_entropy(self._pass.soft)
-        self._pass.seen.add(id(gate))
-        return self._pass.soft, self._pass.soft.new_zeros(())
+    def add_gate(self, gate: nn.Module) -> None:
+        """Count ``gate``, which has this search from now on, among those that share it while it exists."""
+        self._derived.gates.add(gate)
 
-    def _new_pass(self, state: object) -> "_Pass":
-        soft = self._soft(noise=self.gumbel > 0)
-        self._last_soft = soft.detach()
-        if soft.requires_grad:
-            soft.register_hook(self._end_pass)
-        return _Pass(state, soft)
+    def remove_gate(self, gate: nn.Module) -> None:
+        """Count ``gate`` no longer."""
+        self._derived.gates.discard(gate)
 
-    def _end_pass(self, gradient: Tensor) -> None:
-        self._pass = None
-
-    def _soft(self, noise: bool) -> Tensor:
-        tau, iterations = self.schedule
-        logits = self.logits if self.logits.dtype == torch.float64 else self.logits.float()
-        if noise:
-            # By the step and a stored seed, not by the global generator: resuming draws the same, and so do
-            # several processes, whose permutations must not part.
-            generator = torch.Generator().manual_seed(int(self.noise_seed) + self._t)
-            uniform = torch.rand(logits.shape, generator=generator).to(logits).clamp(1e-20, 1 - 1e-7)
-            logits = logits - self.gumbel * torch.log(-torch.log(uniform))
-        with torch.autocast(logits.device.type, enabled=False):
-            return sinkhorn(logits, tau, iterations)
+    @torch.inference_mode(False)
+    def _shared(self) -> SharedSoft:
+        """The soft matrix for the current step and U, computed when one of them has changed."""
+        key = (self._t, *self.schedule, self.gumbel, self.logits.requires_grad)
+        known = self._derived.soft
+        if known is None or not known.holds(key, self.logits):
+            soften = partial(self._soften, tau=key[1], iterations=key[2], noise=self._noise())
+            known = Known(key, self.logits, SharedSoft(self.logits, soften))
+            self._derived.soft = known
+            if self._t + 1 == self.steps:
+                self.fixed.copy_(assignment(known.value.soft))
+        return known.value
 
     @_outside_graphs
     @torch.inference_mode(False)
     @torch.no_grad()
-    def _order_now(self) -> Tensor:
-        """The assignment at the current step, computed once for each value of U."""
-        known = self._stage1_order
-        if known is None or known[0] != self._t or not torch.equal(known[1], self.logits):
-            logits = self.logits.detach().clone()
-            self._stage1_order = known = (self._t, logits, assignment(self._soft(noise=False)))
-        return known[2]
+    def _search_order(self) -> Tensor:
+        """The assignment for the current step and U, computed when one of them has changed."""
+        if not checks.is_plain_eager(self.logits):
+            return self._compute_order()
+        key = (self._t, *self.schedule)
+        known = self._derived.order
+        if known is None or not known.holds(key, self.logits):
+            known = self._derived.order = Known(key, self.logits, self._compute_order())
+        return known.value
 
-    def _schedule_at(self, t: int) -> tuple[float, int]:
-        part = min(t / self.steps, 1.0) if self.steps else 1.0
-        (tau0, tau1), (r0, r1) = self.tau, self.iterations
-        return 10 ** (log10(tau0) + (log10(tau1) - log10(tau0)) * part), int(r0 + (r1 - r0) * part)
+    @torch.no_grad()
+    def _compute_order(self) -> Tensor:
+        return assignment(self._soften(self.logits, *self.schedule, None))
 
-    def _forget(self) -> None:
-        """Drop what is derived from parameters and buffers, and read the progress anew, also for graphs."""
-        self._pass = self._last_soft = self._stage1_order = None
+    def _soften(self, logits: Tensor, tau: float, iterations: int, noise: Tensor | None) -> Tensor:
+        """S^R((U + noise)/τ) in float32, or float64 if U is."""
+        with torch.autocast(logits.device.type, enabled=False):
+            logits = logits.to(_compute_dtype(logits))
+            return sinkhorn(logits if noise is None else logits + noise, tau, iterations)
+
+    def _noise(self) -> Tensor | None:
+        """Gumbel noise on U for the current step.
+
+        By the step and a stored seed, not by the global generator: resuming draws the same, and so do several
+        processes, whose permutations must stay equal.
+        """
+        if not self.gumbel:
+            return None
+        generator = torch.Generator().manual_seed(int(self.noise_seed) + self._t)
+        uniform = torch.rand(self.logits.shape, generator=generator)
+        uniform = uniform.to(self.logits.device, _compute_dtype(self.logits)).clamp(1e-20, 1 - 1e-7)
+        return -self.gumbel * torch.log(-torch.log(uniform))
+
+    @property
+    def _t(self) -> int:
+        """``progress`` as a number, read from the buffer only if that has changed: reading synchronises."""
+        derived = self._derived
+        if torch.compiler.is_compiling():
+            return derived.t
+        buffer = self.progress
+        if buffer.is_inference() or derived.progress is not buffer or derived.version != buffer._version:
+            self._read_progress()
+        return derived.t
+
+    def _set_progress(self, t: int) -> None:
+        self.progress.fill_(t)
+        self._remember_progress(t)
+
+    def _read_progress(self) -> None:
         if not self.progress.is_meta:
-            self._read = (None, int(self.progress))
+            self._remember_progress(int(self.progress))
 
-    def __getstate__(self) -> dict[str, Any]:
-        derived = {
-            "_pass": None,
-            "_last_soft": None,
-            "_stage1_order": None,
-            "_load": None,
-            "_read": (None, 0),
-        }
-        return {**self.__dict__, **derived}
+    def _remember_progress(self, t: int) -> None:
+        buffer, derived = self.progress, self._derived
+        derived.progress, derived.t = buffer, t
+        derived.version = None if buffer.is_inference() else buffer._version
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._read_progress()
 
     # A search that several gates share is one module under several names. It is stored under the first name
-    # that is visited, and loading is content with whichever name has it.
+    # that is visited, and loading accepts it under any of them.
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         own = self.logits.data
@@ -239,14 +283,14 @@ class Permutation(nn.Module):
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
-        if self._load is None or self._load.missing_keys is not missing_keys:
-            self._load = _Load(missing_keys)
-        names = missing_keys[before:]
-        self._load.absent.update(names)
-        self._load.found |= not names
-        if self._load.found:
-            missing_keys[:] = [key for key in missing_keys if key not in self._load.absent]
-        self._forget()
+        if self._derived.load is None or self._derived.load.missing_keys is not missing_keys:
+            self._derived.load = Load(missing_keys)
+        load, names = self._derived.load, missing_keys[before:]
+        load.absent.update(names)
+        load.is_complete |= not names
+        if load.is_complete:
+            missing_keys[:] = [key for key in missing_keys if key not in load.absent]
+        self._read_progress()
 
     def extra_repr(self) -> str:
         """Shown in ``repr(search)``."""
@@ -254,26 +298,20 @@ class Permutation(nn.Module):
         return f"num_experts={self.num_experts}, steps={self.steps}, zeta={self.zeta:g}{trees}"
 
 
-class _Pass:
-    """One forward pass: the soft matrix, what it was computed from, and the gates that have used it."""
-
-    def __init__(self, state: object, soft: Tensor):
-        self.state = state
-        self.soft = soft
-        self.seen: set[int] = set()
-
-
-class _Load:
-    """One call of load_state_dict: the names the search was looked for under, and whether one had it."""
-
-    def __init__(self, missing_keys: list[str]):
-        self.missing_keys = missing_keys
-        self.absent: set[str] = set()
-        self.found = False
+def _compute_dtype(logits: Tensor) -> torch.dtype:
+    return torch.float64 if logits.dtype == torch.float64 else torch.float32
 
 
 def parameter_groups(model: nn.Module, lr: float) -> list[dict[str, Any]]:
-    """Optimiser groups of ``model``: everything at ``lr``, and each search's U at ``lr`` times its factor."""
+    """Optimiser groups of ``model``: everything at ``lr``, and each search's U at ``lr`` times its factor.
+
+    Example:
+        >>> import torch
+        >>> from comet_moe import Permutation, parameter_groups
+        >>> groups = parameter_groups(Permutation(num_experts=4, steps=10, lr_factor=5.0), lr=0.1)
+        >>> torch.optim.SGD(groups).param_groups[0]["lr"]
+        0.5
+    """
     factors = {id(m.logits): m.lr_factor for m in model.modules() if isinstance(m, Permutation)}
     groups: dict[float, list[nn.Parameter]] = {1.0: []}
     parameters: Iterable[nn.Parameter] = model.parameters()

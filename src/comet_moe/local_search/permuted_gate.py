@@ -1,4 +1,6 @@
-"""A gate with a permutation of the experts behind it; itself a gate."""
+"""A gate followed by a permutation of the experts; itself a gate."""
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,16 +14,26 @@ class PermutedGate(GateWrapper):
     """Sends output i of ``gate`` to expert order[i] of ``search``.
 
     In stage-1 training the weights are g(x) S with the soft matrix S, rescaled so that each row keeps its
-    mass (a finite number of Sinkhorn rounds leaves rows off). Otherwise the experts are only renumbered.
+    sum: after a finite number of Sinkhorn rounds the rows of S do not sum to 1. To the auxiliary loss each
+    call adds the gate's share of the entropy of S. Otherwise the experts are only renumbered.
 
     Args:
         gate: any gate.
         search: the permutation; may be shared with other gates.
 
     Example:
+        >>> import torch
+        >>> from comet_moe import Permutation, PermutedGate
+        >>> from comet_moe.gates import TopKGate
         >>> search = Permutation(num_experts=6, steps=1000)
-        >>> gate = PermutedGate(TopKGate(in_features=32, num_experts=6, k=2), search)
+        >>> gates = [PermutedGate(TopKGate(in_features=32, num_experts=6, k=2), search) for _ in range(2)]
+        >>> search.num_gates
+        2
+        >>> gates[0](torch.randn(4, 32)).weights.shape
+        torch.Size([4, 6])
     """
+
+    search: Permutation
 
     def __init__(self, gate: Gate, search: Permutation):
         super().__init__(gate)
@@ -35,6 +47,19 @@ class PermutedGate(GateWrapper):
         self.search = search
         self.stochastic = gate.stochastic or search.gumbel > 0
         self.keeps_contributions = search.trees is not None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """As for any module; a search counts the gates that have it."""
+        if name == "search":
+            before = self._modules.get("search")
+            if isinstance(before, Permutation):
+                before.remove_gate(self)
+            value.add_gate(self)
+        super().__setattr__(name, value)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.search.add_gate(self)  # the search is a copy, too, and has counted none yet
 
     @property
     def soft_in_training(self) -> bool:  # type: ignore[override]
@@ -51,11 +76,11 @@ class PermutedGate(GateWrapper):
         """Route ``x`` (B, ..., p) by the gate, then permute the experts."""
         routing = self.gate(x, keys=keys, mask=mask)
         if self.training and self.search.searching:
-            return self._softly(routing)
-        return self._renumbered(routing)
+            return self._permute_softly(routing)
+        return self._renumber(routing)
 
-    def _softly(self, routing: Routing) -> Routing:
-        soft, aux_loss = self.search.shared_soft(self)
+    def _permute_softly(self, routing: Routing) -> Routing:
+        soft, aux_loss = self.search.shared_soft()
         with torch.autocast(soft.device.type, enabled=False):
             if self.search.trees is None:
                 weights = routing.weights
@@ -63,17 +88,18 @@ class PermutedGate(GateWrapper):
             else:
                 weights = self._contributions(routing).flatten(-2)
                 permuted = weights @ soft.to(weights.dtype).flatten(0, 1)
-            mass = weights.sum(-1, keepdim=True)
-            got = permuted.sum(-1, keepdim=True)
-            permuted = permuted * (mass / got.masked_fill(got == 0, 1.0))
+            wanted_sum = weights.sum(-1, keepdim=True)
+            row_sum = permuted.sum(-1, keepdim=True)
+            permuted = permuted * (wanted_sum / row_sum.masked_fill(row_sum == 0, 1.0))
         return Routing(
             weights=permuted,
             aux_loss=routing.aux_loss + aux_loss,
+            logits=routing.logits,
             selectors=routing.selectors,
             mask=routing.mask,
         )
 
-    def _renumbered(self, routing: Routing) -> Routing:
+    def _renumber(self, routing: Routing) -> Routing:
         order = self.search.order()
         if self.search.trees is None:
             return routing.renumbered(order)
@@ -81,14 +107,18 @@ class PermutedGate(GateWrapper):
         experts = order.flatten().expand(*contributions.shape[:-2], -1)
         weights = torch.zeros_like(routing.weights).scatter_add(-1, experts, contributions.flatten(-2))
         return Routing(
-            weights=weights, aux_loss=routing.aux_loss, selectors=routing.selectors, mask=routing.mask
+            weights=weights,
+            aux_loss=routing.aux_loss,
+            logits=routing.logits,
+            selectors=routing.selectors,
+            mask=routing.mask,
         )
 
     def _contributions(self, routing: Routing) -> Tensor:
         """(B, ..., k, n) what each tree adds to the weights, padding at 0."""
         if routing.contributions is None:
             raise ValueError(
-                f"{type(self.gate).__name__} has no trees to permute one by one: use Permutation(trees=None)"
+                f"{type(self.gate).__name__} has no trees to permute separately: use Permutation(trees=None)"
             )
         if routing.mask is None:
             return routing.contributions

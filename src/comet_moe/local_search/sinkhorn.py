@@ -1,4 +1,4 @@
-"""From a matrix of logits to a soft permutation, and from there to a hard one."""
+"""Soft permutations by Sinkhorn normalisation, their entropy, and the hard permutation nearest to them."""
 
 import torch
 from scipy.optimize import linear_sum_assignment
@@ -17,8 +17,15 @@ def sinkhorn(logits: Tensor, tau: float = 1e-3, iterations: int = 20) -> Tensor:
         iterations: R >= 0.
 
     Returns:
-        (..., n, n), columns sum to 1; entry [i, j] sends gate output i to expert j. The last rows are off by
-        as much as R rounds leave.
+        (..., n, n), columns sum to 1, and rows as nearly as R rounds make them; entry [i, j] sends gate
+        output i to expert j.
+
+    Example:
+        >>> import torch
+        >>> from comet_moe import sinkhorn
+        >>> sinkhorn(torch.eye(2), tau=0.5).round(decimals=2)
+        tensor([[0.8800, 0.1200],
+                [0.1200, 0.8800]])
     """
     if logits.dim() < 2 or logits.shape[-1] != logits.shape[-2]:
         raise ValueError(f"logits must be square matrices (..., n, n), got shape {tuple(logits.shape)}")
