@@ -66,7 +66,7 @@ def images(rows):
         ("hash", "sparse"),
     ],
 )
-def test_a_two_gate_model_as_onnx(tmp_path, kind, execution):
+def test_a_model_with_two_gates_exports_to_onnx(tmp_path, kind, execution):
     checks = export_model(rating_model(kind), users_and_items, tmp_path / "m.onnx", "onnx", execution)
     assert [check.rows for check in checks] == [7, 3]
     assert max(check.difference for check in checks) <= 1e-5
@@ -75,7 +75,7 @@ def test_a_two_gate_model_as_onnx(tmp_path, kind, execution):
 @pytest.mark.parametrize(
     ("format", "execution"), [("onnx", "dense"), ("torch", "dense"), ("torch", "sparse")]
 )
-def test_a_single_gate_image_model(tmp_path, format, execution):
+def test_an_image_model_with_one_gate_exports_to_both_formats(tmp_path, format, execution):
     tasks = image_tasks({"digit": 10})
     model = ImageModel(
         tasks=tasks,
@@ -87,7 +87,7 @@ def test_a_single_gate_image_model(tmp_path, format, execution):
     assert (tmp_path / "m").stat().st_size > 1000
 
 
-def test_onnx_runs_alone_at_a_third_batch_size(tmp_path):
+def test_an_onnx_file_runs_at_a_third_batch_size(tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     model = rating_model("comet")
     export_model(model, users_and_items, tmp_path / "m.onnx", "onnx", "dense")
@@ -113,7 +113,7 @@ def test_compiled_mixtures_have_no_graph_break(kind):
                 torch.testing.assert_close(got, wanted, atol=1e-5, rtol=0)
 
 
-def test_a_compiled_gate_descends_in_evaluation():
+def test_a_compiled_comet_gate_descends_its_trees_in_evaluation():
     gate = make_gate("comet", 8).eval()
     torch._dynamo.reset()
     graphs = []

@@ -116,10 +116,15 @@ def of_four(**form):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({}, "exactly one of weights, pairs and slots"),
-        ({"weights": WEIGHTS, "slots": (INDICES, ONES)}, "exactly one of weights, pairs and slots"),
+        ({}, r"exactly one of weights \(B, \.\.\., n\), pairs and slots"),
+        (of_four(), "exactly one of"),
+        (of_four(slots=(INDICES, ONES), pairs=(INDICES[0], INDICES[0], ONES[0])), "exactly one of"),
+        ({"weights": WEIGHTS, "slots": (INDICES, ONES)}, "exactly one of"),
         ({"weights": WEIGHTS[0]}, r"weights must have shape \(B, \.\.\., n\), got \(3,\)"),
-        ({"slots": (INDICES, ONES)}, "needs batch_shape and num_experts of at least 1, got batch_shape=None"),
+        (
+            {"slots": (INDICES, ONES)},
+            "needs batch_shape and num_experts of at least 1, got batch_shape=None and num_experts=0",
+        ),
         ({"slots": (INDICES, ONES), "batch_shape": torch.Size([4])}, "num_experts=0"),
         (of_four(slots=(INDICES[1:], ONES[1:])), r"\(4, slots per row\) each, got \(3, 2\) and \(3, 2\)"),
         (of_four(slots=(INDICES, ONES[:, :1])), r"got \(4, 2\) and \(4, 1\)"),

@@ -1,6 +1,16 @@
 """Sparse mixtures of experts in PyTorch.
 
-Names are loaded when first used, so that the command line answers without waiting for torch.
+Names are imported when first used, so that the command line need not wait for torch.
+
+Example:
+    >>> import torch
+    >>> from comet_moe import MoE
+    >>> from comet_moe.experts import DenseExperts
+    >>> from comet_moe.gates import CometGate
+    >>> moe = MoE(experts=DenseExperts(8, 32, 64), gate=CometGate(32, 8, k=2))
+    >>> y, routing = moe(torch.randn(4, 32))
+    >>> y.shape
+    torch.Size([4, 64])
 """
 
 from importlib import import_module
@@ -8,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from comet_moe.checks import set_value_checks as set_value_checks
+    from comet_moe.exceptions import CometError as CometError
     from comet_moe.local_search import Permutation as Permutation
     from comet_moe.local_search import PermutedGate as PermutedGate
     from comet_moe.local_search import parameter_groups as parameter_groups
@@ -18,7 +29,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOMES = {
+_MODULES = {
+    "CometError": "comet_moe.exceptions",
     "MoE": "comet_moe.moe",
     "MultiGateMoE": "comet_moe.moe",
     "Permutation": "comet_moe.local_search",
@@ -30,6 +42,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "CometError",
     "MoE",
     "MultiGateMoE",
     "Permutation",
@@ -42,10 +55,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'comet_moe' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES])
+    return sorted([*globals(), *_MODULES])

@@ -1,7 +1,7 @@
 """Models as files that run without this library, checked against the model they came from.
 
-A model of :mod:`comet_moe.models` goes out as a graph from its features to one prediction a task:
-probabilities for classes, numbers for values. The batch is dynamic.
+A model of :mod:`comet_moe.models` becomes a graph from its features to one prediction per task:
+probabilities for classes, numbers for values. The batch size is dynamic.
 """
 
 import logging
@@ -21,18 +21,18 @@ from comet_moe.models import ImageModel, RatingModel
 
 Format = Literal["onnx", "torch"]
 TOLERANCE = 1e-5
-SIZES = (7, 3)  # rows that the graph is traced with, and another number that it is checked with
+SIZES = (7, 3)  # batch sizes: the graph is traced with the first and checked with both
 
 
 class Check(NamedTuple):
-    """What was compared: rows, and the largest difference of any prediction."""
+    """One comparison: the number of rows, and the largest difference between any two predictions."""
 
     rows: int
     difference: float
 
 
 class Predictions(nn.Module):
-    """A model with plain tensors in and out: its features in order, one prediction a task."""
+    """A model with plain tensors in and out: its features in order, one prediction per task."""
 
     def __init__(self, model: RatingModel | ImageModel, features: Sequence[str]):
         super().__init__()
@@ -40,7 +40,7 @@ class Predictions(nn.Module):
         self.features = tuple(features)
 
     def forward(self, *features: Tensor) -> tuple[Tensor, ...]:
-        """One (B,) or (B, classes) a task."""
+        """One (B,) or (B, classes) per task."""
         outputs, _ = self.model(dict(zip(self.features, features, strict=True)))
         return tuple(
             output.softmax(-1)
@@ -62,9 +62,9 @@ def export_model(
     """Write ``model`` to ``path`` and read it back to compare it, at two batch sizes.
 
     Args:
-        model: trained; it is put in eval mode, and a search that still goes on is ended.
-        sample: makes features for a number of rows.
-        path: of the file.
+        model: trained; it is put in eval mode, and a search that is still in stage 1 is finished.
+        sample: makes features for a given number of rows.
+        path: of the file to write.
         format: "onnx" for onnxruntime and others, "torch" for ``torch.export.load``.
         execution: "dense" evaluates every expert, "sparse" only the selected ones, by index.
     """
@@ -86,7 +86,7 @@ def export_model(
             _write_onnx(program, inputs, names, [task.name for task in model.tasks], path)
             run = _onnx_runner(path, names)
         checks = [_compare(module, run, sample(rows)) for rows in SIZES]
-    worst = next((c.difference for c in checks if not c.difference <= TOLERANCE), None)  # NaN is not
+    worst = next((c.difference for c in checks if not c.difference <= TOLERANCE), None)  # NaN is not <=
     if worst is not None:
         path.unlink()
         raise ExportError(f"the {format} file differs from the model by {worst:g}, more than {TOLERANCE:g}")
@@ -94,10 +94,10 @@ def export_model(
 
 
 def _compare(module: Predictions, run: Callable[..., list[Tensor]], features: dict[str, Tensor]) -> Check:
-    wanted = module(*features.values())
+    expected = module(*features.values())
     got = run(features)
     rows = len(next(iter(features.values())))
-    differences = [(a - b).abs().max() for a, b in zip(got, wanted, strict=True)]
+    differences = [(a - b).abs().max() for a, b in zip(got, expected, strict=True)]
     return Check(rows, float(torch.stack(differences).max()))
 
 
@@ -115,7 +115,7 @@ def _write_onnx(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         before = logging.root.manager.disable
-        logging.disable(logging.WARNING)  # what the exporter says of packages it did not find concerns nobody
+        logging.disable(logging.WARNING)  # the exporter logs which optional packages it did not find
         try:
             torch.onnx.export(
                 program,

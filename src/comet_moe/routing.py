@@ -76,18 +76,24 @@ class Routing:
         num_experts: int = 0,
     ):
         if (weights is None) + (pairs is None) + (slots is None) != 2:
-            raise ValueError("a Routing needs exactly one of weights, pairs and slots")
+            raise ValueError("a Routing needs exactly one of weights (B, ..., n), pairs and slots")
         if weights is not None:
-            if weights.dim() < 2:
-                raise ValueError(f"weights must have shape (B, ..., n), got {tuple(weights.shape)}")
-            batch_shape, num_experts = weights.shape[:-1], weights.shape[-1]
+            shape = weights.shape
+            if len(shape) < 2:
+                raise ValueError(f"weights must have shape (B, ..., n), got {tuple(shape)}")
+            batch_shape, num_experts = shape[:-1], shape[-1]
         elif batch_shape is None or num_experts < 1:
             raise ValueError(
                 "a Routing from pairs or slots needs batch_shape and num_experts of at least 1, got "
                 f"batch_shape={batch_shape} and num_experts={num_experts}"
             )
         elif slots is not None:
-            _check_slots(*slots, prod(batch_shape))
+            shape = slots[0].shape
+            if shape != slots[1].shape or len(shape) != 2 or shape[0] != prod(batch_shape):
+                raise ValueError(
+                    f"slots must be experts and weights of shape ({prod(batch_shape)}, slots per row) each, "
+                    f"got {tuple(shape)} and {tuple(slots[1].shape)}"
+                )
         elif pairs is not None:
             _check_pairs(*pairs)
         self._weights = weights
@@ -285,14 +291,6 @@ class Routing:
             "one_hot_trees": float((trees.amax(-1) > 1 - SELECTED_WEIGHT).float().mean()),
             "leaf_share": trees.double().mean(0).tolist(),
         }
-
-
-def _check_slots(expert: Tensor, weight: Tensor, rows: int) -> None:
-    if expert.dim() != 2 or expert.shape != weight.shape or expert.shape[0] != rows:
-        raise ValueError(
-            f"slots must be experts and weights of shape ({rows}, slots per row) each, got "
-            f"{tuple(expert.shape)} and {tuple(weight.shape)}"
-        )
 
 
 def _check_pairs(sample: Tensor, expert: Tensor, weight: Tensor) -> None:

@@ -50,7 +50,7 @@ COUNTS = {
 
 
 @pytest.mark.parametrize("recipe", COUNTS)
-def test_a_recipes_network_has_the_papers_size(recipe):
+def test_the_network_of_each_recipe_has_the_size_in_the_paper(recipe):
     meta, count = COUNTS[recipe]
     model = build_model(load_train_config(recipe, ["gate=comet"]), meta)
     assert sum(p.numel() for p in model.parameters()) == count

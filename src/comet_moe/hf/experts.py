@@ -1,4 +1,4 @@
-"""Our sparse dispatch for the mixture-of-experts models of transformers.
+"""The sparse dispatch of this library for the mixture-of-experts models of transformers.
 
 Importing ``comet_moe.bert`` registers it: ``from_pretrained(..., experts_implementation="comet_moe")``.
 
@@ -21,25 +21,25 @@ NAME = "comet_moe"
 
 
 def register() -> None:
-    """Make the dispatch known to transformers."""
+    """Register the dispatch with transformers."""
     ALL_EXPERTS_FUNCTIONS.register(NAME, sparse_experts_forward)
 
 
 def sparse_experts_forward(
     module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
 ) -> Tensor:
-    """Mix the chosen experts of ``module``, one of transformers': (N, p), (N, k), (N, k) -> (N, p)."""
+    """Mix the selected experts of ``module``, a module of transformers: (N, p), (N, k), (N, k) -> (N, p)."""
     tokens, k = top_k_index.shape
     sample = torch.arange(tokens, device=hidden_states.device).repeat_interleave(k)
     expert, weight = top_k_index.flatten(), top_k_weights.reshape(-1, 1)
-    here = expert < module.num_experts  # with expert parallelism, the others are elsewhere
-    plan = plan_from_pairs(sample[here], expert[here], weight[here], tokens, module.num_experts)
-    mixed = run_sparse(cast(Experts, _Borrowed(module)), hidden_states, plan)
+    is_local = expert < module.num_experts  # with expert parallelism, the others are in other processes
+    plan = plan_from_pairs(sample[is_local], expert[is_local], weight[is_local], tokens, module.num_experts)
+    mixed = run_sparse(cast(Experts, _TransformersExperts(module)), hidden_states, plan)
     return mixed.squeeze(1).to(hidden_states.dtype)
 
 
-class _Borrowed:
-    """The experts of a transformers module, run the way ours are; nothing is copied."""
+class _TransformersExperts:
+    """The experts of a module of transformers, as :func:`run_sparse` needs them; nothing is copied."""
 
     epilogue = Epilogue()
 

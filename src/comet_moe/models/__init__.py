@@ -1,4 +1,4 @@
-"""The paper's networks."""
+"""The networks of the paper's experiments."""
 
 from comet_moe.models.image import ImageModel
 from comet_moe.models.rating import RatingModel

@@ -1,4 +1,4 @@
-"""The recommender network of section S1.2: two embeddings, dense experts, a gate and a head a task."""
+"""The recommender network of section S1.2: two embeddings, dense experts, one gate and one head per task."""
 
 from collections.abc import Sequence
 
@@ -7,23 +7,42 @@ from torch import Tensor, nn
 
 from comet_moe.experts import DenseExperts
 from comet_moe.gates import Gate
-from comet_moe.models.layers import embedding, head, linear_flops
+from comet_moe.models.layers import build_embedding, build_head, count_linear_flops
 from comet_moe.models.tasks import Task
 from comet_moe.moe import MultiGateMoE
 from comet_moe.routing import Routing
 
 
 class RatingModel(nn.Module):
-    """A mixture over the concatenated embeddings of user and item, with one gate a task.
+    """A mixture over the concatenated embeddings of user and item, with one gate per task.
 
     Args:
-        tasks: what is predicted.
+        tasks: the targets to predict.
         num_users: rows of the user table.
         num_items: rows of the item table.
         embedding_width: of each table.
         experts: over 2 · embedding_width features.
-        gates: one a task; hash gates route by user.
+        gates: one per task; hash gates route by user.
         head_units: widths of each head's ReLU layers.
+
+    Example:
+        >>> import torch
+        >>> from comet_moe.experts import DenseExperts
+        >>> from comet_moe.gates import CometGate
+        >>> from comet_moe.models import RatingModel, rating_tasks
+        >>> tasks = rating_tasks(alpha=0.5)
+        >>> model = RatingModel(
+        ...     tasks=tasks,
+        ...     num_users=100,
+        ...     num_items=50,
+        ...     embedding_width=8,
+        ...     experts=DenseExperts(num_experts=4, in_features=16, out_features=16),
+        ...     gates=[CometGate(in_features=16, num_experts=4, k=2) for _ in tasks],
+        ...     head_units=(8,),
+        ... )
+        >>> outputs, _ = model({"user": torch.tensor([3, 7]), "item": torch.tensor([0, 49])})
+        >>> [output.shape for output in outputs]
+        [torch.Size([2, 1]), torch.Size([2, 1])]
     """
 
     def __init__(
@@ -39,20 +58,22 @@ class RatingModel(nn.Module):
     ):
         super().__init__()
         self.tasks = tuple(tasks)
-        self.users = embedding(num_users, embedding_width)
-        self.items = embedding(num_items, embedding_width)
+        self.users = build_embedding(num_users, embedding_width)
+        self.items = build_embedding(num_items, embedding_width)
         self.moe = MultiGateMoE(experts=experts, gates=gates)
-        self.heads = nn.ModuleList(head(experts.out_features, head_units, task.outputs) for task in tasks)
+        self.heads = nn.ModuleList(
+            build_head(experts.out_features, head_units, task.outputs) for task in tasks
+        )
 
     def forward(self, features: dict[str, Tensor]) -> tuple[list[Tensor], list[Routing]]:
-        """``user`` and ``item`` (B,) integers -> one (B, outputs) and one routing a task."""
+        """``user`` and ``item`` (B,) integers -> one (B, outputs) and one routing per task."""
         user = features["user"].long()
         return self.from_embeddings(self.users(user), self.items(features["item"].long()), user)
 
     def from_embeddings(self, user: Tensor, item: Tensor, keys: Tensor) -> tuple[list[Tensor], list[Routing]]:
         """The same from embeddings (B, width) each, which need not be rows of the tables.
 
-        ``keys`` (B,) int64 are the users' numbers, for hash gates.
+        ``keys`` (B,) int64 are the indices of the users, for hash gates.
         """
         mixed, routings = self.moe(torch.cat((user, item), -1), keys=keys)
         return [head(y) for head, y in zip(self.heads, mixed, strict=True)], routings
@@ -60,4 +81,4 @@ class RatingModel(nn.Module):
     def flops(self, routings: Sequence[Routing]) -> int:
         """Floating-point operations of the matrix products and convolutions that made ``routings``' batch."""
         rows = routings[0].batch_shape[0]
-        return self.moe.flops(routings) + rows * linear_flops(self.heads)
+        return self.moe.flops(routings) + rows * count_linear_flops(self.heads)

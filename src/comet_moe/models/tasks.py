@@ -1,6 +1,6 @@
-"""What a model predicts: its tasks, with their losses.
+"""The tasks of a model, with their losses.
 
-A loss comes as a sum and a count, so that batches, and the shards of several processes, add up exactly.
+A loss is a sum and a count, so that batches, and the shards of several processes, add up exactly.
 """
 
 from dataclasses import dataclass
@@ -20,8 +20,17 @@ class Task:
         kind: "binary" (cross-entropy on a logit), "classes" (cross-entropy on logits) or "value" (squared
             error).
         weight: in the total loss.
-        outputs: numbers the head has to give.
+        outputs: width of the output of the head.
         where: name of a 0/1 target; rows where it is 0 are left out.
+
+    Example:
+        >>> import torch
+        >>> from comet_moe.models import Task
+        >>> task = Task("rating", "value", weight=0.5, where="watched")
+        >>> output = torch.tensor([[3.0], [5.0], [1.0]])
+        >>> targets = {"rating": torch.tensor([4.0, 5.0, 0.0]), "watched": torch.tensor([1, 1, 0])}
+        >>> task.loss(output, targets)
+        (tensor(1.), tensor(2.))
     """
 
     name: str
@@ -56,7 +65,7 @@ def rating_tasks(alpha: float) -> list[Task]:
 
 
 def image_tasks(classes: dict[str, int]) -> list[Task]:
-    """One classification task a target, all of one weight; two classes are one logit."""
+    """One classification task per target, all of the same weight; two classes are one logit."""
     weight = 1 / len(classes)
     return [
         Task(name, "binary", weight) if count == 2 else Task(name, "classes", weight, outputs=count)
