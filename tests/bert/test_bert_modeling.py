@@ -258,7 +258,7 @@ def test_a_dense_checkpoint_loaded_as_sparse_has_initialised_gates_and_experts(t
             if name.endswith("progress"):
                 assert int(value) == 0
             elif name.endswith("fixed"):
-                assert value.tolist() == [0, 1, 2]
+                assert value.tolist() == [-1, -1, -1]  # no permutation is fixed yet
             elif "split" in name:
                 assert 0 < value.abs().max() <= 0.5 / 100
             elif "leaf" in name or name.endswith("logits"):
