@@ -126,7 +126,7 @@ def parse_pair(text: str) -> Pair:
 
 
 def default_pairs(study: Study) -> list[Pair]:
-    """Each gate with local search and itself without; COMET and COMET+ and each of ``BASELINES``."""
+    """Each gate with local search and the same without; COMET and COMET+ and each of ``BASELINES``."""
     gates = study.gates_with_results
     searches = [(gate, gate[:-1]) for gate in gates if gate.endswith("+")]
     comet = [(gate, baseline) for gate in ("comet", "comet+") for baseline in BASELINES]

@@ -40,7 +40,7 @@ def summarise_gates(study: Study, top_percent: float = TOP_PERCENT) -> list[dict
     ``test_loss_mean`` and the other means are over ``trials_used`` trials: the best ``top_percent`` % by
     validation loss in a tuning study, all complete ones elsewhere. ``p_existing``: Student's t-test of COMET
     and COMET+ against ``best_existing``, the gate of ``EXISTING_GATES`` with the lowest mean test loss.
-    ``p_search``: Welch's t-test of a gate with local search against itself without. ``asterisk``: the test
+    ``p_search``: Welch's t-test of a gate with local search against the same without. ``asterisk``: the test
     that the paper marks is significant, p_existing in a tuning study and p_search elsewhere. ``lowest``: the
     gate has the lowest mean test loss of the study.
     """

@@ -35,8 +35,8 @@ _TUNING_NOTE = (
     "best existing one (softmax, hash, topk, dselect) with p < 0.05 in Student's one-sided t-test."
 )
 _OTHER_NOTE = (
-    "Ablation or plain runs: over all complete trials; * where a gate with local search is below itself "
-    "without with p < 0.05 in Welch's one-sided t-test."
+    "Ablation or plain runs: over all complete trials; * where a gate with local search is below the same "
+    "gate without, with p < 0.05 in Welch's one-sided t-test."
 )
 CURVE_NOTE = (
     "Test loss x100 of the trial with the lowest validation loss among that many trials drawn at random: "
