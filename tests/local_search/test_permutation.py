@@ -1,7 +1,9 @@
 """Permutation and PermutedGate: schedule, stages, sharing, state."""
 
 import copy
+import gc
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -208,6 +210,17 @@ def test_gates_that_share_a_search_have_backward_passes_of_their_own():
     for one in [loss(gate) for gate in gates]:
         one.backward()
     torch.testing.assert_close(search.logits.grad, wanted)
+
+
+def test_a_search_that_was_used_can_be_freed():
+    search = Permutation(N, steps=5, gumbel=0.1)
+    gate = PermutedGate(SoftmaxGate(P, N), search)
+    routing = gate(torch.randn(4, P))
+    routing.weights.sum().backward()
+    gone = weakref.ref(search), weakref.ref(search._derived.soft.value)
+    del search, gate, routing
+    gc.collect()
+    assert [reference() for reference in gone] == [None, None]
 
 
 def test_the_number_of_gates_follows_copies_and_changes():

@@ -4,6 +4,7 @@ None of them has an influence on results: each is dropped when what it was compu
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Generic, TypeVar
 from weakref import WeakSet
 
@@ -16,71 +17,82 @@ from comet_moe.local_search.sinkhorn import permutation_entropy
 Value = TypeVar("Value")
 
 
-class SharedSoft:
-    """S = function(U) and its entropy for the current values of U.
+class SoftMatrix:
+    """S = function(U) and its entropy for the current values of U, as functions of U.
 
-    Every call of :meth:`attach` gives both with their gradient to U. The graphs of several calls have nothing
-    in common, so that each may have a backward pass of its own, and activation checkpointing, which runs a
-    call again, meets the same operations whether S was known already or not. Only values are shared.
+    Several gates use both in one pass, in passes of their own and with backward passes of their own; and
+    activation checkpointing runs a gate again. So the operations between U and S are in a graph apart, which
+    is never freed by a backward pass, and of which the graphs of the gates hold one node. That node saves
+    nothing, so that a gate that is run again saves the same tensors whether S was known already or not.
 
     Args:
         logits: U, (n, n) or (trees, n, n).
         function: from U to S, of the same shape.
 
     Attributes:
-        soft: S, without gradient.
+        soft: S.
+        entropy: ().
     """
 
     def __init__(self, logits: Tensor, function: Callable[[Tensor], Tensor]):
-        self.function = function
-        self._slope: Tensor | None = None
-        needs_grad = logits.requires_grad
-        # These hooks take the place of those of activation checkpointing, which count the saved tensors of a
-        # call. To save a detached tensor avoids a cycle between a node and its output.
-        hooks = torch.autograd.graph.saved_tensors_hooks(Tensor.detach, lambda saved: saved)
-        with hooks, torch.set_grad_enabled(needs_grad):
-            self._logits = logits.detach().clone().requires_grad_(needs_grad)
-            self._soft = function(self._logits)
-            self.soft = self._soft.detach()
-            leaf = self.soft.detach().requires_grad_(needs_grad)
-            entropy = permutation_entropy(leaf)
-            if needs_grad:
-                (self._slope,) = torch.autograd.grad(entropy, leaf)  # dE/dS, the same for every call
-        self._entropy = entropy.detach()
+        inner = _InnerGraph(logits, function)
+        with torch.enable_grad():
+            self.soft, self.entropy = _FromInnerGraph.apply(logits, inner)
 
-    def attach(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """S and its entropy () as functions of ``logits``, whose values are those of U."""
-        if self._slope is None:
-            return self.soft, self._entropy
-        return _Attach.apply(logits, self)
+
+class _InnerGraph:
+    """The graph from a copy of U to S. Holds no reference to what holds S: gc does not see through graphs."""
+
+    def __init__(self, logits: Tensor, function: Callable[[Tensor], Tensor]):
+        self.function = function
+        with _without_outer_hooks(), torch.enable_grad():
+            self.logits = logits.detach().clone().requires_grad_()
+            self.soft = function(self.logits)
+            self.entropy = permutation_entropy(self.soft)
 
     def backward(self, grad_soft: Tensor, grad_entropy: Tensor) -> Tensor:
         """The gradient of U."""
-        assert self._slope is not None
-        total = torch.addcmul(grad_soft, grad_entropy, self._slope)
-        (grad,) = torch.autograd.grad(self._soft, self._logits, total, retain_graph=True)
+        outputs, grads = (self.soft, self.entropy), (grad_soft, grad_entropy)
+        (grad,) = torch.autograd.grad(outputs, self.logits, grads, retain_graph=True)
         return grad
 
 
-class _Attach(torch.autograd.Function):
+class _FromInnerGraph(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, shared: SharedSoft) -> tuple[Tensor, Tensor]:
-        ctx.save_for_backward(logits)
-        ctx.shared = shared
-        return shared.soft.clone(), shared._entropy.clone()
+    def forward(ctx: Any, logits: Tensor, inner: _InnerGraph) -> tuple[Tensor, Tensor]:
+        ctx.logits, ctx.inner = logits, inner  # not saved, see SoftMatrix
+        return inner.soft.detach().clone(), inner.entropy.detach().clone()
 
     @staticmethod
     def backward(ctx: Any, grad_soft: Tensor, grad_entropy: Tensor) -> tuple[Tensor | None, None]:
-        shared: SharedSoft = ctx.shared
+        inner: _InnerGraph = ctx.inner
         if not torch.is_grad_enabled():
-            return shared.backward(grad_soft, grad_entropy), None
+            return inner.backward(grad_soft, grad_entropy), None
+        if not torch.equal(ctx.logits, inner.logits):
+            raise RuntimeError(
+                "the logits of a Permutation were changed before a second derivative was taken"
+            )
 
         def definition(logits: Tensor) -> tuple[Tensor, Tensor]:
-            soft = shared.function(logits)
+            soft = inner.function(logits)
             return soft, permutation_entropy(soft)
 
         grads = (grad_soft, grad_entropy)
-        return differentiable_backward(definition, ctx.saved_tensors, grads, [True])[0], None
+        return differentiable_backward(definition, [ctx.logits], grads, [True])[0], None
+
+
+def _without_outer_hooks() -> AbstractContextManager[Any]:
+    """Saves tensors as they are where activation checkpointing, which counts them, is at work outside.
+
+    A detached tensor is saved, which avoids a cycle between a node and its output.
+    """
+    if _top_hooks is not None and _top_hooks(False) is None:
+        return nullcontext()
+    return torch.autograd.graph.saved_tensors_hooks(Tensor.detach, lambda saved: saved)
+
+
+_top_hooks: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+"""The hooks on saved tensors, if there are any; private, so it may be missing, and then is done without."""
 
 
 class Known(Generic[Value]):
@@ -121,7 +133,7 @@ class Derived:
         self.progress: Tensor | None = None
         self.version: int | None = None
         self.t = 0
-        self.soft: Known[SharedSoft] | None = None
+        self.soft: Known[SoftMatrix] | None = None
         self.order: Known[Tensor] | None = None
         self.gates: WeakSet[nn.Module] = WeakSet()
         self.load: Load | None = None

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from comet_moe import checks
-from comet_moe.local_search.derived import Derived, Known, Load, SharedSoft
+from comet_moe.local_search.derived import Derived, Known, Load, SoftMatrix
 from comet_moe.local_search.sinkhorn import assignment, permutation_entropy, sinkhorn
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -159,7 +159,7 @@ class Permutation(nn.Module):
     def matrix(self) -> Tensor:
         """(n, n): entry [i, j] sends gate output i to expert j. Soft in stage-1 training, else hard 0/1."""
         if self.training and self.searching:
-            return self._soften(self.logits, *self.schedule, self._noise())
+            return _soften(self.logits, *self.schedule, self._noise())
         return F.one_hot(self.order(), self.num_experts).to(self.logits.dtype)
 
     def order(self) -> Tensor:
@@ -170,9 +170,10 @@ class Permutation(nn.Module):
     def shared_soft(self) -> tuple[Tensor, Tensor]:
         """For a gate in stage-1 training: the soft matrix, and its share () of the auxiliary loss."""
         if checks.is_plain_eager(self.logits):
-            soft, entropy = self._shared().attach(self.logits)
+            matrix = self._soft_matrix()
+            soft, entropy = matrix.soft, matrix.entropy
         else:  # tensors without values to compare
-            soft = self._soften(self.logits, *self.schedule, self._noise())
+            soft = _soften(self.logits, *self.schedule, self._noise())
             entropy = permutation_entropy(soft)
         return soft, entropy * (self.zeta / self.num_gates)
 
@@ -184,41 +185,37 @@ class Permutation(nn.Module):
         """Count ``gate`` no longer."""
         self._derived.gates.discard(gate)
 
-    @torch.inference_mode(False)
-    def _shared(self) -> SharedSoft:
+    def _soft_matrix(self) -> SoftMatrix:
         """The soft matrix for the current step and U, computed when one of them has changed."""
-        key = (self._t, *self.schedule, self.gumbel, self.logits.requires_grad)
-        known = self._derived.soft
-        if known is None or not known.holds(key, self.logits):
-            soften = partial(self._soften, tau=key[1], iterations=key[2], noise=self._noise())
-            known = Known(key, self.logits, SharedSoft(self.logits, soften))
-            self._derived.soft = known
+        key, logits, known = self._key(), self.logits, self._derived.soft
+        if known is None or not known.holds(key, logits):
+            tau, iterations = self.schedule
+            soften = partial(_soften, tau=tau, iterations=iterations, noise=self._noise())
+            with torch.inference_mode(False):
+                known = self._derived.soft = Known(key, logits, SoftMatrix(logits, soften))
             if self._t + 1 == self.steps:
                 self.fixed.copy_(assignment(known.value.soft))
         return known.value
 
     @_outside_graphs
-    @torch.inference_mode(False)
-    @torch.no_grad()
     def _search_order(self) -> Tensor:
         """The assignment for the current step and U, computed when one of them has changed."""
-        if not checks.is_plain_eager(self.logits):
+        logits = self.logits
+        if not checks.is_plain_eager(logits):
             return self._compute_order()
-        key = (self._t, *self.schedule)
-        known = self._derived.order
-        if known is None or not known.holds(key, self.logits):
-            known = self._derived.order = Known(key, self.logits, self._compute_order())
+        key, known = self._key(), self._derived.order
+        if known is None or not known.holds(key, logits):
+            with torch.inference_mode(False):
+                known = self._derived.order = Known(key, logits, self._compute_order())
         return known.value
+
+    def _key(self) -> tuple[object, ...]:
+        """All but U that the soft matrix depends on."""
+        return self._t, self.steps, self.tau, self.iterations, self.gumbel, self.logits.requires_grad
 
     @torch.no_grad()
     def _compute_order(self) -> Tensor:
-        return assignment(self._soften(self.logits, *self.schedule, None))
-
-    def _soften(self, logits: Tensor, tau: float, iterations: int, noise: Tensor | None) -> Tensor:
-        """S^R((U + noise)/τ) in float32, or float64 if U is."""
-        with torch.autocast(logits.device.type, enabled=False):
-            logits = logits.to(_compute_dtype(logits))
-            return sinkhorn(logits if noise is None else logits + noise, tau, iterations)
+        return assignment(_soften(self.logits, *self.schedule, None))
 
     def _noise(self) -> Tensor | None:
         """Gumbel noise on U for the current step.
@@ -296,6 +293,13 @@ class Permutation(nn.Module):
         """Shown in ``repr(search)``."""
         trees = "" if self.trees is None else f", trees={self.trees}"
         return f"num_experts={self.num_experts}, steps={self.steps}, zeta={self.zeta:g}{trees}"
+
+
+def _soften(logits: Tensor, tau: float, iterations: int, noise: Tensor | None) -> Tensor:
+    """S^R((U + noise)/τ) in float32, or float64 if U is."""
+    with torch.autocast(logits.device.type, enabled=False):
+        logits = logits.to(_compute_dtype(logits))
+        return sinkhorn(logits if noise is None else logits + noise, tau, iterations)
 
 
 def _compute_dtype(logits: Tensor) -> torch.dtype:
