@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from comet_moe.cli.demo import _print
+
 
 def run(*arguments, **options):
     return subprocess.run(
@@ -43,3 +45,9 @@ def test_a_wrong_option_is_exit_2_and_no_traceback():
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     assert "epochs" in done.stderr
+
+
+def test_a_failed_run_has_its_row_in_the_table(capsys):
+    failed = {"gate": "comet", "test_loss": None, "accuracy": {}, "experts_per_sample": None, "seconds": 1.0}
+    _print([failed])
+    assert "failed" in capsys.readouterr().out

@@ -30,8 +30,9 @@ def demo(
     """
     from tempfile import TemporaryDirectory
 
-    from comet_moe.report import write_report
+    from comet_moe.report import check_extra, write_report
 
+    check_extra()  # before the training, not after it
     with TemporaryDirectory(prefix="comet-moe-demo-") as scratch:
         results = _train(scratch, epochs)
         write_report([Path(scratch) / "runs"], page)
@@ -78,19 +79,22 @@ def _print(results: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from comet_moe.cli._display import as_number
+
     table = Table(title="Two overlapping digits, 8 experts, one gate per digit", title_justify="left")
     table.add_column("gate", no_wrap=True)
     for name in ("test loss x100", "top left", "bottom right", "experts", "seconds"):
         table.add_column(name, justify="right")
-    best = min(result["test_loss"] for result in results)
+    best = min((result["test_loss"] for result in results if result["test_loss"] is not None), default=None)
     for result in results:
         table.add_row(
             result["gate"],
-            f"{result['test_loss']:.2f}",
+            as_number(result["test_loss"]) or "failed",
             *(f"{100 * value:.1f} %" for value in result["accuracy"].values()),
-            f"{result['experts_per_sample']:.2f}",
+            *[""] * (2 - len(result["accuracy"])),
+            as_number(result["experts_per_sample"]),
             f"{result['seconds']:.1f}",
-            style="bold" if result["test_loss"] == best else None,
+            style="bold" if best is not None and result["test_loss"] == best else None,
         )
     console = Console()
     console.print(table)

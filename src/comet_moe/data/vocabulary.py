@@ -38,14 +38,14 @@ class Vocabulary:
     @classmethod
     def build(cls, values: npt.ArrayLike | pd.Series) -> Vocabulary:
         """Collect the distinct ids of a column, sorted as numbers if all are integers, else as text."""
-        ids = {_text(value) for value in pd.unique(pd.Series(values))}
+        ids = {id_text(value) for value in pd.unique(pd.Series(values))}
         numerical = all(_INTEGER.fullmatch(text) for text in ids)
         return cls(sorted(ids, key=int) if numerical else sorted(ids))
 
     def encode(self, values: npt.ArrayLike | pd.Series) -> npt.NDArray[np.int32]:
         """Map ids to their numbers, int32 of the same length; -1 for an id that is not in the vocabulary."""
         codes, distinct = pd.factorize(pd.Series(values))
-        numbers = self._index.get_indexer(pd.Index([_text(value) for value in distinct], dtype="str"))
+        numbers = self._index.get_indexer(pd.Index([id_text(value) for value in distinct], dtype="str"))
         # factorize gives missing values the code -1, which picks the last of the numbers: the appended -1.
         return np.append(numbers, -1).astype(np.int32)[codes]
 
@@ -63,8 +63,8 @@ class Vocabulary:
         return cls(ids)
 
 
-def _text(value: object) -> str:
-    # pandas turns a column of integers with a missing value into floats: 7.0 is the id 7.
+def id_text(value: object) -> str:
+    """An id as text: 7.0 is "7", since pandas turns integers with a missing value into floats."""
     if isinstance(value, float | np.floating) and float(value).is_integer():
         return str(int(value))
     return str(value)

@@ -41,7 +41,9 @@ class FeedForwardExperts(Experts):
         self.num_experts = num_experts
         is_gated = activation == "swiglu"
         self.inner = GroupedLinear(num_experts, in_features, hidden_features * (2 if is_gated else 1))
-        self.outer = GroupedLinear(num_experts, hidden_features, out_features or in_features)
+        self.outer = GroupedLinear(
+            num_experts, hidden_features, in_features if out_features is None else out_features
+        )
         self.activation = activation
         self._activation = swiglu if is_gated else get_activation(activation)
         self.dropout = check_probability(dropout)

@@ -9,13 +9,16 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from comet_moe.dispatch import run_sparse
+from comet_moe.exceptions import needs_extra
 from comet_moe.experts import Experts
 from comet_moe.experts.grouped_linear import grouped_linear
 from comet_moe.kernels.mix import Epilogue
 from comet_moe.kernels.plan import plan_from_pairs
+
+with needs_extra("bert", "comet_moe.hf"):
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 NAME = "comet_moe"
 

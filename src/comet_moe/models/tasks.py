@@ -6,7 +6,6 @@ A loss is a sum and a count, so that batches, and the shards of several processe
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -51,7 +50,7 @@ class Task:
         else:
             losses = (output.squeeze(-1) - target.to(output.dtype)).square()
         if self.where is None:
-            return losses.sum(), torch.tensor(len(losses), dtype=losses.dtype)
+            return losses.sum(), losses.new_tensor(len(losses))
         counted = targets[self.where].to(losses.dtype)
         return (losses * counted).sum(), counted.sum()
 

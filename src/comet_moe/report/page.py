@@ -13,8 +13,6 @@ from comet_moe.io import write_text
 from comet_moe.report.section import Section, build_section
 
 SCRIPTS = ("theme.js", "drawing.js", "loss_plots.js", "routing_plots.js", "trees.js", "page.js")
-EXTRA = "report"
-FEATURE = "writing a report"
 
 
 def write_report(paths: Sequence[Path], out: Path) -> Path:
@@ -30,11 +28,17 @@ def write_report(paths: Sequence[Path], out: Path) -> Path:
     return out
 
 
+def check_extra() -> None:
+    """Raise MissingExtraError if Jinja2 or plotly is missing, for callers that have long work to do first."""
+    with needs_extra("report", "writing a report"):
+        import_module("jinja2")
+        import_module("plotly.offline")
+
+
 def render_page(sections: list[Section]) -> str:
     """The HTML file."""
-    with needs_extra(EXTRA, FEATURE):
-        plotly = import_module("plotly.offline")
-
+    check_extra()
+    plotly = import_module("plotly.offline")
     title = sections[0].study.title if len(sections) == 1 else f"{len(sections)} comparisons of gates"
     return str(
         _templates()
@@ -54,8 +58,7 @@ def render_page(sections: list[Section]) -> str:
 
 def _templates() -> Any:
     """The Jinja2 environment: it escapes every text, and a name that a template does not get is an error."""
-    with needs_extra(EXTRA, FEATURE):
-        import jinja2
+    import jinja2
 
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("comet_moe.report", "assets"),

@@ -98,7 +98,7 @@ class MultiTaskObjective(nn.Module):
             *(task.loss(output, batch.targets) for task, output in zip(tasks, outputs, strict=True)),
             strict=True,
         )
-        rows = torch.tensor(float(len(batch)))
+        rows = counts[0].new_tensor(len(batch))
         totals = self.processes.sum(torch.stack((*counts, rows))).clamp_min(1)
         loss: Tensor = sum(
             task.weight * loss_sum * size / total

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from comet_moe.data import read_pairs
+from comet_moe.data.vocabulary import id_text
 from comet_moe.exceptions import RunError
 from comet_moe.io import write_atomically
 from comet_moe.models import RatingModel
@@ -96,4 +97,4 @@ def _embed(mean: Tensor, weight: Tensor, indices: Indices) -> Tensor:
 def _replacement_keys(ids: pd.Series, users: int) -> npt.NDArray[np.int64]:
     """The index of a known user for each id, for hash gates."""
     codes, distinct = pd.factorize(ids)
-    return np.array([zlib.crc32(str(name).encode()) % users for name in distinct], dtype=np.int64)[codes]
+    return np.array([zlib.crc32(id_text(name).encode()) % users for name in distinct], dtype=np.int64)[codes]
