@@ -144,11 +144,11 @@ class MultiGateMoE(nn.Module):
         pairs = len(plan.row_sample)
         if self.execution == "auto" and pairs > self.sparse_share * len(x) * self.experts.num_experts:
             return self._dense(x, routings)
-        _note(routings, "sparse", pairs)
+        _record_execution(routings, "sparse", pairs)
         return run_sparse(self.experts, x, plan)
 
     def _dense(self, x: Tensor, routings: list[Routing]) -> Tensor:
-        _note(routings, "dense", x.shape[0] * self.experts.num_experts)
+        _record_execution(routings, "dense", x.shape[0] * self.experts.num_experts)
         return run_dense(self.experts, x, routings)
 
     def extra_repr(self) -> str:
@@ -156,7 +156,7 @@ class MultiGateMoE(nn.Module):
         return f"execution={self.execution!r}"
 
 
-def _note(routings: Sequence[Routing], execution: str, expert_rows: int) -> None:
+def _record_execution(routings: Sequence[Routing], execution: str, expert_rows: int) -> None:
     for routing in routings:
         routing.execution, routing.expert_rows = execution, expert_rows
 
