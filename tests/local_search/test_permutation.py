@@ -319,6 +319,17 @@ def test_a_checkpoint_between_the_last_pass_and_its_step_keeps_the_permutation()
         assert torch.equal(one.order(), assignment(used))
 
 
+def test_a_pass_after_loading_an_earlier_state_fixes_the_permutation_again():
+    search = Permutation(N, steps=1, tau=(0.05, 0.01))
+    gate = PermutedGate(SoftmaxGate(P, N), search)
+    earlier = copy.deepcopy(search.state_dict())
+    gate(torch.randn(3, P))
+    order = search.fixed.clone()
+    search.load_state_dict(earlier)
+    gate(torch.randn(3, P))
+    assert torch.equal(search.fixed, order)
+
+
 def test_a_shared_search_is_stored_once_and_loads_under_any_name():
     search = Permutation(N, steps=5)
     model = torch.nn.ModuleList(PermutedGate(SoftmaxGate(P, N), search) for _ in range(2))

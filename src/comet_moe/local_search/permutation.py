@@ -287,6 +287,7 @@ class Permutation(nn.Module):
         load.is_complete |= not names
         if load.is_complete:
             missing_keys[:] = [key for key in missing_keys if key not in load.absent]
+        self._derived.soft = self._derived.order = None  # the next pass writes ``fixed`` for the loaded state
         self._read_progress()
 
     def extra_repr(self) -> str:
