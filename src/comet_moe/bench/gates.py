@@ -51,9 +51,10 @@ def measure_gate(quick: bool) -> Iterator[Result]:
 
 
 def _target(rows: int, n: int) -> float:
-    if rows == 1:
-        return 2.0 if n < 1024 else 0.5
-    return 0.8 if n < 1024 else 0.15
+    """Calls on one row may cost more at both ends of n, where the checks around the walk weigh most."""
+    if n >= 1024:
+        return 0.5 if rows == 1 else 0.15
+    return 2.0 if (rows, n) == (1, 16) else 0.8
 
 
 @torch.no_grad()
