@@ -11,10 +11,8 @@ from torch import Tensor
 def as_array(tensor: Tensor) -> Any:
     """``tensor`` as a contiguous numpy array: a view of its memory where that holds the values in order.
 
-    The first case is the second one without its cost; ``force`` resolves a lazy negation.
+    ``force`` detaches, and resolves a lazy negation.
     """
-    if tensor.is_contiguous() and not tensor.is_neg():
-        return tensor.detach().numpy()
     return tensor.contiguous().numpy(force=True)
 
 
