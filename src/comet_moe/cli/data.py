@@ -56,7 +56,8 @@ def prepare(
         str, typer.Option(help="`random`, or `authors` for the authors' rows of MovieLens.")
     ] = "random",
     any_size: Annotated[
-        bool, typer.Option("--any-size", help="Accept files that do not have their official size.")
+        bool,
+        typer.Option("--any-size", help="Accept files with more or fewer rows than their publisher states."),
     ] = False,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="Set an option of the data set: option=value, as YAML.")

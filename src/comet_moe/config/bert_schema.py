@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, Po
 from comet_moe.config.schema import (
     CometConfig,
     DSelectKConfig,
+    SearchConfig,
     Section,
     SoftmaxConfig,
     TopKConfig,
@@ -24,71 +25,88 @@ def _absolute_or_hub_name(path: str) -> str:
 
 
 class TextConfig(Section):
-    """Where the rows are, and how they are tokenized.
+    """Where the rows are, and how they are tokenized."""
 
-    ``max_length`` is in tokens; a longer context becomes several windows that overlap by ``stride`` tokens.
-    ``seed`` selects rows at random: ``train_rows`` of all train rows, and development rows where the data
-    set has none. ``null_threshold`` is the score by which "no answer" must exceed the best answer.
-    """
-
-    path: Annotated[str, AfterValidator(absolute_path)] | None = None
-    max_length: int = Field(default=128, ge=8)
-    stride: NonNegativeInt = 64
-    seed: NonNegativeInt = 0
-    train_rows: PositiveInt | None = None
-    null_threshold: float = 0.0
+    path: Annotated[str, AfterValidator(absolute_path)] | None = Field(
+        default=None, description="folder of the task's files; the option `--data` sets it"
+    )
+    max_length: int = Field(default=128, ge=8, description="tokens to which a row is cut")
+    stride: NonNegativeInt = Field(
+        default=64, description="tokens by which the windows of a context longer than `max_length` overlap"
+    )
+    seed: NonNegativeInt = Field(
+        default=0, description="seed of the rows drawn by `train_rows` and of dev rows where a file has none"
+    )
+    train_rows: PositiveInt | None = Field(
+        default=None, description="number of train rows, drawn at random; null uses all"
+    )
+    null_threshold: float = Field(
+        default=0.0, description='logits by which "no answer" must exceed the best answer (squad2)'
+    )
 
 
 class CheckpointConfig(Section):
-    """The dense BERT to start from: a folder, or a name on the Hugging Face hub."""
+    """The dense BERT to start from."""
 
-    path: Annotated[str, AfterValidator(_absolute_or_hub_name)] | None = None
+    path: Annotated[str, AfterValidator(_absolute_or_hub_name)] | None = Field(
+        default=None, description="folder or Hugging Face hub name of a dense BERT; `--model` sets it"
+    )
 
 
 class FinetuneConfig(Section):
-    """Fine-tuning: AdamW with linear warm-up and linear decay of the learning rate to 0.
+    """Fine-tuning: AdamW with linear warm-up and linear decay of the learning rate to 0."""
 
-    ``warmup_ratio`` is the share of all steps used for warm-up. ``group_by_length`` puts rows of similar
-    length into one batch. Training stops after ``patience`` epochs without improvement; without
-    ``patience`` it never stops early.
-    """
-
-    epochs: PositiveInt
-    batch_size: PositiveInt
-    learning_rate: PositiveFloat
-    weight_decay: NonNegativeFloat = 0.0
-    warmup_ratio: float = Field(default=0.0, ge=0, lt=1)
-    max_grad_norm: PositiveFloat = 1.0
-    patience: PositiveInt | None = None
-    group_by_length: bool = False
+    epochs: PositiveInt = Field(description="largest number of epochs")
+    batch_size: PositiveInt = Field(description="rows per optimiser step")
+    learning_rate: PositiveFloat = Field(description="learning rate of AdamW at the end of the warm-up")
+    weight_decay: NonNegativeFloat = Field(default=0.0, description="weight decay of AdamW")
+    warmup_ratio: float = Field(
+        default=0.0, ge=0, lt=1, description="share of all steps in which the learning rate rises from 0"
+    )
+    max_grad_norm: PositiveFloat = Field(default=1.0, description="norm to which the gradient is clipped")
+    patience: PositiveInt | None = Field(
+        default=None, description="epochs without improvement after which training stops; null never stops"
+    )
+    group_by_length: bool = Field(
+        default=False, description="put rows of similar length into one batch, which needs less padding"
+    )
 
 
 class DistillConfig(FinetuneConfig):
     """Distillation, and the number of threads of both stages."""
 
-    threads: PositiveInt | None = None
+    threads: PositiveInt | None = Field(
+        default=None, description="threads of torch in both stages; null lets torch choose"
+    )
 
 
 class ExpertsConfig(Section):
-    """How the neurons of a feed-forward layer are split into experts.
+    """How the neurons of a feed-forward layer are split into experts."""
 
-    ``count`` experts of ``size`` neurons each; the ``shared`` most important neurons are in every expert.
-    Without ``importance`` neurons are taken in their order.
-    """
-
-    count: PositiveInt = 4
-    size: PositiveInt = 768
-    shared: NonNegativeInt = 512
-    importance: bool = True
-    route_by: Literal["token", "sentence"] = "token"
-    execution: Literal["auto", "dense", "sparse"] = "sparse"
+    count: PositiveInt = Field(default=4, description="number of experts per layer, E")
+    size: PositiveInt = Field(default=768, description="neurons of each expert, the shared ones included")
+    shared: NonNegativeInt = Field(
+        default=512, description="the most important neurons, which are part of every expert"
+    )
+    importance: bool = Field(
+        default=True, description="rank neurons by importance; false takes them in their order"
+    )
+    route_by: Literal["token", "sentence"] = Field(
+        default="token", description="route each token, or all tokens of a sentence by their mean"
+    )
+    execution: Literal["auto", "dense", "sparse"] = Field(
+        default="sparse",
+        description="`dense` runs all experts, `sparse` the selected ones, `auto` decides for each batch",
+    )
 
 
 class TokenHashConfig(Section):
-    """One expert per token id: drawn at random, or ``balanced`` by the frequencies of tokens in training."""
+    """One expert per token id: drawn at random, or balanced by the frequencies of tokens in training."""
 
-    name: Literal["hash", "hash+"]
-    balanced: bool = False
+    name: Literal["hash", "hash+"] = Field(description="one fixed expert per token id, not trained")
+    balanced: bool = Field(
+        default=False, description="assign tokens so that all experts have the same load on the train rows"
+    )
 
 
 GateConfig = Annotated[
@@ -96,45 +114,44 @@ GateConfig = Annotated[
 ]
 
 
-class LayerSearchConfig(Section):
-    """Local search, one per layer, used by the gates whose name ends in ``+``."""
-
-    epochs: NonNegativeInt = 5
-    zeta: NonNegativeFloat = 1e-4
-    tau: tuple[PositiveFloat, PositiveFloat] = (1e-3, 1e-7)
-    iterations: tuple[PositiveInt, PositiveInt] = (20, 150)
-    lr_factor: PositiveFloat = 1.0
-    gumbel: NonNegativeFloat = 0.0
-
-
 class DistillationLossConfig(Section):
     """Task loss + ``load_balance``·E·Σ P f + ``distillation``·D."""
 
-    distillation: NonNegativeFloat = 1.0
-    load_balance: NonNegativeFloat = 0.0
+    distillation: NonNegativeFloat = Field(
+        default=1.0, description="weight of D, the distance of hidden states and predictions to the teacher's"
+    )
+    load_balance: NonNegativeFloat = Field(
+        default=0.0, description="weight of the load-balancing loss E·Σ_e P_e f_e of learned gates"
+    )
 
 
 class BertConfig(Section):
-    """All settings of a run: of a teacher (stage "finetune") or of a student (stage "distill").
+    """All settings of a run: of a teacher (stage "finetune") or of a student (stage "distill")."""
 
-    ``teacher`` is the folder of the teacher's run, or of another student of the same teacher.
-    ``teacher_checksum`` identifies the teacher's weights, so that they cannot be exchanged. ``gates`` has the
-    settings of every gate of the recipe, since students of one teacher may have different gates.
-    """
-
-    recipe: str
-    task: TaskName
-    stage: Literal["finetune", "distill"] = "distill"
-    seed: NonNegativeInt = 0
-    teacher: Annotated[str, AfterValidator(absolute_path)] | None = None
-    teacher_checksum: int | None = None
+    recipe: str = Field(description="name of the recipe; the stem of the file if it is a path")
+    task: TaskName = Field(description="task of GLUE, or SQuAD 2.0")
+    stage: Literal["finetune", "distill"] = Field(
+        default="distill", description="whether the run is of a teacher or a student; the command sets it"
+    )
+    seed: NonNegativeInt = Field(
+        default=0, description="seed of new weights, the order of the rows, dropout and hash tables"
+    )
+    teacher: Annotated[str, AfterValidator(absolute_path)] | None = Field(
+        default=None, description="folder of the teacher's run, or of another student of that teacher"
+    )
+    teacher_checksum: int | None = Field(
+        default=None, description="CRC-32 of the teacher's weights, written by the command to detect changes"
+    )
     data: TextConfig = TextConfig()
     model: CheckpointConfig = CheckpointConfig()
     finetune: FinetuneConfig
     experts: ExpertsConfig = ExpertsConfig()
     gate: GateConfig
-    gates: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    search: LayerSearchConfig = LayerSearchConfig()
+    gates: dict[str, dict[str, Any]] = Field(
+        default_factory=dict,
+        description="settings of all gates of the recipe, since students of one teacher may differ in it",
+    )
+    search: SearchConfig = SearchConfig()
     loss: DistillationLossConfig = DistillationLossConfig()
     training: DistillConfig
 

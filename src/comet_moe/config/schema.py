@@ -38,81 +38,114 @@ class Section(BaseModel):
         return read_section(values, {name: field.annotation for name, field in cls.model_fields.items()})
 
 
+NumExperts = Annotated[PositiveInt, Field(description="number of experts, n")]
+SmoothStepWidth = Annotated[
+    PositiveFloat, Field(description="width γ of the smooth step: a logit outside ±γ/2 is a hard choice")
+]
+EntropyWeight = Annotated[
+    NonNegativeFloat,
+    Field(description="weight of the entropy loss, which makes trees or selectors one-hot"),
+]
+
+
 class DataConfig(Section):
-    """Which data set, and how it is prepared.
+    """Which data set, and how it is prepared."""
 
-    ``path`` is the folder of the raw files, or the user's own table. ``any_size`` accepts the publisher's
-    files even if they do not have their official size. ``options`` are those of the data set.
-    """
-
-    name: str
-    path: Annotated[str, AfterValidator(absolute_path)] | None = None
-    any_size: bool = False
-    seed: NonNegativeInt = 0
-    split: str = "random"
-    options: dict[str, Any] = {}
+    name: str = Field(description="name of the data set, as `comet-moe data list` shows it")
+    path: Annotated[str, AfterValidator(absolute_path)] | None = Field(
+        default=None, description="folder of the raw files, or your own table; null uses what is prepared"
+    )
+    any_size: bool = Field(
+        default=False,
+        description="accept a file that does not have as many rows or images as its publisher states",
+    )
+    seed: NonNegativeInt = Field(
+        default=0, description="seed of the split and of every other random choice of the preparation"
+    )
+    split: str = Field(
+        default="random", description="`random`, or for MovieLens `authors`, the rows of the paper's authors"
+    )
+    options: dict[str, Any] = Field(
+        default={}, description="options of the data set, such as `data.options.train_size`; see data.md"
+    )
 
 
 class RatingModelConfig(Section):
     """Two embeddings, experts of one dense layer, one head per task (S1.2: MovieLens, Books, Jester)."""
 
-    kind: Literal["rating"]
-    experts: PositiveInt
-    embedding: PositiveInt
-    units: PositiveInt
-    dropout: float = Field(default=0.5, ge=0, lt=1)
-    head: tuple[PositiveInt, ...] = (256,)
+    kind: Literal["rating"] = Field(description="network: embeddings of user and item, dense experts")
+    experts: NumExperts
+    embedding: PositiveInt = Field(description="width of the embedding of a user and of an item")
+    units: PositiveInt = Field(description="outputs of each expert, which is one dense layer")
+    dropout: float = Field(default=0.5, ge=0, lt=1, description="dropout rate on the outputs of each expert")
+    head: tuple[PositiveInt, ...] = Field(
+        default=(256,), description="widths of the hidden layers of each task's head"
+    )
 
 
 class ImageModelConfig(Section):
     """Convolutional experts, one head per task (S1.2: Digits, MultiMNIST, CelebA)."""
 
-    kind: Literal["image"]
-    experts: PositiveInt
-    filters: tuple[PositiveInt, ...]
-    kernel_size: PositiveInt
-    units: tuple[PositiveInt, ...] = ()
-    head: tuple[PositiveInt, ...] = ()
+    kind: Literal["image"] = Field(description="network: convolutional experts")
+    experts: NumExperts
+    filters: tuple[PositiveInt, ...] = Field(description="filters of each convolution of an expert")
+    kernel_size: PositiveInt = Field(description="height and width of the convolution kernels, in pixels")
+    units: tuple[PositiveInt, ...] = Field(
+        default=(), description="widths of the dense layers of an expert, after its convolutions"
+    )
+    head: tuple[PositiveInt, ...] = Field(
+        default=(), description="widths of the hidden layers of each task's head"
+    )
 
 
 class SoftmaxConfig(Section):
     """Every expert, weighted by a softmax."""
 
-    name: Literal["softmax", "softmax+"]
+    name: Literal["softmax", "softmax+"] = Field(description="all experts, weighted by a softmax")
 
 
 class HashConfig(Section):
     """One expert per user, drawn at random before training."""
 
-    name: Literal["hash", "hash+"]
+    name: Literal["hash", "hash+"] = Field(description="one random expert per user, not trained")
 
 
 class TopKConfig(Section):
     """The k experts with the largest logits."""
 
-    name: Literal["topk", "topk+"]
-    k: PositiveInt
-    noise: bool = False
-    normalize: Literal["selected", "all"] = "selected"
+    name: Literal["topk", "topk+"] = Field(description="the k experts with the largest logits")
+    k: PositiveInt = Field(description="number of experts per sample")
+    noise: bool = Field(default=False, description="add trainable Gaussian noise to the logits in training")
+    normalize: Literal["selected", "all"] = Field(
+        default="selected",
+        description="softmax over the selected logits or over all; for k=1 only `all` lets the gate learn",
+    )
 
 
 class DSelectKConfig(Section):
     """k selectors that encode an expert in binary."""
 
-    name: Literal["dselect", "dselect+"]
-    k: PositiveInt
-    gamma: PositiveFloat = 1.0
-    entropy: NonNegativeFloat = 0.0
-    reachability: NonNegativeFloat = 0.0
+    name: Literal["dselect", "dselect+"] = Field(description="k selectors that encode an expert in binary")
+    k: PositiveInt = Field(
+        description="number of selectors, and the most experts per sample once they are one-hot"
+    )
+    gamma: SmoothStepWidth = 1.0
+    entropy: EntropyWeight = 0.0
+    reachability: NonNegativeFloat = Field(
+        default=0.0,
+        description="weight of the loss on binary codes that belong to no expert, if n is not a power of 2",
+    )
 
 
 class CometConfig(Section):
     """k decision trees."""
 
-    name: Literal["comet", "comet+"]
-    k: PositiveInt
-    gamma: PositiveFloat = 1.0
-    entropy: NonNegativeFloat = 0.0
+    name: Literal["comet", "comet+"] = Field(description="k decision trees whose leaves are the experts")
+    k: PositiveInt = Field(
+        description="number of trees, and the most experts per sample once they are one-hot"
+    )
+    gamma: SmoothStepWidth = 1.0
+    entropy: EntropyWeight = 0.0
 
 
 GateConfig = Annotated[
@@ -125,48 +158,83 @@ GATE_NAMES = tuple(
 
 
 class SearchConfig(Section):
-    """Local search, used by the gates whose name ends in ``+``."""
+    """Local search around one gate, used by the gates whose name ends in ``+``."""
 
-    epochs: NonNegativeInt = 5
-    zeta: NonNegativeFloat = 1e-4
-    tau: tuple[PositiveFloat, PositiveFloat] = (1e-3, 1e-7)
-    iterations: tuple[PositiveInt, PositiveInt] = (20, 150)
-    shared: Literal["all", "gate", "tree"] = "all"
-    lr_factor: PositiveFloat = 1.0
-    gumbel: NonNegativeFloat = 0.0
+    epochs: NonNegativeInt = Field(
+        default=5, description="epochs in which the permutation is learned, after which it is fixed"
+    )
+    zeta: NonNegativeFloat = Field(
+        default=1e-4, description="weight of the entropy of the soft permutation in the auxiliary loss"
+    )
+    tau: tuple[PositiveFloat, PositiveFloat] = Field(
+        default=(1e-3, 1e-7),
+        description="temperature of the soft permutation at the first and the last step of the search",
+    )
+    iterations: tuple[PositiveInt, PositiveInt] = Field(
+        default=(20, 150), description="Sinkhorn iterations at the first and the last step of the search"
+    )
+    lr_factor: PositiveFloat = Field(
+        default=1.0, description="learning rate of the permutation's logits, relative to that of the model"
+    )
+    gumbel: NonNegativeFloat = Field(
+        default=0.0, description="scale of Gumbel noise on the permutation's logits during the search"
+    )
+
+
+class MultiGateSearchConfig(SearchConfig):
+    """Local search around the gates of several tasks."""
+
+    shared: Literal["all", "gate", "tree"] = Field(
+        default="all", description="one permutation for all gates, one per gate, or one per tree"
+    )
 
 
 class LossConfig(Section):
     """α·BCE(watched) + (1-α)·MSE(rating) for rating models; image tasks have equal weights."""
 
-    alpha: float | None = Field(default=None, ge=0, le=1)
+    alpha: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description="α in α·BCE(watched) + (1-α)·MSE(rating), 0.9 and 0.1 in the paper; null for images",
+    )
 
 
 class TrainingConfig(Section):
-    """Adam at a constant learning rate, with early stopping on the validation loss.
+    """Adam (ε=1e-7) at a constant learning rate, with early stopping on the validation loss."""
 
-    ``sparse_share`` is the share of active (sample, expert) pairs up to which ``execution="auto"`` runs
-    sparsely. Without ``threads``, torch chooses their number.
-    """
-
-    epochs: PositiveInt
-    batch_size: PositiveInt
-    learning_rate: PositiveFloat
-    patience: PositiveInt = 25
-    execution: Literal["auto", "dense", "sparse"] = "auto"
-    sparse_share: float = Field(default=0.5, ge=0, le=1)
-    threads: PositiveInt | None = None
+    epochs: PositiveInt = Field(description="largest number of epochs")
+    batch_size: PositiveInt = Field(description="rows per optimiser step, over all processes")
+    learning_rate: PositiveFloat = Field(description="learning rate of Adam, constant")
+    patience: PositiveInt = Field(
+        default=25, description="epochs without a lower validation loss after which training stops"
+    )
+    execution: Literal["auto", "dense", "sparse"] = Field(
+        default="auto",
+        description="`dense` runs all experts, `sparse` the selected ones, `auto` decides for each batch",
+    )
+    sparse_share: float = Field(
+        default=0.5,
+        ge=0,
+        le=1,
+        description="share of active (sample, expert) pairs up to which `auto` runs sparsely",
+    )
+    threads: PositiveInt | None = Field(
+        default=None, description="threads of torch; null lets torch choose, and config.yaml has its choice"
+    )
 
 
 class TrainConfig(Section):
     """All settings of a training run."""
 
-    recipe: str
-    seed: NonNegativeInt = 0
+    recipe: str = Field(description="name of the recipe; the stem of the file if it is a path")
+    seed: NonNegativeInt = Field(
+        default=0, description="seed of the initial weights, the order of the rows, dropout and hash tables"
+    )
     data: DataConfig
     model: Annotated[RatingModelConfig | ImageModelConfig, Field(discriminator="kind")]
     gate: GateConfig
-    search: SearchConfig = SearchConfig()
+    search: MultiGateSearchConfig = MultiGateSearchConfig()
     loss: LossConfig = LossConfig()
     training: TrainingConfig
 
