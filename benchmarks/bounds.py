@@ -69,14 +69,14 @@ def dispatch(n: int, p: int, u: int) -> Iterator[Part]:
     yield "reference", lambda: x @ weight.t()
 
 
-def conditional_step() -> Iterator[Part]:
-    """The MovieLens network's conditional step; the reference is its dense step."""
+def sparse_step() -> Iterator[Part]:
+    """The MovieLens network's sparse step; the reference is its dense step."""
     dense, sparse = network([soft_gate(), soft_gate()]), network([hard_gate(), hard_gate()])
     dense.moe.execution, sparse.moe.execution = "dense", "sparse"
     step = make_step(sparse)
     step()
     optimizer = torch.optim.Adam(sparse.parameters(), lr=1e-6, fused=True)
-    yield "conditional step", step
+    yield "sparse step", step
     yield "the products of the dense step", make_products(dense)
     yield "Adam", optimizer.step
     yield "reference", make_step(dense)
@@ -98,4 +98,4 @@ if __name__ == "__main__":
             show_ratios(
                 f"{dispatch.__doc__} n={shape[0]} p={shape[1]} u={shape[2]}", list(dispatch(*shape)), 15
             )
-    show_ratios(conditional_step.__doc__, list(conditional_step()), 15)
+    show_ratios(sparse_step.__doc__, list(sparse_step()), 15)

@@ -137,5 +137,5 @@ def test_every_part_that_explains_missed_targets_runs():
         parts = [*bounds.one_row(), *bounds.dispatch(4, 8, 8)]
         for _, function in parts:
             function()
-    for _, function in bounds.conditional_step():
+    for _, function in bounds.sparse_step():
         function()

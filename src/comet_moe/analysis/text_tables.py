@@ -29,7 +29,10 @@ _PAPER_NAMES = {
     "dselect": "DSelect-k",
     "comet": "COMET",
 }
-_RESULT_NOTE = "Mean ± standard error over the trials used. Bold: the lowest mean of the study."
+_RESULT_NOTE = (
+    "Mean ± standard error over the trials used. Bold: the lowest mean of the study. p: one-sided t-tests, "
+    "against the best existing gate, which is in parentheses, and against the same gate without local search."
+)
 _TUNING_NOTE = (
     "Tuning: over the best {top_percent:g} % of the trials by validation loss; * where a gate is below the "
     "best existing one (softmax, hash, topk, dselect) with p < 0.05 in Student's one-sided t-test."
@@ -57,15 +60,15 @@ def result_tables(results: Sequence[tuple[Study, list[Row]]]) -> list[TextTable]
         )
     )
     columns = [
-        Column("n", "$n$"),
+        Column("experts", "$n$"),
         Column("gate", "Gate"),
         Column("used/complete"),
         Column("failed"),
         Column("test loss x100", r"Test Loss ($\times100$) $\downarrow$"),
-        Column("experts", r"$n/s$ $\downarrow$"),
+        Column("experts per sample", r"$n/s$ $\downarrow$"),
         *(Column(name, escape_tex(name)) for name in metrics),
-        Column("p existing"),
-        Column("p search"),
+        Column("p vs best existing"),
+        Column("p vs no search"),
     ]
     return [TextTable(study.title, columns, _result_cells(study, rows, metrics)) for study, rows in results]
 

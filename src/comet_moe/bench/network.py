@@ -82,18 +82,18 @@ def make_products(model: RatingModel) -> Callable[[], None]:
 
 
 def measure_movielens(quick: bool) -> Iterator[Result]:
-    """Dense step / its matrix products; conditional step / dense step; COMET+ / COMET over a run."""
+    """Dense step / its matrix products; sparse step / dense step; COMET+ / COMET over a run."""
     dense = network([soft_gate(), soft_gate()])
     dense.moe.execution = "dense"
-    conditional = network([hard_gate(), hard_gate()])
-    conditional.moe.execution = "sparse"
+    sparse = network([hard_gate(), hard_gate()])
+    sparse.moe.execution = "sparse"
     seconds = 4 if quick else 25
-    steps = [make_step(dense), make_step(conditional), make_products(dense)]
-    dense_ratio, conditional_ratio = measure_ratios(steps, seconds)
+    steps = [make_step(dense), make_step(sparse), make_products(dense)]
+    dense_ratio, sparse_ratio = measure_ratios(steps, seconds)
     case = f"{N} experts, {K} trees per task, batch {BATCH}"
     yield timed_result("MovieLens dense step / its matrix products", case, dense_ratio, 1.7)
-    by_dense = _divide(conditional_ratio, dense_ratio)
-    yield timed_result("MovieLens conditional step / dense step", case, by_dense, 0.35)
+    by_dense = _divide(sparse_ratio, dense_ratio)
+    yield timed_result("MovieLens sparse step / dense step", case, by_dense, 0.35)
     yield from _search_results(seconds, case)
 
 
