@@ -135,10 +135,10 @@ class MultiGateMoE(nn.Module):
 
     def _run(self, x: Tensor, routings: list[Routing]) -> Tensor:
         """(rows, *input) -> (rows, T, *output)."""
-        is_tracing = torch.compiler.is_compiling()
-        if self.execution == "dense" or (self.execution == "auto" and is_tracing):
+        is_compiling = torch.compiler.is_compiling()
+        if self.execution == "dense" or (self.execution == "auto" and is_compiling):
             return self._dense(x, routings)
-        if is_tracing:  # the number of pairs is not known to a graph
+        if is_compiling:  # the number of pairs is not known to a graph
             return run_indexed(self.experts, x, routings)
         plan = plan_from_routings(routings, len(x))
         pairs = len(plan.row_sample)

@@ -107,4 +107,4 @@ def test_prepare_takes_the_options_of_the_recipe_so_that_training_finds_the_data
     before = sorted(cache.iterdir())
     succeed("train", "celeba", *sets(["training.epochs=1", "training.threads=1"]), "--out", tmp_path / "run")
     assert sorted(cache.iterdir()) == before
-    assert RunFolder(tmp_path / "run").data()["image_shape"] == [3, 109, 89]
+    assert RunFolder(tmp_path / "run").saved_meta()["image_shape"] == [3, 109, 89]

@@ -217,7 +217,7 @@ def test_a_search_that_was_used_can_be_freed():
     gate = PermutedGate(SoftmaxGate(P, N), search)
     routing = gate(torch.randn(4, P))
     routing.weights.sum().backward()
-    gone = weakref.ref(search), weakref.ref(search._derived.soft.value)
+    gone = weakref.ref(search), weakref.ref(search._cache.soft.value)
     del search, gate, routing
     gc.collect()
     assert [reference() for reference in gone] == [None, None]

@@ -177,7 +177,7 @@ def line_trainer(folder, loss=lambda w: (w - 1) ** 2, **given):
         steps_per_epoch=2,
         train_rows=2,
         evaluate=evaluate,
-        summarise=lambda: SummaryRecord.from_evaluations(evaluate(), evaluate(), "test"),
+        evaluate_held_out=lambda: SummaryRecord.from_evaluations(evaluate(), evaluate(), "test"),
         save_model=lambda: folder.write_model(model.state_dict()),
         folder=folder,
         **{**settings, **given},
@@ -207,9 +207,9 @@ def test_the_norm_of_the_gradient_is_limited(tmp_path):
     assert folder.model()["w"].item() == pytest.approx(2 * 0.25 * 0.1, rel=1e-5)
 
 
-def test_the_epoch_with_the_lowest_score_is_kept(tmp_path):
+def test_the_epoch_with_the_lowest_selection_loss_is_kept(tmp_path):
     folder = RunFolder(tmp_path / "run")
-    result = line_trainer(folder, score=lambda validation: validation.tasks["line"]["metric"]).run()
+    result = line_trainer(folder, selection_loss=lambda validation: validation.tasks["line"]["metric"]).run()
     assert (result.best_epoch, result.epochs) == (1, 3)
     assert folder.metrics()[-1].best_validation_loss == folder.metrics()[0].validation.loss
     assert folder.model()["w"].item() == 1 - 0.5**2

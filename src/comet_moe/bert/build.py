@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from comet_moe.bert.convert import convert_bert, sparse_config
 from comet_moe.bert.data import TaskData, training_batches
-from comet_moe.bert.evaluate import evaluate, stored_parameters, summarise
+from comet_moe.bert.evaluate import evaluate, evaluate_held_out, stored_parameters
 from comet_moe.bert.gating import build_layer_gate
 from comet_moe.bert.run import BertFolder, save_model
 from comet_moe.config import BertConfig
@@ -39,9 +39,9 @@ def build_trainer(
         )
         return (train.batch(rows) for rows in rows_of_batches)
 
-    def score(validation: EvaluationRecord) -> float:
+    def selection_loss(validation: EvaluationRecord) -> float:
         metric = validation.tasks[task.name][task.metrics[0]]
-        return math.nan if metric is None else -metric  # higher metrics are better, lower scores are
+        return math.nan if metric is None else -metric  # the highest metric is best, the lowest loss
 
     return Trainer(
         model=model,
@@ -50,7 +50,7 @@ def build_trainer(
         steps_per_epoch=steps,
         train_rows=len(train),
         evaluate=lambda: evaluate(model, task, data.splits["dev"], null_threshold),
-        summarise=lambda: summarise(model, data, null_threshold),
+        evaluate_held_out=lambda: evaluate_held_out(model, data, null_threshold),
         save_model=lambda: save_model(model, data.tokenizer, folder.model_folder),
         optimizer=build_optimizer(model, training.learning_rate, training.weight_decay),
         epochs=training.epochs,
@@ -62,10 +62,10 @@ def build_trainer(
             gate="dense" if config.stage == "finetune" else config.gate.name,
             seed=config.seed,
             parameters=stored_parameters(model),
-            notes=data.facts["notes"],
+            notes=data.meta["notes"],
         ),
         folder=folder,
-        score=score,
+        selection_loss=selection_loss,
         schedule=linear_schedule(steps * training.epochs, training.warmup_ratio),
         clip=training.max_grad_norm,
         threads=config.training.threads,

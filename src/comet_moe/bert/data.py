@@ -182,13 +182,13 @@ class TaskData:
         task: the task.
         tokenizer: of the tokens.
         splits: "train", "dev", and for some tasks "test" or "mismatched".
-        facts: counts, files, notes and checksums of the tokens, as plain data.
+        meta: metadata that a run saves: numbers of rows and tokens, files, notes, checksums of tokens.
     """
 
     task: Task
     tokenizer: Any
     splits: dict[str, Features]
-    facts: dict[str, Any]
+    meta: dict[str, Any]
 
 
 def load_task_data(config: BertConfig, tokenizer: Any) -> TaskData:
@@ -203,7 +203,7 @@ def load_task_data(config: BertConfig, tokenizer: Any) -> TaskData:
     if task.kind == "answers" and stride >= max_length // 2:
         raise RecipeError(f"data.stride must be below half of data.max_length, {max_length}, got {stride}")
     splits = {name: encode(task, rows, tokenizer, max_length, stride) for name, rows in texts.splits.items()}
-    facts = {
+    meta = {
         "name": task.name,
         "rows": {name: len(features) for name, features in splits.items()},
         "tokens": {name: int(features.lengths.sum()) for name, features in splits.items()},
@@ -211,7 +211,7 @@ def load_task_data(config: BertConfig, tokenizer: Any) -> TaskData:
         "files": dict(texts.files),
         "notes": list(texts.notes),
     }
-    return TaskData(task, tokenizer, splits, facts)
+    return TaskData(task, tokenizer, splits, meta)
 
 
 def _checksum(features: Features) -> int:

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from comet_moe.bert.build import build_student, build_trainer, check_student
 from comet_moe.bert.convert import importance
 from comet_moe.bert.data import TaskData, evaluation_batches, load_task_data
-from comet_moe.bert.evaluate import EVALUATION_BATCH, by_layer, summarise
+from comet_moe.bert.evaluate import EVALUATION_BATCH, by_layer, evaluate_held_out
 from comet_moe.bert.run import BertFolder, load_checkpoint, load_configuration, load_model, load_tokenizer
 from comet_moe.config import BertConfig
 from comet_moe.exceptions import RecipeError, RunError
@@ -83,7 +83,7 @@ def finetune(
     if folder.state() == "finished":
         return folder.result()
     trainer, data = _finetuning(config, folder, callbacks)
-    folder.start(config, data.facts)
+    folder.start(config, data.meta)
     return trainer.run()
 
 
@@ -186,7 +186,7 @@ def train_student(
         )
 
     trainer = build_trainer(config, context.data, student, objective, folder, callbacks)
-    folder.start(config, context.data.facts)
+    folder.start(config, context.data.meta)
     return trainer.run()
 
 
@@ -212,7 +212,7 @@ def run_stages(
         teacher_config = config.model_copy(update={"stage": "finetune", "teacher": None})
         trainer, data = _finetuning(teacher_config, teacher, teacher_callbacks)
         folder.write_config(config)  # not before: a mistake in the settings leaves no folder behind
-        teacher.start(teacher_config, data.facts)
+        teacher.start(teacher_config, data.meta)
         result = trainer.run()
     if result.status == "failed":
         raise RunError(f"the teacher in {teacher.path} failed: {result.reason}")
@@ -224,9 +224,9 @@ def evaluate_run(path: Path) -> SummaryRecord:
     folder = BertFolder(path)
     config, model_path = folder.config(), str(folder.finished_model())
     data = load_task_data(config, load_tokenizer(model_path))
-    folder.check_data(data.facts)
+    folder.check_data(data.meta)
     with num_threads(config.training.threads):
-        summary = summarise(load_model(model_path), data, config.data.null_threshold)
+        summary = evaluate_held_out(load_model(model_path), data, config.data.null_threshold)
     return SummaryRecord.model_validate_json(
         summary.model_dump_json()
     )  # with None for NaN, as in result.json

@@ -23,7 +23,7 @@ EVALUATION_BATCH = 32
 """Rows of a batch; not the training batch size, so that metrics do not depend on it."""
 
 
-def summarise(model: Any, data: TaskData, null_threshold: float = 0.0) -> SummaryRecord:
+def evaluate_held_out(model: Any, data: TaskData, null_threshold: float = 0.0) -> SummaryRecord:
     """``model`` on all held-out splits; the dev split is also the test split where there is no other.
 
     Metrics of further splits are those of a task with the name of the split, such as "mnli mismatched".

@@ -57,11 +57,11 @@ def _run_rows(path: Path) -> list[dict[str, Any]]:
     from comet_moe.training.batches import load_dataset
     from comet_moe.training.flops import count_costs
     from comet_moe.training.load import load_run
-    from comet_moe.training.run import data_facts
+    from comet_moe.training.run import data_meta
 
     run = load_run(path)
     dataset = load_dataset(run.config)
-    run.folder.check_data(data_facts(dataset))
+    run.folder.check_data(data_meta(dataset))
     return _rows(run.config.gate.name, count_costs(run.model, dataset))
 
 

@@ -12,7 +12,7 @@ from comet_moe.gates.losses import masked_mean, selector_entropy
 from comet_moe.gates.smooth_step import log_smooth_step_sides
 from comet_moe.gates.tree import path_sums
 from comet_moe.kernels.descent import descend, descend_again, descend_op, read_trees
-from comet_moe.kernels.jit import can_run_compiled, is_plain_cpu, is_tracing
+from comet_moe.kernels.jit import can_run_compiled, is_plain_cpu, needs_operator
 from comet_moe.kernels.soft_trees import soft_trees
 from comet_moe.routing import Pairs, Routing
 
@@ -87,7 +87,7 @@ class CometGate(TrainableGate):
         """In evaluation without gradients the trees are descended; otherwise every node is evaluated."""
         if self.training or self.keeps_contributions or torch.is_grad_enabled():
             return self._route_dense(x, mask)
-        if is_tracing(x):
+        if needs_operator(x):
             return self._route_as_operator(x)
         if can_run_compiled(x):
             parameters = self._read_parameters()

@@ -20,7 +20,9 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 FASTMATH = {"reassoc", "contract", "nsz", "arcp"}
 """Sums may be reordered, so that they vectorise; NaN and infinity keep their meaning."""
 
-NUMBA_INSTALLED = find_spec("numba") is not None and os.environ.get("NUMBA_DISABLE_JIT", "0") == "0"
+NUMBA_ENABLED = find_spec("numba") is not None and os.environ.get("NUMBA_DISABLE_JIT", "0") == "0"
+"""Whether numba is installed and its compiler is not switched off."""
+
 COMPILED_TYPES = (torch.float32, torch.float64)
 
 NUMBA_LIMIT, LLVMLITE_LIMIT = (0, 69), (0, 51)
@@ -40,17 +42,18 @@ def portable() -> Iterator[None]:
         _portable = before
 
 
-def is_tracing(tensor: Tensor) -> bool:
-    """Whether a loop on ``tensor`` must be called as a torch operator: in graphs and under dispatch modes."""
-    is_recorded = torch.compiler.is_compiling() or has_dispatch_mode()
-    return (
-        is_recorded and NUMBA_INSTALLED and not _portable and tensor.is_cpu and tensor.dtype in COMPILED_TYPES
-    )
+def needs_operator(tensor: Tensor) -> bool:
+    """Whether a compiled loop on ``tensor`` must be called as a torch operator.
+
+    Compiled graphs and dispatch modes, such as the FLOP counter, see operators only.
+    """
+    in_graph = torch.compiler.is_compiling() or has_dispatch_mode()
+    return in_graph and NUMBA_ENABLED and not _portable and tensor.is_cpu and tensor.dtype in COMPILED_TYPES
 
 
 def can_run_compiled(*tensors: Tensor) -> bool:
     """Whether compiled loops can take these tensors: eager mode, on the CPU, float32 or float64."""
-    if not NUMBA_INSTALLED or torch.compiler.is_compiling() or in_functorch_transform():
+    if not NUMBA_ENABLED or torch.compiler.is_compiling() or in_functorch_transform():
         return False
     return all(is_plain_cpu(tensor) and tensor.dtype in COMPILED_TYPES for tensor in tensors)
 
@@ -70,7 +73,7 @@ def jit(function: Function, allocates: bool = True) -> Function:
         allocates: False if it makes no arrays of its own; it then need not count references, which takes
             time in inner loops.
     """
-    if not NUMBA_INSTALLED:
+    if not NUMBA_ENABLED:
         return function
     import numba
 
@@ -88,7 +91,7 @@ def jit(function: Function, allocates: bool = True) -> Function:
 
 def jit_inline(function: Function) -> Function:
     """``function`` inlined into every compiled function that calls it."""
-    if not NUMBA_INSTALLED:
+    if not NUMBA_ENABLED:
         return function
     import numba
 
@@ -152,7 +155,7 @@ def _accepts_wide_vectors() -> bool:
     return True
 
 
-if NUMBA_INSTALLED:
+if NUMBA_ENABLED:
     from numba import types
     from numba.extending import intrinsic
 

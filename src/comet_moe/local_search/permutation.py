@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from comet_moe import checks
-from comet_moe.local_search.derived import Derived, Known, Load, SoftMatrix
+from comet_moe.local_search.cache import CachedValue, SearchCache, SoftPermutation, StateDictLoad
 from comet_moe.local_search.sinkhorn import assignment, permutation_entropy, sinkhorn
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -19,10 +19,10 @@ UNSET = -1
 """The entries of ``fixed`` before stage 1 has a permutation to fix."""
 
 
-def _outside_graphs(method: Method) -> Method:
-    """``method`` run as it is where a graph is compiled: its R changes from step to step.
+def _run_eagerly(method: Method) -> Method:
+    """``method``, run outside of compiled graphs: R changes with the step, and each R would be compiled.
 
-    As ``torch.compiler.disable``, which would import the compiler, a second's work, for everyone.
+    As ``torch.compiler.disable``, which by itself would import the compiler, about a second, for every user.
     """
 
     @wraps(method)
@@ -115,11 +115,11 @@ class Permutation(nn.Module):
         self.register_buffer("progress", torch.zeros((), dtype=torch.int64))
         self.register_buffer("noise_seed", torch.randint(2**62, ()) if gumbel else None)
         self.register_buffer("fixed", self.initial_order())
-        self._derived = Derived()
+        self._cache = SearchCache()
         self._remember_progress(0)
 
     def initial_order(self) -> Tensor:
-        """What ``fixed`` is at first: -1 for a search, the identity for none (``steps=0``)."""
+        """The first value of ``fixed``: -1, or the identity where there is no search (``steps=0``)."""
         shape = self.logits.shape[:-1]
         if self.steps:
             return torch.full(shape, UNSET, dtype=torch.int64)
@@ -140,7 +140,7 @@ class Permutation(nn.Module):
     @property
     def num_gates(self) -> int:
         """How many gates share this search."""
-        return max(1, len(self._derived.gates))
+        return max(1, len(self._cache.gates))
 
     def step(self) -> None:
         """Count one optimiser step; the last one of stage 1 ends it."""
@@ -166,51 +166,55 @@ class Permutation(nn.Module):
         """(n,) or (trees, n): gate output i goes to expert order[i], by the hard permutation."""
         return self._search_order() if self.searching else self.fixed
 
-    @_outside_graphs
+    @_run_eagerly
     def shared_soft(self) -> tuple[Tensor, Tensor]:
-        """For a gate in stage-1 training: the soft matrix, and its share () of the auxiliary loss."""
+        """What a gate uses in stage-1 training.
+
+        Returns:
+            The soft matrix (n, n) or (trees, n, n), and the gate's share () of the search's auxiliary loss.
+        """
         if checks.is_plain_eager(self.logits):
-            matrix = self._soft_matrix()
-            soft, entropy = matrix.soft, matrix.entropy
-        else:  # tensors without values to compare
+            permutation = self._soft_permutation()
+            soft, entropy = permutation.matrix, permutation.entropy
+        else:  # in graphs and under transforms there are no values to compare, so nothing is cached
             soft = _soften(self.logits, *self.schedule, self._noise())
             entropy = permutation_entropy(soft)
         return soft, entropy * (self.zeta / self.num_gates)
 
     def add_gate(self, gate: nn.Module) -> None:
-        """Count ``gate``, which has this search from now on, among those that share it while it exists."""
-        self._derived.gates.add(gate)
+        """Count ``gate`` among the gates that share this search, as long as it exists."""
+        self._cache.gates.add(gate)
 
     def remove_gate(self, gate: nn.Module) -> None:
-        """Count ``gate`` no longer."""
-        self._derived.gates.discard(gate)
+        """Do not count ``gate`` any more."""
+        self._cache.gates.discard(gate)
 
-    def _soft_matrix(self) -> SoftMatrix:
+    def _soft_permutation(self) -> SoftPermutation:
         """The soft matrix for the current step and U, computed when one of them has changed."""
-        key, logits, known = self._key(), self.logits, self._derived.soft
-        if known is None or not known.holds(key, logits):
+        key, logits, cached = self._key(), self.logits, self._cache.soft
+        if cached is None or not cached.is_current(key, logits):
             tau, iterations = self.schedule
             soften = partial(_soften, tau=tau, iterations=iterations, noise=self._noise())
             with torch.inference_mode(False):
-                known = self._derived.soft = Known(key, logits, SoftMatrix(logits, soften))
+                cached = self._cache.soft = CachedValue(key, logits, SoftPermutation(logits, soften))
             if self._t + 1 == self.steps:
-                self.fixed.copy_(assignment(known.value.soft))
-        return known.value
+                self.fixed.copy_(assignment(cached.value.matrix))
+        return cached.value
 
-    @_outside_graphs
+    @_run_eagerly
     def _search_order(self) -> Tensor:
         """The assignment for the current step and U, computed when one of them has changed."""
         logits = self.logits
         if not checks.is_plain_eager(logits):
             return self._compute_order()
-        key, known = self._key(), self._derived.order
-        if known is None or not known.holds(key, logits):
+        key, cached = self._key(), self._cache.order
+        if cached is None or not cached.is_current(key, logits):
             with torch.inference_mode(False):
-                known = self._derived.order = Known(key, logits, self._compute_order())
-        return known.value
+                cached = self._cache.order = CachedValue(key, logits, self._compute_order())
+        return cached.value
 
     def _key(self) -> tuple[object, ...]:
-        """All but U that the soft matrix depends on."""
+        """All that the soft matrix depends on, except U."""
         return self._t, self.steps, self.tau, self.iterations, self.gumbel, self.logits.requires_grad
 
     @torch.no_grad()
@@ -220,8 +224,8 @@ class Permutation(nn.Module):
     def _noise(self) -> Tensor | None:
         """Gumbel noise on U for the current step.
 
-        By the step and a stored seed, not by the global generator: resuming draws the same, and so do several
-        processes, whose permutations must stay equal.
+        It depends on the step and a stored seed, not on the global generator: a resumed run draws the same
+        noise, and so do all processes, whose permutations must stay equal.
         """
         if not self.gumbel:
             return None
@@ -233,13 +237,13 @@ class Permutation(nn.Module):
     @property
     def _t(self) -> int:
         """``progress`` as a number, read from the buffer only if that has changed: reading synchronises."""
-        derived = self._derived
+        cache = self._cache
         if torch.compiler.is_compiling():
-            return derived.t
+            return cache.step
         buffer = self.progress
-        if buffer.is_inference() or derived.progress is not buffer or derived.version != buffer._version:
+        if buffer.is_inference() or cache.progress is not buffer or cache.version != buffer._version:
             self._read_progress()
-        return derived.t
+        return cache.step
 
     def _set_progress(self, t: int) -> None:
         self.progress.fill_(t)
@@ -250,9 +254,9 @@ class Permutation(nn.Module):
             self._remember_progress(int(self.progress))
 
     def _remember_progress(self, t: int) -> None:
-        buffer, derived = self.progress, self._derived
-        derived.progress, derived.t = buffer, t
-        derived.version = None if buffer.is_inference() else buffer._version
+        buffer, cache = self.progress, self._cache
+        cache.progress, cache.step = buffer, t
+        cache.version = None if buffer.is_inference() else buffer._version
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -280,14 +284,14 @@ class Permutation(nn.Module):
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
-        if self._derived.load is None or self._derived.load.missing_keys is not missing_keys:
-            self._derived.load = Load(missing_keys)
-        load, names = self._derived.load, missing_keys[before:]
+        if self._cache.load is None or self._cache.load.missing_keys is not missing_keys:
+            self._cache.load = StateDictLoad(missing_keys)
+        load, names = self._cache.load, missing_keys[before:]
         load.absent.update(names)
         load.is_complete |= not names
         if load.is_complete:
             missing_keys[:] = [key for key in missing_keys if key not in load.absent]
-        self._derived.soft = self._derived.order = None  # the next pass writes ``fixed`` for the loaded state
+        self._cache.soft = self._cache.order = None  # the next pass writes ``fixed`` for the loaded state
         self._read_progress()
 
     def extra_repr(self) -> str:

@@ -25,7 +25,7 @@ from comet_moe.local_search import Permutation, PermutedGate, parameter_groups
 from comet_moe.models import ImageModel, RatingModel, image_tasks, rating_tasks
 from comet_moe.training.batches import Batch, steps_per_epoch, training_batches
 from comet_moe.training.distributed import Processes
-from comet_moe.training.evaluate import evaluate, summarise
+from comet_moe.training.evaluate import evaluate, evaluate_held_out
 from comet_moe.training.records import ResultRecord
 from comet_moe.training.run import RunFolder
 from comet_moe.training.trainer import Callbacks, StepLoss, Trainer
@@ -56,7 +56,7 @@ def build_trainer(
         steps_per_epoch=steps_per_epoch(len(dataset.train), training.batch_size),
         train_rows=len(dataset.train),
         evaluate=lambda: evaluate(model, dataset.validation),
-        summarise=lambda: summarise(model, dataset),
+        evaluate_held_out=lambda: evaluate_held_out(model, dataset),
         save_model=lambda: folder.write_model(model.state_dict()),
         optimizer=torch.optim.Adam(
             parameter_groups(model, training.learning_rate), eps=ADAM_EPSILON, fused=True
@@ -115,8 +115,8 @@ def build_model(config: TrainConfig, meta: dict[str, Any]) -> Model:
     """The network of ``config`` with its first weights, drawn from ``config.seed``.
 
     Args:
-        config: of the run.
-        meta: description of the data set: rows; num_users and num_items, or image_shape and classes.
+        config: configuration of the run.
+        meta: metadata of the data set: rows; num_users and num_items, or image_shape and classes.
     """
     kind = "rating" if "num_users" in meta else "image"
     if config.model.kind != kind:
@@ -171,10 +171,10 @@ def build_gates(config: TrainConfig, meta: dict[str, Any], in_features: int, num
     """One gate per task, with local search if the name of ``config.gate`` ends in "+".
 
     Args:
-        config: of the run.
-        meta: description of the data set.
-        in_features: p.
-        num_tasks: number of gates.
+        config: configuration of the run.
+        meta: metadata of the data set.
+        in_features: p, the number of features that the gates read.
+        num_tasks: number of tasks, and so of gates.
     """
     n, num_keys = config.model.experts, meta.get("num_users")
     gates = [

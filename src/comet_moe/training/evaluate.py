@@ -18,8 +18,8 @@ EVALUATION_BATCH = 4096
 """Rows of a batch; not the training batch size, so that metrics do not depend on it."""
 
 
-def summarise(model: RatingModel | ImageModel, dataset: Dataset) -> SummaryRecord:
-    """``model`` on both held-out splits."""
+def evaluate_held_out(model: RatingModel | ImageModel, dataset: Dataset) -> SummaryRecord:
+    """Evaluate ``model`` on the validation and the test split."""
     return SummaryRecord.from_evaluations(
         evaluate(model, dataset.validation), evaluate(model, dataset.test), test_split="test"
     )
@@ -28,31 +28,31 @@ def summarise(model: RatingModel | ImageModel, dataset: Dataset) -> SummaryRecor
 @torch.no_grad()
 @without_value_checks()  # NaN weights give a NaN loss, which ends the run with a reason, not with an error
 def evaluate(model: RatingModel | ImageModel, split: Split) -> EvaluationRecord:
-    """``model`` in eval mode on all rows of ``split``; it is left in the mode that it was in."""
+    """Evaluate ``model`` in eval mode on all rows of ``split``; its mode is restored afterwards."""
     was_training = model.training
     model.eval()
-    scores = [_TaskScore(task) for task in model.tasks]
+    accumulators = [_TaskMetrics(task) for task in model.tasks]
     statistics = {task.name: RoutingStatistics() for task in model.tasks}
     flops = 0
     for batch in evaluation_batches(split, EVALUATION_BATCH):
         outputs, routings = model(batch.features)
         flops += model.flops(routings)
-        for score, output, routing in zip(scores, outputs, routings, strict=True):
-            score.add(output, batch.targets)
-            statistics[score.task.name].add(routing)
+        for metrics, output, routing in zip(accumulators, outputs, routings, strict=True):
+            metrics.add(output, batch.targets)
+            statistics[metrics.task.name].add(routing)
     model.train(was_training)
-    routing_records = {name: found.record() for name, found in statistics.items()}
+    routing_records = {name: gate.record() for name, gate in statistics.items()}
     return EvaluationRecord(
-        loss=100 * sum(score.task.weight * score.loss() for score in scores),
-        tasks={score.task.name: score.metrics() for score in scores},
-        experts_per_sample=float(np.mean([found.experts_per_sample for found in routing_records.values()])),
+        loss=100 * sum(metrics.task.weight * metrics.loss() for metrics in accumulators),
+        tasks={metrics.task.name: metrics.metrics() for metrics in accumulators},
+        experts_per_sample=float(np.mean([record.experts_per_sample for record in routing_records.values()])),
         flops_per_sample=flops / max(len(split), 1),
         routing=routing_records,
     )
 
 
-class _TaskScore:
-    """Loss and predictions of one task, batch by batch."""
+class _TaskMetrics:
+    """Accumulates loss and predictions of one task over batches."""
 
     def __init__(self, task: Task):
         self.task = task

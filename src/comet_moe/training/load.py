@@ -13,40 +13,40 @@ from comet_moe.models import RatingModel
 from comet_moe.training.batches import load_dataset
 from comet_moe.training.build import Model, build_model
 from comet_moe.training.distributed import num_threads
-from comet_moe.training.evaluate import summarise
+from comet_moe.training.evaluate import evaluate_held_out
 from comet_moe.training.records import SummaryRecord
-from comet_moe.training.run import RunFolder, data_facts
+from comet_moe.training.run import RunFolder, data_meta
 
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """The model of a finished run in eval mode, with its configuration and the facts of its data."""
+    """The model of a finished run in eval mode, with its configuration and the metadata of its data set."""
 
     folder: RunFolder
     config: TrainConfig
-    data: dict[str, Any]
+    meta: dict[str, Any]
     model: Model
 
 
 def load_run(path: Path) -> LoadedRun:
     """Load the finished run in the folder ``path``; its data set is not needed."""
     folder = RunFolder(path)
-    config, weights, data = folder.config(), folder.model(), folder.data()
-    model = build_model(config, data)
+    config, weights, meta = folder.config(), folder.model(), folder.saved_meta()
+    model = build_model(config, meta)
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
         raise RunError(f"{folder.model_file} does not fit the config.yaml beside it: train again") from error
-    return LoadedRun(folder, config, data, model.eval())
+    return LoadedRun(folder, config, meta, model.eval())
 
 
 def evaluate_run(path: Path) -> SummaryRecord:
     """Evaluate a finished run again, from its weights and the data that it was trained on."""
     run = load_run(path)
     dataset = load_dataset(run.config)
-    run.folder.check_data(data_facts(dataset))
+    run.folder.check_data(data_meta(dataset))
     with num_threads(run.config.training.threads):
-        summary = summarise(run.model, dataset)
+        summary = evaluate_held_out(run.model, dataset)
     return SummaryRecord.model_validate_json(
         summary.model_dump_json()
     )  # with None for NaN, as in result.json
@@ -56,7 +56,7 @@ def example_features(run: LoadedRun, rows: int) -> dict[str, Tensor]:
     """Random features for the model of ``run``: to trace it, and to compare exported copies with it."""
     generator = torch.Generator().manual_seed(rows)
     if isinstance(run.model, RatingModel):
-        sizes = {"user": run.data["num_users"], "item": run.data["num_items"]}
+        sizes = {"user": run.meta["num_users"], "item": run.meta["num_items"]}
         return {name: torch.randint(size, (rows,), generator=generator) for name, size in sizes.items()}
-    shape = (rows, *run.data["image_shape"])
+    shape = (rows, *run.meta["image_shape"])
     return {"image": torch.randint(256, shape, generator=generator, dtype=torch.uint8)}

@@ -52,7 +52,7 @@ def predict(run: LoadedRun, table: Path) -> pd.DataFrame:
     keys = np.where(user < 0, _replacement_keys(pairs["user"], model.users.num_embeddings), user)
     with num_threads(run.config.training.threads):
         watched, rating = _scores(model, user, item, keys)
-    rating = rating * run.data.get("rating_std", 1.0) + run.data.get("rating_mean", 0.0)
+    rating = rating * run.meta.get("rating_std", 1.0) + run.meta.get("rating_mean", 0.0)
     known = np.array(["neither", "user", "item", "both"])[(user >= 0) + 2 * (item >= 0)]
     return pairs[["user", "item"]].assign(watched=watched, rating=rating.astype(np.float32), known=known)
 

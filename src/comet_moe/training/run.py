@@ -38,7 +38,7 @@ from comet_moe.training.records import EpochRecord, ResultRecord
 Tensors = dict[str, Tensor]
 RunConfig = TypeVar("RunConfig", TrainConfig, BertConfig)
 
-# Fields of a data set's description that depend on the machine it was prepared on, or on its cache.
+# Metadata of a data set that depend on the machine it was prepared on, or on its cache.
 _CACHE_FIELDS = ("source", "strict", "arrays", "vocabularies", "files", "format")
 
 
@@ -80,11 +80,11 @@ def with_threads(config: RunConfig) -> RunConfig:
 def start_run(folder: "RunFolder", config: TrainConfig, dataset: Dataset) -> None:
     """Start ``folder`` for a run of ``config`` on ``dataset``, or check that it was started with the same."""
     names = dataset.meta.get("vocabularies", {})
-    folder.start(config, data_facts(dataset), {name: dataset.vocabulary(name) for name in names})
+    folder.start(config, data_meta(dataset), {name: dataset.vocabulary(name) for name in names})
 
 
-def data_facts(dataset: Dataset) -> dict[str, Any]:
-    """What a run keeps of its data: the description without what depends on the machine."""
+def data_meta(dataset: Dataset) -> dict[str, Any]:
+    """The metadata of ``dataset`` that a run saves: all but what depends on the machine and its cache."""
     return {name: value for name, value in dataset.meta.items() if name not in _CACHE_FIELDS}
 
 
@@ -129,18 +129,18 @@ class RunFolder:
     def start(
         self,
         config: AnyConfig,
-        facts: dict[str, Any],
+        meta: dict[str, Any],
         vocabularies: Mapping[str, Vocabulary] | None = None,
     ) -> None:
-        """Write the configuration and the facts of the data; of a run that has begun, check the latter."""
+        """Write configuration and metadata; if the run has begun, check that the data is the same."""
         self.state()  # refuses a folder of something else
         if self.has_begun():
-            self.check_data(facts)
+            self.check_data(meta)
             return
         self.write_config(config)
         for name, vocabulary in (vocabularies or {}).items():
             write_atomically(self._vocabulary_file(name), vocabulary.save)
-        write_text(self.data_file, as_json(facts, indent=2) + "\n")  # last: with it the data is complete
+        write_text(self.data_file, as_json(meta, indent=2) + "\n")  # last: with it the data is complete
 
     def has_begun(self) -> bool:
         """Whether training has been started; its configuration does not change from then on."""
@@ -160,22 +160,22 @@ class RunFolder:
         if not self.config_file.exists():
             raise RunError(f"{self.path} has no run: there is no config.yaml in it")
 
-    def check_data(self, facts: dict[str, Any]) -> None:
+    def check_data(self, meta: dict[str, Any]) -> None:
         """Refuse data other than that which the run was started with."""
-        saved, given = self.data(), json.loads(as_json(facts))
+        saved, given = self.saved_meta(), json.loads(as_json(meta))
         changed = sorted(key for key in saved.keys() | given.keys() if saved.get(key) != given.get(key))
         if changed:
             raise RunError(
-                f"the data of {facts['name']} is not what {self.path} was started with "
+                f"the data of {meta['name']} is not what {self.path} was started with "
                 f"({', '.join(changed)} changed): restore the data, or start another run"
             )
 
-    def data(self) -> dict[str, Any]:
-        """The facts of the data that the run is trained on."""
+    def saved_meta(self) -> dict[str, Any]:
+        """The metadata of the data that the run is trained on."""
         if not self.has_begun():
             raise RunError(f"{self.path} has no data.json: the run was stopped before its first epoch")
-        facts: dict[str, Any] = _read_json(self.data_file)
-        return facts
+        meta: dict[str, Any] = _read_json(self.data_file)
+        return meta
 
     def vocabulary(self, feature: str) -> Vocabulary:
         """The ids of ``feature`` ("user" or "item") that the run is trained on."""
@@ -187,10 +187,10 @@ class RunFolder:
             if is_temporary(entry):
                 entry.unlink(missing_ok=True)
 
-    def append_environment(self, facts: dict[str, Any]) -> None:
+    def append_environment(self, start: dict[str, Any]) -> None:
         """Add the environment in which the run starts or resumes."""
         saved = _read_json(self.environment_file) if self.environment_file.exists() else []
-        write_text(self.environment_file, as_json([*saved, facts], indent=2) + "\n")
+        write_text(self.environment_file, as_json([*saved, start], indent=2) + "\n")
 
     def append_metrics(self, record: EpochRecord) -> None:
         """Add the line of an epoch."""

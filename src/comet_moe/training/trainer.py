@@ -33,14 +33,14 @@ ROUTING_INTERVAL = 20
 
 
 class StepLoss(NamedTuple):
-    """What an objective returns for a batch; scalars of the graph.
+    """The losses of a batch, as scalar tensors; the first one is differentiable.
 
     Attributes:
-        total: to be minimised.
-        loss: of the tasks alone.
-        aux_loss: of the gates.
-        routings: of each gate, by name.
-        distillation: distance from the teacher, if there is one.
+        total: the loss to minimise.
+        loss: loss of the tasks alone.
+        aux_loss: auxiliary loss of the gates.
+        routings: the routing of each gate, by name.
+        distillation: distance from the teacher; None without a teacher.
     """
 
     total: Tensor
@@ -69,7 +69,7 @@ class Callbacks:
 
 
 def validation_loss(validation: EvaluationRecord) -> float:
-    """The score of an epoch by its loss on the validation split."""
+    """The loss on the validation split, NaN where the record has None."""
     return math.nan if validation.loss is None else validation.loss
 
 
@@ -77,24 +77,24 @@ class Trainer:
     """Trains a model, keeps the weights of its best epoch, and writes everything to the folder of a run.
 
     Args:
-        model: to train; its local searches are stepped after each optimiser step.
-        objective: the loss of a batch.
-        batches: the train batches of an epoch, counted from 1, in an order that depends on it alone.
+        model: the model to train; its local searches are stepped after each optimiser step.
+        objective: computes the losses of a batch.
+        batches: returns the train batches of an epoch, counted from 1; depends on the epoch alone.
         steps_per_epoch: number of batches per epoch.
-        train_rows: rows per epoch, for the speed that is reported.
-        evaluate: the model on the validation split.
-        summarise: the model on all held-out splits, called once with the best weights.
-        save_model: saves the model, called once with the best weights.
-        optimizer: over the model's parameters.
-        epochs: at most.
+        train_rows: rows per epoch, from which the reported speed is computed.
+        evaluate: evaluates the model on the validation split.
+        evaluate_held_out: evaluates the model on validation and test split, once, with the best weights.
+        save_model: saves the model, once, with the best weights.
+        optimizer: the optimiser of the model's parameters.
+        epochs: largest number of epochs.
         patience: epochs without improvement after which training stops.
-        seed: of dropout and other noise.
-        result: what is known of the result before training.
-        folder: of the run, already started.
-        score: of an epoch; the lowest is best.
-        schedule: factor on the learning rates by optimiser step, counted from 0; None for 1.
-        clip: largest norm of the gradient; None for no limit.
-        threads: of torch; None leaves the number as it is.
+        seed: seed of dropout and other noise.
+        result: the result, with the fields that are known before training.
+        folder: folder of the run, already started.
+        selection_loss: computes from an evaluation the number whose lowest value marks the best epoch.
+        schedule: factor on the learning rates by optimiser step, counted from 0; None for a constant rate.
+        clip: norm to which the gradient is clipped; None for no clipping.
+        threads: number of torch's threads; None leaves it as it is.
         processes: this process among those of the run.
         callbacks: functions that follow the run.
     """
@@ -108,7 +108,7 @@ class Trainer:
         steps_per_epoch: int,
         train_rows: int,
         evaluate: Callable[[], EvaluationRecord],
-        summarise: Callable[[], SummaryRecord],
+        evaluate_held_out: Callable[[], SummaryRecord],
         save_model: Callable[[], None],
         optimizer: Optimizer,
         epochs: int,
@@ -116,7 +116,7 @@ class Trainer:
         seed: int,
         result: ResultRecord,
         folder: RunFolder,
-        score: Callable[[EvaluationRecord], float] = validation_loss,
+        selection_loss: Callable[[EvaluationRecord], float] = validation_loss,
         schedule: Callable[[int], float] | None = None,
         clip: float | None = None,
         threads: int | None = None,
@@ -129,7 +129,7 @@ class Trainer:
         self.steps_per_epoch = steps_per_epoch
         self.train_rows = train_rows
         self.evaluate = evaluate
-        self.summarise = summarise
+        self.evaluate_held_out = evaluate_held_out
         self.save_model = save_model
         self.optimizer = optimizer
         self.learning_rates: list[float] = [group["lr"] for group in optimizer.param_groups]
@@ -138,7 +138,7 @@ class Trainer:
         self.seed = seed
         self.result = result
         self.folder = folder
-        self.score = score
+        self.selection_loss = selection_loss
         self.schedule = schedule
         self.clip = clip
         self.threads = threads
@@ -148,7 +148,7 @@ class Trainer:
         # The state of training, all of it in a checkpoint.
         self.epoch = 0
         self.best_epoch = 0
-        self.best_score = math.inf
+        self.best_selection_loss = math.inf
         self.best_loss = math.inf
         self.best_weights: Tensors = {}
         self.seconds = 0.0
@@ -173,9 +173,9 @@ class Trainer:
         validation = self.processes.on_main(self.evaluate)
         if not math.isfinite(validation_loss(validation)):
             raise DivergedError(f"the validation loss is {validation.loss} after epoch {self.epoch}")
-        score = self.score(validation)
-        if score < self.best_score or self.best_epoch == 0:
-            self.best_epoch, self.best_score = self.epoch, score
+        selection_loss = self.selection_loss(validation)
+        if selection_loss < self.best_selection_loss or self.best_epoch == 0:
+            self.best_epoch, self.best_selection_loss = self.epoch, selection_loss
             self.best_loss = validation_loss(validation)
             self.best_weights = {name: value.clone() for name, value in self.model.state_dict().items()}
         self.seconds += time.perf_counter() - started
@@ -222,7 +222,7 @@ class Trainer:
             "train_loss": loss,
             "train_aux_loss": aux_loss,
             "train_distillation": distillation if distilled else None,
-            "train_routing": {name: found.record() for name, found in statistics.items()},
+            "train_routing": {name: gate.record() for name, gate in statistics.items()},
             "searching": any(search.searching for search in self.searches),
             "tau": tau,
             "sinkhorn_iterations": iterations,
@@ -257,7 +257,7 @@ class Trainer:
         state = {
             "epoch": self.epoch,
             "best_epoch": self.best_epoch,
-            "best_score": self.best_score,
+            "best_selection_loss": self.best_selection_loss,
             "best_loss": self.best_loss,
             "seconds": self.seconds,
         }
@@ -271,7 +271,7 @@ class Trainer:
         tensors, state = checkpoint
         self.best_weights = unpack_state(tensors, self.model, self.optimizer)
         self.epoch, self.best_epoch = state["epoch"], state["best_epoch"]
-        self.best_score, self.best_loss = state["best_score"], state["best_loss"]
+        self.best_selection_loss, self.best_loss = state["best_selection_loss"], state["best_loss"]
         self.seconds = state["seconds"]
 
     def _last_checkpoint(self) -> tuple[Tensors, dict[str, Any]] | None:
@@ -286,7 +286,7 @@ class Trainer:
         self.model.load_state_dict(self.best_weights)
         self.model.eval()
         self.save_model()
-        summary = self.summarise()
+        summary = self.evaluate_held_out()
         fields = {name: getattr(summary, name) for name in SummaryRecord.model_fields}
         return self._write_result(self.result.model_copy(update={"status": "complete", **fields}))
 
