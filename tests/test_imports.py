@@ -12,6 +12,8 @@ ORDER = (
     "exceptions",
     "io",
     "checks",
+    "stepping",
+    "statistics",
     "routing",
     "kernels",
     "gates",

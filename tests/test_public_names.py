@@ -19,6 +19,7 @@ NAMES = {
     "parameter_groups",
     "set_value_checks",
     "sinkhorn",
+    "step",
 }
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from comet_moe.moe import MoE as MoE
     from comet_moe.moe import MultiGateMoE as MultiGateMoE
     from comet_moe.routing import Routing as Routing
+    from comet_moe.stepping import step as step
 
 __version__ = "0.1.0"
 
@@ -39,6 +40,7 @@ _MODULES = {
     "parameter_groups": "comet_moe.local_search",
     "set_value_checks": "comet_moe.checks",
     "sinkhorn": "comet_moe.local_search.sinkhorn",
+    "step": "comet_moe.stepping",
 }
 
 __all__ = [
@@ -51,6 +53,7 @@ __all__ = [
     "parameter_groups",
     "set_value_checks",
     "sinkhorn",
+    "step",
 ]
 
 

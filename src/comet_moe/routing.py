@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-SELECTED_WEIGHT = 1e-5
-"""An expert with more weight than this counts as selected, a tree within this of 1 as one-hot."""
+from comet_moe.statistics import RoutingStatistics
 
 
 class Pairs(NamedTuple):
@@ -255,42 +254,14 @@ class Routing:
         routing.gate_flops = self.gate_flops
         return routing
 
-    @torch.no_grad()
     def statistics(self) -> dict[str, Any]:
         """Plain numbers and lists about this batch; padding is not counted.
 
-        ``experts_per_sample``, ``share_of_samples`` and ``share_of_weight`` (n values each),
-        ``dead_experts`` (indices that no sample selected), ``tree_entropy`` (mean over samples and trees,
-        in nats), ``one_hot_trees`` (share) and ``leaf_share`` (k lists of n, the mean distribution of each
-        tree), all three None for a gate without trees or selectors, ``samples`` and ``execution``.
+        See :meth:`comet_moe.statistics.RoutingStatistics.result`, which also takes many batches.
         """
-        _, expert, weight = self.pairs()
-        expert, weight = expert[weight > SELECTED_WEIGHT], weight[weight > SELECTED_WEIGHT]
-        samples = prod(self.batch_shape) if self.mask is None else int(self.mask.sum())
-        counts = torch.bincount(expert, minlength=self.num_experts)
-        mass = torch.bincount(expert, weights=weight.double(), minlength=self.num_experts)
-        return {
-            "samples": samples,
-            "experts_per_sample": float(counts.sum()) / max(samples, 1),
-            "share_of_samples": (counts.double() / max(samples, 1)).tolist(),
-            "share_of_weight": (mass / mass.sum().clamp_min(1e-30)).tolist(),
-            "dead_experts": (counts == 0).nonzero().flatten().tolist(),
-            **self._tree_statistics(),
-            "execution": self.execution,
-        }
-
-    def _tree_statistics(self) -> dict[str, Any]:
-        if self.selectors is None:
-            return {"tree_entropy": None, "one_hot_trees": None, "leaf_share": None}
-        k, n = self.selectors.shape[-2:]
-        trees = (self.selectors if self.mask is None else self.selectors[self.mask]).reshape(-1, k, n)
-        if len(trees) == 0:
-            return {"tree_entropy": 0.0, "one_hot_trees": 1.0, "leaf_share": [[0.0] * n] * k}
-        return {
-            "tree_entropy": float(torch.special.entr(trees).sum(-1).mean()),
-            "one_hot_trees": float((trees.amax(-1) > 1 - SELECTED_WEIGHT).float().mean()),
-            "leaf_share": trees.double().mean(0).tolist(),
-        }
+        statistics = RoutingStatistics()
+        statistics.add(self)
+        return statistics.result()
 
 
 def _check_pairs(sample: Tensor, expert: Tensor, weight: Tensor) -> None:

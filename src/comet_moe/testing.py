@@ -18,7 +18,8 @@ from comet_moe.experts import DenseExperts
 from comet_moe.gates import Gate, HashGate
 from comet_moe.local_search import Permutation, PermutedGate
 from comet_moe.moe import MoE
-from comet_moe.routing import SELECTED_WEIGHT, Routing
+from comet_moe.routing import Routing
+from comet_moe.statistics import SELECTED_WEIGHT
 
 Factory = Callable[[int, int], Gate]
 P, N, ROWS = 12, 6, 40

@@ -184,6 +184,9 @@ def _routing(experts, random):
         experts_per_sample=2.0,
         share_of_samples=np.minimum(2 * share, 1).tolist(),
         share_of_weight=share.tolist(),
+        effective_experts=float(np.exp(-(share[share > 0] * np.log(share[share > 0])).sum())),
+        information=float(random.uniform(0, 1)),
+        load_ratio=float(share.max() / share.mean()),
         dead_experts=np.flatnonzero(share == 0).tolist(),
     )
 

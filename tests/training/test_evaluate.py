@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from comet_moe.routing import Routing
 from comet_moe.training.batches import steps_per_epoch, take_rows, training_batches
-from comet_moe.training.evaluate import RoutingStatistics, accuracy, auc
+from comet_moe.training.evaluate import accuracy, auc
 
 
 @pytest.fixture(autouse=True)
@@ -41,18 +40,6 @@ def test_accuracy_of_logits():
     assert accuracy(np.array([-1.0, 2.0, 3.0]), np.array([0, 1, 0], np.uint8)) == 2 / 3
     assert accuracy(np.array([[1.0, 0.0], [0.0, 1.0]]), np.array([0, 0])) == 0.5
     assert math.isnan(accuracy(np.array([]), np.array([])))
-
-
-def test_routing_statistics_are_means_over_the_samples_of_all_batches():
-    statistics = RoutingStatistics()
-    statistics.add(Routing(weights=torch.tensor([[1.0, 0.0, 0.0]])))
-    statistics.add(Routing(weights=torch.tensor([[0.5, 0.5, 0.0]] * 3)))
-    record = statistics.record()
-    assert record.experts_per_sample == 7 / 4
-    assert record.share_of_samples == [1.0, 0.75, 0.0]
-    assert record.share_of_weight == pytest.approx([2.5 / 4, 1.5 / 4, 0.0])
-    assert record.dead_experts == [2]
-    assert record.tree_entropy is None
 
 
 class Split:

@@ -14,7 +14,8 @@ from comet_moe.bert.modeling import CometBertLayer
 from comet_moe.bert.tasks import Task
 from comet_moe.checks import without_value_checks
 from comet_moe.routing import Routing
-from comet_moe.training.evaluate import RoutingStatistics
+from comet_moe.statistics import RoutingStatistics
+from comet_moe.training.evaluate import routing_record
 from comet_moe.training.records import EvaluationRecord, SummaryRecord
 
 T = TypeVar("T")
@@ -94,7 +95,7 @@ class _Measurements:
 
     def fields(self, rows: int) -> dict[str, Any]:
         """The fields of an EvaluationRecord on ``rows`` rows."""
-        routing = by_layer(statistics.record() for statistics in self.statistics)
+        routing = by_layer(map(routing_record, self.statistics))
         experts = [record.experts_per_sample for record in routing.values()]
         return {
             "experts_per_sample": float(np.mean(experts)) if experts else 1.0,

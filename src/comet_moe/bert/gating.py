@@ -12,7 +12,8 @@ from torch.nn import functional as F
 from comet_moe.bert.configuration import CometBertConfig
 from comet_moe.gates import CometGate, DSelectKGate, Gate, GateWrapper, HashGate, SoftmaxGate, TopKGate
 from comet_moe.local_search import Permutation, PermutedGate
-from comet_moe.routing import SELECTED_WEIGHT, Routing
+from comet_moe.routing import Routing
+from comet_moe.statistics import SELECTED_WEIGHT
 
 
 def build_layer_gate(config: CometBertConfig, layer: int) -> Gate:

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from comet_moe import checks
 from comet_moe.local_search.cache import CachedValue, SearchCache, SoftPermutation, StateDictLoad
 from comet_moe.local_search.sinkhorn import assignment, permutation_entropy, sinkhorn
+from comet_moe.stepping import Stepped
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -34,7 +35,7 @@ def _run_eagerly(method: Method) -> Method:
     return run  # type: ignore[return-value]
 
 
-class Permutation(nn.Module):
+class Permutation(nn.Module, Stepped):
     """A permutation of n experts, learned in the first ``steps`` optimiser steps and fixed from then on.
 
     Stage 1 (``searching``): training uses the soft matrix S^R(U/τ) and the auxiliary loss

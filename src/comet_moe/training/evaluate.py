@@ -10,7 +10,7 @@ from torch import Tensor
 from comet_moe.checks import without_value_checks
 from comet_moe.data import Dataset, Split
 from comet_moe.models import ImageModel, RatingModel, Task
-from comet_moe.routing import Routing
+from comet_moe.statistics import RoutingStatistics
 from comet_moe.training.batches import evaluation_batches
 from comet_moe.training.records import EvaluationRecord, Metrics, RoutingRecord, SummaryRecord
 
@@ -41,7 +41,7 @@ def evaluate(model: RatingModel | ImageModel, split: Split) -> EvaluationRecord:
             metrics.add(output, batch.targets)
             statistics[metrics.task.name].add(routing)
     model.train(was_training)
-    routing_records = {name: gate.record() for name, gate in statistics.items()}
+    routing_records = {name: routing_record(sums) for name, sums in statistics.items()}
     return EvaluationRecord(
         loss=100 * sum(metrics.task.weight * metrics.loss() for metrics in accumulators),
         tasks={metrics.task.name: metrics.metrics() for metrics in accumulators},
@@ -49,6 +49,12 @@ def evaluate(model: RatingModel | ImageModel, split: Split) -> EvaluationRecord:
         flops_per_sample=flops / max(len(split), 1),
         routing=routing_records,
     )
+
+
+def routing_record(statistics: RoutingStatistics) -> RoutingRecord:
+    """The statistics of a gate as they are written."""
+    result = statistics.result()
+    return RoutingRecord(**{name: result[name] for name in RoutingRecord.model_fields})
 
 
 class _TaskMetrics:
@@ -78,38 +84,6 @@ class _TaskMetrics:
         outputs, targets = torch.cat(self._outputs).numpy(), torch.cat(self._targets).numpy()
         metrics: Metrics = {"loss": loss, "accuracy": accuracy(outputs, targets)}
         return metrics | {"auc": auc(outputs, targets)} if self.task.kind == "binary" else metrics
-
-
-class RoutingStatistics:
-    """Accumulates the statistics of one gate over batches, as means over samples."""
-
-    _MEANS = (
-        "experts_per_sample",
-        "share_of_samples",
-        "share_of_weight",
-        "tree_entropy",
-        "one_hot_trees",
-        "leaf_share",
-    )
-
-    def __init__(self) -> None:
-        self._sums: dict[str, Any] = {}
-        self._samples = 0
-
-    def add(self, routing: Routing) -> None:
-        """Add one batch."""
-        statistics = routing.statistics()
-        samples = statistics["samples"]
-        self._samples += samples
-        for name in self._MEANS:
-            if statistics[name] is not None:
-                self._sums[name] = self._sums.get(name, 0) + samples * np.asarray(statistics[name])
-
-    def record(self) -> RoutingRecord:
-        """The means over all samples so far; at least one batch must have been added."""
-        means = {name: (total / max(self._samples, 1)).tolist() for name, total in self._sums.items()}
-        dead = [expert for expert, share in enumerate(means["share_of_samples"]) if share == 0]
-        return RoutingRecord(**means, dead_experts=dead)
 
 
 def auc(scores: npt.NDArray[Any], labels: npt.NDArray[Any]) -> float:

@@ -35,6 +35,9 @@ class RoutingRecord(Record):
         experts_per_sample: weights above 1e-5 per sample.
         share_of_samples: (n,) share of the samples that selected each expert.
         share_of_weight: (n,) share of the total weight of each expert.
+        effective_experts: exp of the entropy of the mean weights, from 1 to n.
+        information: between sample and expert, in nats: 0 for a constant gate, log n at most.
+        load_ratio: largest share of samples / mean share.
         dead_experts: experts that no sample selected.
         tree_entropy: of the trees or selectors, in nats; None for a gate without.
         one_hot_trees: share of (sample, tree) pairs whose tree is one-hot; None for a gate without.
@@ -44,6 +47,9 @@ class RoutingRecord(Record):
     experts_per_sample: float
     share_of_samples: list[float]
     share_of_weight: list[float]
+    effective_experts: float
+    information: float
+    load_ratio: float
     dead_experts: list[int]
     tree_entropy: Number = None
     one_hot_trees: Number = None

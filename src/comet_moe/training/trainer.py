@@ -23,8 +23,10 @@ from comet_moe.checks import without_value_checks
 from comet_moe.exceptions import DivergedError
 from comet_moe.local_search import Permutation
 from comet_moe.routing import Routing
+from comet_moe.statistics import RoutingStatistics
+from comet_moe.stepping import step as step_modules
 from comet_moe.training.distributed import Processes, num_threads
-from comet_moe.training.evaluate import RoutingStatistics
+from comet_moe.training.evaluate import routing_record
 from comet_moe.training.records import EpochRecord, EvaluationRecord, ResultRecord, SummaryRecord
 from comet_moe.training.run import RunFolder, Tensors, environment
 
@@ -77,7 +79,7 @@ class Trainer:
     """Trains a model, keeps the weights of its best epoch, and writes everything to the folder of a run.
 
     Args:
-        model: the model to train; its local searches are stepped after each optimiser step.
+        model: the model to train; ``comet_moe.step`` is called on it after each optimiser step.
         objective: computes the losses of a batch.
         batches: returns the train batches of an epoch, counted from 1; depends on the epoch alone.
         steps_per_epoch: number of batches per epoch.
@@ -209,8 +211,7 @@ class Trainer:
             if self.clip is not None:
                 nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
             self.optimizer.step()
-            for search in self.searches:
-                search.step()
+            step_modules(self.model)
             if step % ROUTING_INTERVAL == 0:
                 for name, routing in losses.routings.items():
                     statistics.setdefault(name, RoutingStatistics()).add(routing)
@@ -222,7 +223,7 @@ class Trainer:
             "train_loss": loss,
             "train_aux_loss": aux_loss,
             "train_distillation": distillation if distilled else None,
-            "train_routing": {name: gate.record() for name, gate in statistics.items()},
+            "train_routing": {name: routing_record(sums) for name, sums in statistics.items()},
             "searching": any(search.searching for search in self.searches),
             "tau": tau,
             "sinkhorn_iterations": iterations,

@@ -1,0 +1,184 @@
+"""Does a gate route? Statistics of its decisions, exact over any number of batches.
+
+With weights g (B, n), each row divided by its sum: m = mean_b g_b is the mean weight of each expert, and H
+the entropy in nats.
+
+- experts per sample: mean_b of the number of weights above 1e-5;
+- load: share of the samples that select an expert; load ratio: largest load / mean load, 1 if all are equal;
+- effective experts: exp(H(m)), from 1 (all weight on one expert) to n (equal weights);
+- information: H(m) - mean_b H(g_b), the mutual information between sample and expert in nats. It is 0 for a
+  gate that decides the same for every sample, and log n for a hard and perfectly balanced one.
+"""
+
+from math import exp, prod
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+SELECTED_WEIGHT = 1e-5
+"""An expert with more weight than this counts as selected, a tree within this of 1 as one-hot."""
+
+STATIC_INFORMATION = 0.01
+"""Nats below which a gate decides the same for every sample, up to noise."""
+
+COLLAPSED_SHARE = 1.1
+"""Effective experts below this multiple of the experts per sample: nearly all samples share their experts."""
+
+Verdict = Literal["routes", "static", "collapsed", "dense"]
+
+
+class Weights(Protocol):
+    """What the statistics read of a routing."""
+
+    batch_shape: torch.Size
+    num_experts: int
+    mask: Tensor | None
+    selectors: Tensor | None
+    execution: str | None
+
+    @property
+    def in_pairs(self) -> bool: ...  # noqa: D102
+    @property
+    def weights(self) -> Tensor: ...  # noqa: D102
+    def pairs(self) -> tuple[Tensor, Tensor, Tensor]: ...  # noqa: D102
+
+
+class RoutingStatistics:
+    """Sums over the batches of one gate; padding is not counted.
+
+    The sums stay on the gate's device, so that adding a batch does not synchronise an accelerator.
+
+    Example:
+        >>> import torch
+        >>> from comet_moe import Routing
+        >>> from comet_moe.statistics import RoutingStatistics
+        >>> statistics = RoutingStatistics()
+        >>> statistics.add(Routing(weights=torch.tensor([[1.0, 0.0], [1.0, 0.0]])))
+        >>> statistics.add(Routing(weights=torch.tensor([[0.0, 1.0], [0.0, 1.0]])))
+        >>> found = statistics.result()
+        >>> round(found["information"], 4), found["effective_experts"], found["load_ratio"]
+        (0.6931, 2.0, 1.0)
+    """
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor] = {}
+        self._samples: int | Tensor = 0
+        self._execution: str | None = None
+
+    @torch.no_grad()
+    def add(self, routing: Weights) -> None:
+        """Add one batch."""
+        self._samples = self._samples + (
+            prod(routing.batch_shape) if routing.mask is None else routing.mask.sum()
+        )
+        self._execution = routing.execution
+        sums = _pair_sums(routing) if routing.in_pairs else _dense_sums(routing)
+        if routing.selectors is not None:
+            sums |= _tree_sums(routing.selectors, routing.mask)
+        for name, value in sums.items():
+            self._sums[name] = self._sums[name] + value if name in self._sums else value
+
+    def merge(self, other: "RoutingStatistics") -> None:
+        """Add all batches of ``other``."""
+        self._samples = self._samples + other._samples
+        self._execution = other._execution
+        for name, value in other._sums.items():
+            self._sums[name] = self._sums[name] + value if name in self._sums else value
+
+    def result(self) -> dict[str, Any]:
+        """Plain numbers and lists over all batches; at least one must have been added.
+
+        ``samples``, ``experts_per_sample``, ``share_of_samples`` (the loads) and ``share_of_weight`` (n
+        each), ``effective_experts``, ``information``, ``load_ratio``, ``dead_experts`` (those that no sample
+        selected); ``tree_entropy`` (mean over samples and trees, in nats), ``one_hot_trees`` (share) and
+        ``leaf_share`` (k lists of n, the mean distribution of each tree), all three None for a gate without
+        trees or selectors; ``execution`` of the last batch.
+        """
+        samples, sums = int(self._samples), self._sums
+        count, weight, probability = sums["count"], sums["weight"], sums["probability"]
+        routed = float(sums["routed"])  # rows that have an expert at all
+        entropy_of_mean = float(torch.special.entr(probability / max(routed, 1.0)).sum())
+        mean_load = float(count.mean())
+        return {
+            "samples": samples,
+            "experts_per_sample": float(count.sum()) / max(samples, 1),
+            "share_of_samples": (count / max(samples, 1)).tolist(),
+            "share_of_weight": (weight / weight.sum().clamp_min(1e-30)).tolist(),
+            "effective_experts": exp(entropy_of_mean) if routed else 0.0,
+            "information": max(0.0, entropy_of_mean - float(sums["entropy"]) / max(routed, 1.0)),
+            "load_ratio": float(count.max()) / mean_load if mean_load else 1.0,
+            "dead_experts": (count == 0).nonzero().flatten().tolist(),
+            **self._trees(),
+            "execution": self._execution,
+        }
+
+    def _trees(self) -> dict[str, Any]:
+        if "leaf" not in self._sums:
+            return {"tree_entropy": None, "one_hot_trees": None, "leaf_share": None}
+        rows, trees = float(self._sums["tree_rows"]), self._sums["leaf"].shape[0]
+        entropy, one_hot = (float(self._sums[name]) for name in ("tree_entropy", "one_hot"))
+        return {
+            "tree_entropy": entropy / max(rows * trees, 1.0),
+            "one_hot_trees": one_hot / (rows * trees) if rows else 1.0,
+            "leaf_share": (self._sums["leaf"] / max(rows, 1.0)).tolist(),
+        }
+
+
+def verdict(experts_per_sample: float, effective_experts: float, information: float, n: int) -> Verdict:
+    """In a word, what a gate over ``n`` experts does with the samples of a data set.
+
+    - "dense": every sample uses every expert;
+    - "static": the same few experts for every sample: information below 0.01 nats;
+    - "collapsed": hardly more experts in effect than one sample uses, so that most samples share theirs;
+    - "routes": different samples go to different experts.
+    """
+    if experts_per_sample > n - 1e-3:
+        return "dense"
+    if information < STATIC_INFORMATION:
+        return "static"
+    if effective_experts < COLLAPSED_SHARE * max(1.0, experts_per_sample):
+        return "collapsed"
+    return "routes"
+
+
+def _dense_sums(routing: Weights) -> dict[str, Tensor]:
+    weights = routing.weights.reshape(-1, routing.num_experts)
+    row_sum = weights.sum(-1, keepdim=True)
+    probability = weights / row_sum.masked_fill(row_sum == 0, 1.0)
+    return {
+        "count": (weights > SELECTED_WEIGHT).sum(0).double(),
+        "weight": weights.sum(0, dtype=torch.float64),
+        "probability": probability.sum(0, dtype=torch.float64),
+        "entropy": torch.special.entr(probability).sum(dtype=torch.float64),
+        "routed": (row_sum > 0).sum().double(),
+    }
+
+
+def _pair_sums(routing: Weights) -> dict[str, Tensor]:
+    sample, expert, weight = routing.pairs()
+    n, weight = routing.num_experts, weight.double()
+    row_sum = weight.new_zeros(prod(routing.batch_shape)).index_add(0, sample, weight)
+    probability = weight / row_sum[sample]
+    return {
+        "count": torch.bincount(expert[weight > SELECTED_WEIGHT], minlength=n).double(),
+        "weight": torch.bincount(expert, weights=weight, minlength=n),
+        "probability": torch.bincount(expert, weights=probability, minlength=n),
+        "entropy": torch.special.entr(probability).sum(),
+        "routed": (row_sum > 0).sum().double(),
+    }
+
+
+def _tree_sums(selectors: Tensor, mask: Tensor | None) -> dict[str, Tensor]:
+    """Of (B, ..., k, n) distributions; a distribution of padding counts in none of the sums."""
+    trees = selectors.flatten(0, -3)  # (rows, k, n)
+    rows = torch.ones(len(trees), device=trees.device) if mask is None else mask.flatten().to(trees.dtype)
+    entropy = torch.special.entr(trees).sum((-2, -1))
+    one_hot = (trees.amax(-1) > 1 - SELECTED_WEIGHT).sum(-1)
+    leaf = trees if mask is None else trees * rows[:, None, None]
+    return {
+        "tree_entropy": (entropy * rows).sum(dtype=torch.float64),
+        "one_hot": (one_hot * rows).sum(dtype=torch.float64),
+        "leaf": leaf.sum(0, dtype=torch.float64),
+        "tree_rows": rows.sum(dtype=torch.float64),
+    }

@@ -1,0 +1,36 @@
+"""What moves with training but is not moved by the optimiser: searches, warm-ups, balancing biases."""
+
+from abc import ABC, abstractmethod
+
+from torch import nn
+
+
+class Stepped(ABC):
+    """Base of the modules that :func:`step` moves."""
+
+    @abstractmethod
+    def step(self) -> None:
+        """Count one optimiser step; call it after each one, as for a learning-rate scheduler."""
+
+
+def step(model: nn.Module) -> None:
+    """Move all that moves with training in ``model``: call it once after each optimiser step.
+
+    Local searches and warm-ups follow their schedules; the biases of loss-free balancing and the coefficient
+    of ReMoE follow the experts' loads since the last call. A module that several gates share is moved once.
+
+    Example:
+        >>> import torch, comet_moe
+        >>> from comet_moe import Permutation, PermutedGate
+        >>> from comet_moe.gates import TopKGate
+        >>> search = Permutation(num_experts=6, steps=10)
+        >>> gate = PermutedGate(TopKGate(in_features=8, num_experts=6, k=2), search)
+        >>> optimizer = torch.optim.Adam(gate.parameters())
+        >>> optimizer.step()
+        >>> comet_moe.step(gate)
+        >>> int(search.progress)
+        1
+    """
+    for module in model.modules():
+        if isinstance(module, Stepped):
+            module.step()

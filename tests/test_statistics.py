@@ -1,0 +1,130 @@
+"""Statistics of routing: formulas, exactness over batches, padding, all forms of a routing, the verdict."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from comet_moe import Routing
+from comet_moe.statistics import RoutingStatistics, verdict
+
+
+def entropy(distribution):
+    positive = distribution[distribution > 0]
+    return float(-(positive * np.log(positive)).sum())
+
+
+def by_definition(weights):
+    """The formulas of the module, on float64 weights (B, n) of rows that sum to 1."""
+    g = weights.double().numpy()
+    mean, load = g.mean(0), (g > 1e-5).mean(0)
+    return {
+        "experts_per_sample": (g > 1e-5).sum(1).mean(),
+        "effective_experts": math.exp(entropy(mean)),
+        "information": entropy(mean) - np.mean([entropy(row) for row in g]),
+        "load_ratio": load.max() / load.mean(),
+    }
+
+
+def sparse_weights(rows, experts, k, seed):
+    logits = torch.randn(rows, experts, generator=torch.Generator().manual_seed(seed))
+    kept, index = logits.topk(k, -1)
+    return torch.zeros(rows, experts).scatter(-1, index, kept.softmax(-1))
+
+
+@pytest.mark.parametrize("k", [1, 2, 7])
+def test_statistics_equal_their_formulas(k):
+    weights = sparse_weights(50, 7, k, seed=k)
+    statistics = Routing(weights=weights).statistics()
+    for name, value in by_definition(weights).items():
+        assert statistics[name] == pytest.approx(value, rel=1e-5, abs=1e-6), name  # weights are float32
+
+
+def test_batches_of_any_size_give_the_statistics_of_all_rows():
+    weights = sparse_weights(50, 7, 2, seed=0)
+    statistics = RoutingStatistics()
+    for batch in weights.split([1, 30, 19]):
+        statistics.add(Routing(weights=batch))
+    whole = Routing(weights=weights).statistics()
+    for name, value in statistics.result().items():
+        assert value == (value if value is None else pytest.approx(whole[name], rel=1e-9)), name
+
+
+def test_merging_equals_adding():
+    parts = [Routing(weights=sparse_weights(9, 4, 2, seed)) for seed in range(2)]
+    together, first, second = RoutingStatistics(), RoutingStatistics(), RoutingStatistics()
+    for part, own in zip(parts, (first, second), strict=True):
+        together.add(part)
+        own.add(part)
+    first.merge(second)
+    assert first.result() == together.result()
+
+
+def test_means_are_over_samples_not_batches():
+    statistics = RoutingStatistics()
+    statistics.add(Routing(weights=torch.tensor([[1.0, 0.0, 0.0]])))
+    statistics.add(Routing(weights=torch.tensor([[0.5, 0.5, 0.0]] * 3)))
+    result = statistics.result()
+    assert result["experts_per_sample"] == 7 / 4
+    assert result["share_of_samples"] == [1.0, 0.75, 0.0]
+    assert result["share_of_weight"] == pytest.approx([2.5 / 4, 1.5 / 4, 0.0])
+    assert result["dead_experts"] == [2]
+    assert result["tree_entropy"] is None
+
+
+def test_a_constant_gate_has_no_information_and_a_hard_balanced_one_has_log_n():
+    constant = Routing(weights=torch.tensor([[0.5, 0.5, 0.0, 0.0]] * 8)).statistics()
+    balanced = Routing(weights=torch.eye(4).repeat(2, 1)).statistics()
+    assert constant["information"] == pytest.approx(0, abs=1e-7)
+    assert constant["effective_experts"] == pytest.approx(2)
+    assert constant["load_ratio"] == 2
+    assert balanced["information"] == pytest.approx(math.log(4))
+    assert balanced["effective_experts"] == pytest.approx(4)
+    assert balanced["load_ratio"] == 1
+
+
+def test_padding_counts_nowhere():
+    weights = sparse_weights(20, 5, 2, seed=1)
+    selectors = torch.rand(20, 3, 5).softmax(-1)
+    mask = torch.arange(20) % 3 != 0
+    padded = Routing(weights=weights, selectors=selectors).masked(mask).statistics()
+    alone = Routing(weights=weights[mask], selectors=selectors[mask]).statistics()
+    torch.testing.assert_close(torch.tensor(padded.pop("leaf_share")), torch.tensor(alone.pop("leaf_share")))
+    for name, value in alone.items():
+        assert padded[name] == (value if value is None else pytest.approx(value, rel=1e-6)), name
+
+
+def test_rows_that_do_not_sum_to_one_count_by_their_shares():
+    """As after ReLU or with unnormalised probabilities: a row twice as large says nothing else."""
+    weights = sparse_weights(12, 5, 2, seed=2)
+    scale = torch.linspace(0.1, 3.0, 12).unsqueeze(-1)
+    plain, scaled = (Routing(weights=w).statistics() for w in (weights, weights * scale))
+    for name in ("effective_experts", "information", "load_ratio"):
+        assert scaled[name] == pytest.approx(plain[name], rel=1e-5), name
+
+
+def test_rows_without_an_expert_have_no_part_in_the_information():
+    weights = torch.cat((torch.eye(3), torch.zeros(3, 3)))
+    statistics = Routing(weights=weights).statistics()
+    assert statistics["information"] == pytest.approx(math.log(3))
+    assert statistics["experts_per_sample"] == 0.5
+    nothing = Routing(weights=torch.zeros(2, 3)).statistics()
+    assert (nothing["effective_experts"], nothing["information"], nothing["load_ratio"]) == (0, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("weights", "word"),
+    [
+        (torch.full((8, 4), 0.25), "dense"),
+        (torch.tensor([[0.9, 0.1, 0.0, 0.0]] * 8), "static"),
+        (torch.cat((torch.eye(4)[:1].expand(99, 4), torch.eye(4)[1:2])), "collapsed"),
+        (torch.eye(4).repeat(4, 1), "routes"),
+        (sparse_weights(50, 4, 2, seed=3), "routes"),
+        (torch.ones(3, 1), "dense"),
+    ],
+)
+def test_the_verdict_is_a_word_for_what_the_gate_does(weights, word):
+    found = Routing(weights=weights).statistics()
+    n = weights.shape[1]
+    assert verdict(found["experts_per_sample"], found["effective_experts"], found["information"], n) == word
