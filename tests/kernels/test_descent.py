@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from comet_moe.gates import CometGate
-from comet_moe.kernels.descent import descend, read_trees
+from comet_moe.kernels.descent import descend, descend_op, read_trees
 
 
 def comet(n, k, gamma, dtype=torch.float64, p=6):
@@ -97,6 +97,33 @@ def test_logits_that_are_not_finite_are_not_routed_as_if_they_were():
             gate(bad)
         gate.leaf_bias[0, 3] = float("nan")
         assert gate(x).weights.isnan().any()
+
+
+def parameters_of(gate):
+    return [gate.split_weight, gate.split_bias, gate.leaf_weight, gate.leaf_bias]
+
+
+@pytest.mark.parametrize("gamma", [1e-3, 30.0])  # hard paths, and more experts than there are slots
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_the_operator_keeps_a_bad_row_to_itself(gamma, bad):
+    gate, x = comet(32, 2, gamma), torch.randn(5, 6, **DOUBLE)
+    spoiled = x.clone()
+    spoiled[3] = bad
+    with torch.no_grad():
+        wanted = descend_op(x, *parameters_of(gate), gamma)
+        weights = descend_op(spoiled, *parameters_of(gate), gamma)
+    assert weights[3].isnan().all()
+    others = [0, 1, 2, 4]
+    torch.testing.assert_close(weights[others], wanted[others], atol=1e-12, rtol=0)
+
+
+def test_the_operator_leaves_out_a_leaf_of_minus_infinity_as_the_dense_gate_does():
+    gate, x = comet(6, 2, 30.0), torch.randn(5, 6, **DOUBLE)
+    with torch.no_grad():
+        gate.leaf_bias[:, 2] = -float("inf")
+        weights = descend_op(x, *parameters_of(gate), gate.gamma)
+        torch.testing.assert_close(weights, gate._route_dense(x, None).weights, atol=1e-12, rtol=0)
+    assert (weights[:, 2] == 0).all()
 
 
 def test_transforms_run_the_torch_version():

@@ -13,10 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch.utils.flop_counter import register_flop_formula
 
 from comet_moe.kernels.autograd import as_array
 from comet_moe.kernels.jit import is_plain_cpu
+from comet_moe.kernels.soft_trees import soft_trees
 from comet_moe.kernels.threads import over_rows
 from comet_moe.kernels.walk import walk
 
@@ -135,17 +137,29 @@ def descend_op(
     leaf_bias: Tensor,
     gamma: float,
 ) -> Tensor:
-    """(B, p) and the gate's parameters -> weights (B, n); NaN where a logit is not finite."""
+    """(B, p) and the gate's parameters -> weights (B, n); NaN in rows that meet a logit of NaN."""
     trees = read_trees((split_weight, split_bias, leaf_weight, leaf_bias), x.dtype)
     descent = descend(x, trees, gamma)
-    weights = x.new_zeros(len(x), leaf_bias.shape[1])
     if not descent.finite:
-        return weights.fill_(float("nan"))
+        return _evaluate_all_nodes(x, trees, gamma)
+    weights = x.new_zeros(len(x), leaf_bias.shape[1])
     if descent.fits:
         expert, weight = torch.from_numpy(descent.expert), torch.from_numpy(descent.weight)
         return weights.scatter_add_(1, expert, weight)
     sample, expert, weight = descend_again(x, trees, gamma, descent)
     return weights.index_put_((sample, expert), weight)
+
+
+def _evaluate_all_nodes(x: Tensor, trees: Trees, gamma: float) -> Tensor:
+    """The weights (B, n) as the dense gate makes them, which keeps a NaN in its own row."""
+    split_weight, split_bias, leaf_weight, leaf_bias = map(torch.from_numpy, trees)
+    splits = F.linear(x, split_weight.flatten(0, 1), split_bias.flatten())
+    alphas = F.linear(x, leaf_weight.flatten(0, 1), leaf_bias.flatten())
+    rows = len(x)
+    trees_of_rows = soft_trees(
+        splits.reshape(rows, *split_bias.shape), alphas.reshape(rows, *leaf_bias.shape), gamma
+    )
+    return trees_of_rows.weights
 
 
 @descend_op.register_fake
