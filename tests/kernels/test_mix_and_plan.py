@@ -56,10 +56,24 @@ def test_plan_from_pairs(rows):
         ([0, 1], [0], r"one expert and one row of weights for each of its 2 samples, got shapes \(1,\)"),
     ],
 )
-def test_pairs_that_compiled_loops_cannot_follow_are_refused(sample, expert, message):
+@pytest.mark.parametrize("make_plan", [plan_from_pairs, plan_from_pairs_torch])
+def test_pairs_that_no_plan_can_follow_are_refused(make_plan, sample, expert, message):
     pairs = torch.tensor(sample), torch.tensor(expert), torch.ones(len(sample), 1)
     with pytest.raises(ValueError, match=message):
-        plan_from_pairs(*pairs, 3, 4)
+        make_plan(*pairs, 3, 4)
+
+
+@pytest.mark.parametrize("make_plan", [plan_from_pairs, plan_from_pairs_torch])
+def test_pairs_of_other_types_and_devices_are_refused(make_plan):
+    index, weights = torch.tensor([0, 1]), torch.ones(2, 1)
+    with pytest.raises(ValueError, match=r"must be torch\.int64, got torch\.int64 and torch\.float32"):
+        make_plan(index, index.float(), weights, 3, 4)
+    with pytest.raises(ValueError, match=r"must be torch\.int64, got torch\.int32 and torch\.int64"):
+        make_plan(index.int(), index, weights, 3, 4)
+    with pytest.raises(ValueError, match="must be on one device, got cpu, meta and cpu"):
+        make_plan(index, index.to("meta"), weights, 3, 4)
+    with pytest.raises(ValueError, match=r"one row of weights .* got shapes \(2,\) and \(2,\)"):
+        make_plan(index, index, weights.squeeze(1), 3, 4)
 
 
 @pytest.mark.parametrize(("z", "weights"), [((3, 5), (4, 2)), ((4, 5), (3, 2)), ((4, 5, 1), (4, 2))])

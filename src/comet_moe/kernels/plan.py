@@ -43,18 +43,14 @@ def plan_from_weights_torch(weights: list[Tensor]) -> Plan:
     """The definition."""
     stacked = torch.stack(weights, 1)
     sample, expert = (stacked != 0).any(1).nonzero(as_tuple=True)
-    return plan_from_pairs_torch(sample, expert, stacked[sample, :, expert], *stacked.shape[::2])
+    return _sort_torch(sample, expert, stacked[sample, :, expert], *stacked.shape[::2])
 
 
 def plan_from_pairs(sample: Tensor, expert: Tensor, weights: Tensor, samples: int, experts: int) -> Plan:
-    """The plan of unique pairs, ordered by sample: (M,), (M,), (M, T)."""
-    if not (sample.shape == expert.shape == weights.shape[:1]):
-        raise ValueError(
-            f"a routing must have one expert and one row of weights for each of its {len(sample)} samples, "
-            f"got shapes {tuple(expert.shape)} and {tuple(weights.shape)}"
-        )
+    """The plan of unique pairs, ordered by sample: (M,) int64, (M,) int64, (M, T)."""
     if not can_run_compiled(weights):
         return plan_from_pairs_torch(sample, expert, weights, samples, experts)
+    _check_tensors(sample, expert, weights)
     start, counts = torch.empty(samples + 1, dtype=torch.int64), torch.empty(experts, dtype=torch.int64)
     pair_row, row_sample = torch.empty_like(expert), torch.empty_like(expert)
     valid = _sort(
@@ -67,22 +63,54 @@ def plan_from_pairs(sample: Tensor, expert: Tensor, weights: Tensor, samples: in
         np.empty(experts, np.int64),
     )
     if not valid:
-        raise ValueError(_problem_of_pairs(sample, expert, samples, experts))
+        check_range(sample, expert, samples, experts)
+        _check_order(sample)
     return Plan(weights, PairLayout(pair_row, start), row_sample, counts.tolist())
-
-
-def _problem_of_pairs(sample: Tensor, expert: Tensor, samples: int, experts: int) -> str:
-    for name, index, limit in (("rows", sample, samples), ("experts", expert, experts)):
-        low, high = (int(bound) for bound in torch.aminmax(index))
-        if low < 0 or high >= limit:
-            return f"a routing must name {name} 0..{limit - 1}, got {low}..{high}"
-    return "the pairs of a routing must be ordered by sample: sort them by pairs.sample"
 
 
 def plan_from_pairs_torch(
     sample: Tensor, expert: Tensor, weights: Tensor, samples: int, experts: int
 ) -> Plan:
-    """The definition."""
+    """The definition. Its checks read values, but so does the plan: its counts are numbers of the host."""
+    _check_tensors(sample, expert, weights)
+    check_range(sample, expert, samples, experts)
+    _check_order(sample)
+    return _sort_torch(sample, expert, weights, samples, experts)
+
+
+def _check_tensors(sample: Tensor, expert: Tensor, weights: Tensor) -> None:
+    if sample.dim() != 1 or weights.dim() != 2 or not (sample.shape == expert.shape == weights.shape[:1]):
+        raise ValueError(
+            f"a routing must have one expert and one row of weights for each of its {len(sample)} samples, "
+            f"got shapes {tuple(expert.shape)} and {tuple(weights.shape)}"
+        )
+    if sample.dtype != torch.int64 or expert.dtype != torch.int64:
+        raise ValueError(
+            f"the samples and experts of a routing must be torch.int64, got {sample.dtype} and {expert.dtype}"
+        )
+    if not (sample.device == expert.device == weights.device):
+        raise ValueError(
+            "the samples, experts and weights of a routing must be on one device, got "
+            f"{sample.device}, {expert.device} and {weights.device}"
+        )
+
+
+def check_range(sample: Tensor, expert: Tensor, samples: int, experts: int) -> None:
+    """Every sample must be in 0..samples-1 and every expert in 0..experts-1."""
+    if not len(sample):
+        return
+    bounds = torch.stack((*torch.aminmax(sample), *torch.aminmax(expert))).tolist()
+    for name, (low, high), limit in (("rows", bounds[:2], samples), ("experts", bounds[2:], experts)):
+        if low < 0 or high >= limit:
+            raise ValueError(f"a routing must name {name} 0..{limit - 1}, got {low}..{high}")
+
+
+def _check_order(sample: Tensor) -> None:
+    if bool((sample[1:] < sample[:-1]).any()):
+        raise ValueError("the pairs of a routing must be ordered by sample: sort them by pairs.sample")
+
+
+def _sort_torch(sample: Tensor, expert: Tensor, weights: Tensor, samples: int, experts: int) -> Plan:
     by_expert = expert.argsort(stable=True)
     pair_row = torch.empty_like(by_expert)
     pair_row[by_expert] = torch.arange(len(pair_row), device=pair_row.device)
