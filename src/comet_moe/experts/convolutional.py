@@ -20,7 +20,7 @@ class ConvExperts(Experts):
     Args:
         num_experts: n.
         input_shape: (C, H, W).
-        filters: filters of each convolution.
+        filters: number of filters of each convolution; at least one convolution.
         kernel_size: of every convolution.
         units: width of each dense layer after the flattening.
 
@@ -44,6 +44,14 @@ class ConvExperts(Experts):
     ):
         super().__init__()
         self.num_experts = checks.at_least_one("num_experts", num_experts)
+        if len(input_shape) != 3:
+            raise ValueError(f"input_shape must be (channels, height, width), got {tuple(input_shape)}")
+        if not filters:
+            raise ValueError("filters must be the filter counts of at least 1 convolution, got none")
+        for name, values in (("input_shape", input_shape), ("filters", filters), ("units", units)):
+            for value in values:
+                checks.at_least_one(f"every number in {name}", value)
+        checks.at_least_one("kernel_size", kernel_size)
         channels, *size = input_shape
         self.kernels = nn.ParameterList()
         self.biases = nn.ParameterList()
