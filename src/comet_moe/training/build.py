@@ -139,7 +139,7 @@ def _build_rating_model(config: TrainConfig, meta: dict[str, Any]) -> Model:
     shape = config.model
     assert isinstance(shape, RatingModelConfig)
     assert config.loss.alpha is not None
-    tasks = rating_tasks(config.loss.alpha)
+    tasks = rating_tasks(config.loss.alpha, meta.get("rating_mean", 0.0), meta.get("rating_std", 1.0))
     in_features = 2 * shape.embedding
     return RatingModel(
         tasks=tasks,

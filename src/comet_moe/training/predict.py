@@ -52,9 +52,8 @@ def predict(run: LoadedRun, table: Path) -> pd.DataFrame:
     keys = np.where(user < 0, _replacement_keys(pairs["user"], model.users.num_embeddings), user)
     with num_threads(run.config.training.threads):
         watched, rating = _scores(model, user, item, keys)
-    rating = rating * run.meta.get("rating_std", 1.0) + run.meta.get("rating_mean", 0.0)
     known = np.array(["neither", "user", "item", "both"])[(user >= 0) + 2 * (item >= 0)]
-    return pairs[["user", "item"]].assign(watched=watched, rating=rating.astype(np.float32), known=known)
+    return pairs[["user", "item"]].assign(watched=watched, rating=rating, known=known)
 
 
 def write_table(table: pd.DataFrame, path: Path) -> None:
@@ -73,7 +72,7 @@ def check_suffix(path: Path) -> str:
 def _scores(
     model: RatingModel, user: Indices, item: Indices, keys: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """Probability of "watched" and the rating in units of the model, (N,) each; index -1 is an unknown id."""
+    """Probability of "watched" and the rating in raw units, (N,) each; index -1 is an unknown id."""
     mean_user, mean_item = model.users.weight.mean(0), model.items.weight.mean(0)
     outputs: list[list[Tensor]] = []
     for start in range(0, len(user), EVALUATION_BATCH):
@@ -84,8 +83,11 @@ def _scores(
             torch.from_numpy(keys[rows]),
         )
         outputs.append(scores)
-    logit, rating = (torch.cat(batches).squeeze(-1) for batches in zip(*outputs, strict=True))
-    return logit.sigmoid().numpy(), rating.numpy()
+    by_task = (torch.cat(batches) for batches in zip(*outputs, strict=True))
+    watched, rating = (
+        task.predict(output).numpy() for task, output in zip(model.tasks, by_task, strict=True)
+    )
+    return watched, rating
 
 
 def _embed(mean: Tensor, weight: Tensor, indices: Indices) -> Tensor:
