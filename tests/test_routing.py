@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from comet_moe import Routing
-from comet_moe.gates import CometGate, TopKGate
+from comet_moe.gates import CometGate, DSelectKGate, Gate, TopKGate
 
 WEIGHTS = torch.tensor([[0.5, 0.0, 0.5], [0.0, 0.0, 1.0], [1.0, 0.0, 0.0], [1 - 1e-6, 1e-6, 0.0]])
 
@@ -58,6 +58,44 @@ def test_masking_agrees_between_all_forms():
     for other in other_forms():
         assert torch.equal(full.weights, other.masked(mask).weights)
         assert_same_statistics(full, other.masked(mask))
+
+
+class UniformGateThatKeepsTheMask(Gate):
+    num_experts = 3
+
+    def forward(self, x, keys=None, mask=None):
+        return Routing(weights=torch.full((*x.shape[:-1], 3), 1 / 3), mask=mask)
+
+
+def test_a_routing_that_came_with_the_mask_is_masked_too():
+    mask = torch.tensor([True, False])
+    routing = UniformGateThatKeepsTheMask()(torch.zeros(2, 4), mask=mask)
+    assert routing.weights.sum(-1).tolist() == [1, 0]
+    assert routing.statistics()["experts_per_sample"] == 3
+
+
+def test_masking_twice_with_one_mask_copies_nothing():
+    mask = torch.tensor([True, False, True, True])
+    routing = Routing(weights=WEIGHTS).masked(mask)
+    assert routing.masked(mask) is routing
+    renumbered = routing.renumbered(torch.tensor([2, 0, 1]))
+    assert renumbered.masked(mask) is renumbered
+    assert routing.masked(torch.tensor([False, True, True, True])).weights[0].sum() == 0
+
+
+@pytest.mark.parametrize("gate", [CometGate(4, 6, k=2), DSelectKGate(4, 6, k=2)])
+def test_contributions_sum_to_the_weights_of_padding_too(gate):
+    mask = torch.tensor([True, False, True])
+    routing = gate(torch.randn(3, 4), mask=mask)
+    assert (routing.contributions[1] == 0).all()
+    torch.testing.assert_close(routing.contributions.sum(-2), routing.weights)
+
+
+def test_renumbering_drops_contributions_in_every_form():
+    contributions = torch.rand(4, 2, 3)
+    for form in (Routing(weights=WEIGHTS), *other_forms()):
+        form.contributions = contributions
+        assert form.renumbered(torch.tensor([2, 0, 1])).contributions is None
 
 
 def test_renumbering_agrees_between_all_forms():

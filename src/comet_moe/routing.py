@@ -37,8 +37,8 @@ class Routing:
     Attributes:
         logits: (B, ..., n) router logits before any permutation, or None for a gate that has none.
         selectors: (B, ..., k, n) tree or selector distributions before any permutation, or None.
-        contributions: (B, ..., k, n) what each tree or selector adds to the weights before any permutation,
-            or None. Sums to the weights over k.
+        contributions: (B, ..., k, n) what each tree or selector adds to the weights, or None. Sums to the
+            weights over k; dropped when experts are renumbered.
         mask: (B, ...) bool, False where a row is padding, or None.
         execution: "dense" or "sparse", as the mixture ran it; None before it did.
         expert_rows: evaluations of an expert on a row that the mixture ran for this batch, all its gates
@@ -59,6 +59,9 @@ class Routing:
         >>> routing.statistics()["experts_per_sample"]
         1.5
     """
+
+    _is_masked = False
+    """Whether :meth:`masked` gave the rows of ``mask`` weight 0; a mask alone does not say so."""
 
     def __init__(
         self,
@@ -145,8 +148,11 @@ class Routing:
     def aux_loss(self) -> Tensor:
         """Scalar, already scaled, to add to the training loss; 0 in eval mode."""
         if self._aux_loss is None:
-            held = (self._weights, self._pairs and self._pairs.weight, self._slots and self._slots[1])
-            self._aux_loss = next(tensor for tensor in held if tensor is not None).new_zeros(())
+            if self._weights is not None:
+                weight = self._weights
+            else:
+                weight = self.pairs().weight if self._slots is None else self._slots[1]
+            self._aux_loss = weight.new_zeros(())
         return self._aux_loss
 
     @property
@@ -217,27 +223,33 @@ class Routing:
         )
 
     def masked(self, mask: Tensor | None) -> "Routing":
-        """This routing with padding sent to no expert."""
-        if mask is None or self.mask is mask:
+        """This routing with weights and contributions of 0 where ``mask`` is False: padding has no expert."""
+        if mask is None or (self._is_masked and self.mask is mask):
             return self
+        changed: dict[str, Any] = {"mask": mask}
+        if self.contributions is not None:
+            changed["contributions"] = self.contributions.masked_fill(~mask[..., None, None], 0.0)
         if self._weights is not None:
-            return self._with(weights=self._weights.masked_fill(~mask.unsqueeze(-1), 0.0), mask=mask)
-        keep = mask.flatten()
-        if self._slots is not None:
+            changed["weights"] = self._weights.masked_fill(~mask.unsqueeze(-1), 0.0)
+        elif self._slots is not None:
             expert, weight = self._slots
-            return self._with(slots=(expert, weight.masked_fill(~keep.unsqueeze(-1), 0.0)), mask=mask)
-        sample, expert, weight = self.pairs()
-        kept = keep[sample]
-        return self._with(pairs=Pairs(sample[kept], expert[kept], weight[kept]), mask=mask)
+            changed["slots"] = expert, weight.masked_fill(~mask.reshape(-1, 1), 0.0)
+        else:
+            sample, expert, weight = self.pairs()
+            kept = mask.flatten()[sample]
+            changed["pairs"] = Pairs(sample[kept], expert[kept], weight[kept])
+        routing = self._with(**changed)
+        routing._is_masked = True
+        return routing
 
     def renumbered(self, order: Tensor) -> "Routing":
         """This routing with expert order[i] in place of expert i; ``order`` is a permutation (n,)."""
         if self._weights is not None:
             return self._with(weights=self._weights.index_select(-1, order.argsort()), contributions=None)
         if self._slots is not None:
-            return self._with(slots=(order[self._slots[0]], self._slots[1]))
+            return self._with(slots=(order[self._slots[0]], self._slots[1]), contributions=None)
         sample, expert, weight = self.pairs()
-        return self._with(pairs=Pairs(sample, order[expert], weight))
+        return self._with(pairs=Pairs(sample, order[expert], weight), contributions=None)
 
     def _with(self, **changed: Any) -> "Routing":
         """A copy with one form of the weights ``changed``; the other forms, computed from it, are dropped."""
@@ -252,6 +264,7 @@ class Routing:
         }
         routing = Routing(**{**kept, **changed})
         routing.gate_flops = self.gate_flops
+        routing._is_masked = self._is_masked
         return routing
 
     def statistics(self) -> dict[str, Any]:

@@ -115,11 +115,9 @@ class PermutedGate(GateWrapper):
         )
 
     def _contributions(self, routing: Routing) -> Tensor:
-        """(B, ..., k, n) what each tree adds to the weights, padding at 0."""
+        """(B, ..., k, n) what each tree adds to the weights."""
         if routing.contributions is None:
             raise ValueError(
                 f"{type(self.gate).__name__} has no trees to permute separately: use Permutation(trees=None)"
             )
-        if routing.mask is None:
-            return routing.contributions
-        return routing.contributions.masked_fill(~routing.mask[..., None, None], 0.0)
+        return routing.contributions
