@@ -1,10 +1,14 @@
 """Exported and compiled models give what the model gives, at another batch size too."""
 
+import copy
+import sys
+
 import numpy as np
 import pytest
 import torch
 
-from comet_moe import MultiGateMoE, Permutation, PermutedGate
+from comet_moe import MultiGateMoE, Permutation, PermutedGate, export
+from comet_moe.exceptions import ExportError, MissingExtraError, WriteError
 from comet_moe.experts import ConvExperts, DenseExperts, FeedForwardExperts
 from comet_moe.export import export_model
 from comet_moe.gates import CometGate, DSelectKGate, HashGate, SoftmaxGate, TopKGate
@@ -33,8 +37,8 @@ def fixed_search():
     return search
 
 
-def rating_model(kind):
-    tasks = rating_tasks(0.9)
+def rating_model(kind, mean=0.0, std=1.0):
+    tasks = rating_tasks(0.9, mean, std)
     return RatingModel(
         tasks=tasks,
         num_users=20,
@@ -89,7 +93,7 @@ def test_an_image_model_with_one_gate_exports_to_both_formats(tmp_path, format, 
 
 def test_an_onnx_file_runs_at_a_third_batch_size(tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
-    model = rating_model("comet")
+    model = rating_model("comet").eval()
     export_model(model, users_and_items, tmp_path / "m.onnx", "onnx", "dense")
     session = onnxruntime.InferenceSession(str(tmp_path / "m.onnx"))
     features = users_and_items(50)
@@ -98,6 +102,86 @@ def test_an_onnx_file_runs_at_a_third_batch_size(tmp_path):
         outputs, _ = model(features)
     np.testing.assert_allclose(watched, outputs[0].squeeze(-1).sigmoid(), atol=1e-5)
     np.testing.assert_allclose(rating, outputs[1].squeeze(-1), atol=1e-5)
+
+
+def test_standardised_ratings_are_exported_in_their_raw_units(tmp_path):
+    model = rating_model("topk", mean=-4.0, std=5.5).eval()
+    export_model(model, users_and_items, tmp_path / "m.pt2", "torch", "dense")
+    features = users_and_items(9)
+    with torch.no_grad():
+        _, rating = torch.export.load(tmp_path / "m.pt2").module()(features["user"], features["item"])
+        standardised = model(features)[0][1].squeeze(-1)
+    torch.testing.assert_close(rating, 5.5 * standardised - 4)
+
+
+def test_the_limit_grows_with_the_units_of_the_prediction(tmp_path):
+    """Ratings in the millions differ by more than 1e-5 in float32, which has 7 digits."""
+    model = rating_model("topk", mean=5e6, std=2e6)
+    export_model(model, users_and_items, tmp_path / "m.pt2", "torch", "sparse")
+
+
+def test_the_model_that_is_exported_stays_as_it_was(tmp_path):
+    model = rating_model("comet")
+    for gate in model.moe.gates:
+        gate.requires_grad_(False)
+    search = Permutation(N, steps=10)
+    model.moe.gates = torch.nn.ModuleList(PermutedGate(gate, search) for gate in model.moe.gates)
+    model.train()
+    before = copy.deepcopy(model.state_dict())
+    export_model(model, users_and_items, tmp_path / "m.pt2", "torch", "sparse")
+    assert model.training
+    assert search.searching
+    assert model.moe.execution == "auto"
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name])
+
+
+@pytest.fixture
+def wrong_graph(monkeypatch):
+    """Files whose ratings are off by 0.25 in a batch of 7 rows and by 0.5 in one of 3."""
+    right = export._torch_runner
+
+    def make_wrong(path):
+        run = right(path)
+
+        def run_wrongly(features):
+            watched, rating = run(features)
+            return [watched, rating + (0.5 if len(rating) == 3 else 0.25)]
+
+        return run_wrongly
+
+    monkeypatch.setattr(export, "_torch_runner", make_wrong)
+
+
+@pytest.mark.usefixtures("wrong_graph")
+def test_a_file_that_differs_leaves_the_old_one_and_names_the_largest_difference(tmp_path):
+    path = tmp_path / "m.pt2"
+    path.write_text("old")
+    with pytest.raises(ExportError, match=r"differs from the model by 0\.5 of its largest prediction"):
+        export_model(rating_model("topk"), users_and_items, path, "torch", "dense")
+    assert path.read_text() == "old"
+    assert [file.name for file in tmp_path.iterdir()] == ["m.pt2"]
+
+
+def test_predictions_of_nan_are_no_agreement(tmp_path):
+    model = rating_model("topk")
+    torch.nn.init.constant_(model.heads[1][-1].bias, float("nan"))
+    with pytest.raises(ExportError, match="differs from the model by nan"):
+        export_model(model, users_and_items, tmp_path / "m.pt2", "torch", "dense")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_path_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(WriteError, match=r"m\.pt2 cannot be written"):
+        export_model(rating_model("topk"), users_and_items, tmp_path / "file" / "m.pt2", "torch", "dense")
+
+
+@pytest.mark.parametrize("package", ["onnx", "onnxscript", "onnxruntime"])
+def test_a_missing_package_is_named_with_its_extra(tmp_path, monkeypatch, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingExtraError, match=r"to ONNX needs .* pip install 'comet-moe\[onnx\]'"):
+        export_model(rating_model("topk"), users_and_items, tmp_path / "m.onnx", "onnx", "dense")
 
 
 @pytest.mark.parametrize("kind", ["comet", "dselect", "topk", "softmax"])

@@ -83,6 +83,9 @@ def test_export_as_a_torch_program_that_runs_only_selected_experts(run, tmp_path
 
 def test_a_run_or_a_file_that_cannot_be_used_is_named(run, tmp_path):
     assert "has no run" in refusal("export", tmp_path)
-    assert "No such file or directory" in refusal("export", run, "-o", tmp_path / "none" / "model.onnx")
+    (tmp_path / "file").write_text("")
+    assert "model.pt2 cannot be written" in refusal(
+        "export", run, "--format", "torch", "-o", tmp_path / "file" / "model.pt2"
+    )
     (run / "model.safetensors").write_bytes(b"short")
     assert "model.safetensors cannot be read" in refusal("export", run)

@@ -38,6 +38,6 @@ def export(
         return
     typer.echo(
         f"{path}: {format}, {execution}; traced with {SIZES[0]} rows and checked with "
-        f"{' and '.join(str(check.rows) for check in checks)} rows: its outputs differ by at most "
-        f"{worst:.1e} from those of the run's model (limit {TOLERANCE:g})"
+        f"{' and '.join(str(check.rows) for check in checks)} rows: its outputs differ from those of the "
+        f"run's model by at most {worst:.1e} of the largest (limit {TOLERANCE:g})"
     )
