@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from comet_moe import MultiGateMoE, Permutation, PermutedGate
+from comet_moe import MoE, MultiGateMoE, Permutation, PermutedGate
 from comet_moe.experts import ConvExperts, DenseExperts, FeedForwardExperts
 from comet_moe.gates import CometGate, DSelectKGate, HashGate, SoftmaxGate, TopKGate
 
@@ -42,6 +42,25 @@ def test_the_closed_form_equals_the_count(name, kind, execution, gradients):
         with FlopCounterMode(display=False) as counter:
             moe(x, keys=keys)
     assert moe.flops(routings) == counter.get_total_flops()
+
+
+def test_a_routing_that_no_mixture_ran_has_no_count():
+    gate = TopKGate(P, N, k=2)
+    moe = MoE(experts=DenseExperts(N, P, 9), gate=gate)
+    with pytest.raises(ValueError, match="got one that no mixture ran: its expert_rows is None"):
+        moe.flops([gate(torch.randn(4, P))])
+
+
+def test_a_compiled_sparse_mixture_has_the_count_of_an_eager_one():
+    moe = MoE(experts=DenseExperts(N, P, 9), gate=TopKGate(P, N, k=2), execution="sparse").eval()
+    x = torch.randn(5, P)
+    y, routing = moe(x)
+    torch._dynamo.reset()
+    compiled_y, compiled_routing = torch.compile(moe, backend="eager")(x)
+    torch.testing.assert_close(compiled_y, y)
+    assert compiled_routing.execution == "sparse"
+    assert compiled_routing.expert_rows == routing.expert_rows == 10
+    assert moe.flops([compiled_routing]) == moe.flops([routing])
 
 
 def test_a_hard_tree_costs_its_depth():

@@ -8,9 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from comet_moe import MoE, MultiGateMoE, Permutation, PermutedGate
+from comet_moe import MoE, MultiGateMoE, Permutation, PermutedGate, Routing
+from comet_moe.dispatch import run_indexed
 from comet_moe.experts import ConvExperts, DenseExperts, FeedForwardExperts, ModuleExperts
-from comet_moe.gates import CometGate, DSelectKGate, HashGate, SoftmaxGate, TopKGate
+from comet_moe.gates import CometGate, DSelectKGate, Gate, HashGate, SoftmaxGate, TopKGate
+from comet_moe.routing import Pairs
 
 P = 6
 KEYS = 11
@@ -169,12 +171,72 @@ class HalfOfTheRows(DenseExperts):
     def sparse(self, rows, counts):
         return super().sparse(rows, counts)[::2]
 
+    def one(self, rows, expert):
+        return super().one(rows, expert)[::2]
+
 
 @pytest.mark.parametrize("execution", ["dense", "sparse"])
 def test_a_stack_that_returns_too_few_rows_is_refused(execution):
     moe = MoE(experts=HalfOfTheRows(4, P, 3), gate=TopKGate(P, 4, 2), execution=execution)
     with pytest.raises(ValueError, match=rf"HalfOfTheRows\.{execution} must return an output of shape"):
         moe(torch.randn(40, P))
+
+
+def test_a_stack_that_returns_too_few_rows_is_refused_in_a_graph_too():
+    routing = Routing(weights=torch.full((40, 4), 0.25))
+    message = r"HalfOfTheRows\.one must return an output of shape \(40, \.\.\.\) .* got \(20, 3\)"
+    with pytest.raises(ValueError, match=message):
+        run_indexed(HalfOfTheRows(4, P, 3), torch.randn(40, P), [routing])
+
+
+class GateOfOnePair(Gate):
+    num_experts = 4
+
+    def __init__(self, row, expert):
+        super().__init__()
+        self.pair = Pairs(torch.tensor([row]), torch.tensor([expert]), torch.ones(1))
+
+    def forward(self, x, keys=None, mask=None):
+        return Routing.from_pairs(self.pair, x.shape[:-1], 4)
+
+
+@pytest.mark.parametrize("num_gates", [1, 2])
+@pytest.mark.parametrize(
+    ("row", "expert", "message"),
+    [(0, 4, r"experts 0\.\.3, got 4\.\.4"), (5, 0, r"rows 0\.\.4, got 5\.\.5")],
+)
+def test_pairs_out_of_range_are_refused_for_any_number_of_gates(num_gates, row, expert, message):
+    gates = [GateOfOnePair(row, expert) for _ in range(num_gates)]
+    moe = MultiGateMoE(experts=DenseExperts(4, P, 3), gates=gates, execution="sparse")
+    with pytest.raises(ValueError, match=message):
+        moe(torch.randn(5, P))
+
+
+class GateOfConstantZero(Gate):
+    """Expert 0 with weight 1, and expert 1 with weight 0 whose derivative is 1."""
+
+    num_experts = 2
+
+    def __init__(self):
+        super().__init__()
+        self.zero = nn.Parameter(torch.zeros(()))
+
+    def forward(self, x, keys=None, mask=None):
+        one = x.new_ones(len(x))
+        return Routing(weights=torch.stack((one, self.zero * one), -1))
+
+
+def test_only_dense_execution_gives_a_weight_of_zero_a_gradient_where_it_has_a_derivative():
+    moe = MoE(experts=nn.ModuleList([nn.Identity(), nn.Identity()]), gate=GateOfConstantZero())
+    x, gradients, outputs = torch.ones(3, P), {}, {}
+    for execution in ("dense", "sparse"):
+        moe.execution = execution
+        moe.zero_grad()
+        outputs[execution] = moe(x)[0]
+        outputs[execution].sum().backward()
+        gradients[execution] = moe.gate.zero.grad.item()
+    assert torch.equal(outputs["dense"], outputs["sparse"])
+    assert gradients == {"dense": 3 * P, "sparse": 0}
 
 
 class GateOfOneRow(SoftmaxGate):

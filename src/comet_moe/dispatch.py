@@ -10,8 +10,8 @@ from torch import Tensor
 
 from comet_moe.experts.base import Experts, check_output
 from comet_moe.kernels.mix import apply_epilogue, gather_rows, mix, mix_dense
-from comet_moe.kernels.plan import Plan, plan_from_pairs, plan_from_weights
-from comet_moe.routing import Routing
+from comet_moe.kernels.plan import Plan, check_range, plan_from_pairs, plan_from_weights
+from comet_moe.routing import Pairs, Routing
 
 
 def plan_from_routings(routings: Sequence[Routing], rows: int) -> Plan:
@@ -22,18 +22,18 @@ def plan_from_routings(routings: Sequence[Routing], rows: int) -> Plan:
     if len(routings) == 1:
         sample, expert, weight = routings[0].pairs()
         return plan_from_pairs(sample, expert, weight.unsqueeze(-1), rows, experts)
-    sample, expert, weights = _union([routing.pairs() for routing in routings], experts)
+    sample, expert, weights = _union([routing.pairs() for routing in routings], rows, experts)
     return plan_from_pairs(sample, expert, weights, rows, experts)
 
 
-def _union(pairs: Sequence[tuple[Tensor, Tensor, Tensor]], experts: int) -> tuple[Tensor, Tensor, Tensor]:
+def _union(pairs: Sequence[Pairs], rows: int, experts: int) -> tuple[Tensor, Tensor, Tensor]:
     """The pairs of several routings, each once, ordered by sample, without ever forming (B, n)."""
-    keys = torch.cat([sample * experts + expert for sample, expert, _ in pairs])
-    unique, pair = keys.unique(return_inverse=True)
-    lengths = torch.tensor([len(weight) for _, _, weight in pairs], device=keys.device)
-    task = torch.repeat_interleave(torch.arange(len(pairs), device=keys.device), lengths)
-    weights = pairs[0][2].new_zeros(len(unique), len(pairs))
-    weights = weights.index_put((pair, task), torch.cat([weight for _, _, weight in pairs]))
+    sample, expert, weight = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+    check_range(sample, expert, rows, experts)  # else one row's expert n would be the next row's expert 0
+    unique, pair = (sample * experts + expert).unique(return_inverse=True)
+    lengths = torch.tensor([len(of_gate.weight) for of_gate in pairs], device=sample.device)
+    task = torch.repeat_interleave(torch.arange(len(pairs), device=sample.device), lengths)
+    weights = weight.new_zeros(len(unique), len(pairs)).index_put((pair, task), weight)
     return unique // experts, unique % experts, weights
 
 
@@ -47,21 +47,29 @@ def run_dense(experts: Experts, x: Tensor, routings: Sequence[Routing]) -> Tenso
     return mixed.unflatten(-1, outputs.shape[2:])
 
 
-def run_indexed(experts: Experts, x: Tensor, routings: Sequence[Routing]) -> Tensor:
-    """As :func:`run_sparse`, in a form that a graph can hold: for each expert, the indices of its rows."""
+def run_indexed(experts: Experts, x: Tensor, routings: Sequence[Routing]) -> tuple[Tensor, int]:
+    """As :func:`run_sparse`, in a form that a graph can hold: for each expert, the indices of its rows.
+
+    Returns:
+        (B, *input) -> (B, T, *output), and the number of pairs that ran, which is symbolic in a graph.
+    """
     weights = torch.stack([routing.weights.flatten(0, -2) for routing in routings], 1)
-    mixed = None
+    mixed, pairs = None, 0
     for expert in range(experts.num_experts):
         own = weights[:, :, expert]
-        rows = (own != 0).any(1).nonzero().squeeze(1)
-        outputs = apply_epilogue(experts.one(x[rows], expert), experts.epilogue)
-        weighted = own[rows].to(outputs.dtype).unsqueeze(-1) * outputs.flatten(1).unsqueeze(1)
+        index = (own != 0).any(1).nonzero().squeeze(1)
+        rows = x[index]
+        outputs = experts.one(rows, expert)
+        check_output(outputs, (rows.shape[0],), f"{type(experts).__name__}.one", rows)
+        outputs = apply_epilogue(outputs, experts.epilogue)
+        weighted = own[index].to(outputs.dtype).unsqueeze(-1) * outputs.flatten(1).unsqueeze(1)
         if mixed is None:
             shape = outputs.shape[1:]
             mixed = weighted.new_zeros(x.shape[0], *weighted.shape[1:])
-        mixed = mixed.index_add(0, rows, weighted)
+        mixed = mixed.index_add(0, index, weighted)
+        pairs += rows.shape[0]
     assert mixed is not None
-    return mixed.unflatten(-1, shape)
+    return mixed.unflatten(-1, shape), pairs
 
 
 def run_sparse(experts: Experts, x: Tensor, plan: Plan) -> Tensor:

@@ -23,13 +23,18 @@ class MultiGateMoE(nn.Module):
 
     A (sample, expert) pair is evaluated once, however many gates ask for it.
 
+    With dropout off, dense and sparse execution give the same outputs up to rounding, as long as all expert
+    outputs are finite. They give the same gradients for gates whose weights have a derivative of zero
+    wherever they are zero, as those of this library do. For another gate (a straight-through estimator, or a
+    weight that crosses zero) the gradients of the gate and of its input differ: dense execution adds the
+    term ⟨dL/dy, f_i(x)⟩ · dg(x)_i of every expert i of weight zero, sparse execution leaves it out.
+
     Args:
         experts: a stack of :mod:`comet_moe.experts`, or an ``nn.ModuleList`` of any modules
             (m, p) -> (m, u).
         gates: one per task.
         execution: "dense" runs every expert on every sample; "sparse" only the pairs of nonzero weight;
-            "auto" chooses for each batch. Outputs and gradients are equal (dropout off). In compiled and
-            exported graphs "auto" is dense.
+            "auto" chooses for each batch, and is dense in compiled and exported graphs.
         sparse_share: "auto" is sparse when at most this share of the (sample, expert) pairs is active.
 
     Example:
@@ -124,9 +129,17 @@ class MultiGateMoE(nn.Module):
         """Floating-point operations of the matrix products that made ``routings`` and the outputs with them.
 
         Gates and experts; the weighted sums themselves are not counted.
+
+        Args:
+            routings: as one call of this mixture returned them.
         """
-        total = routings[0].expert_rows or 0
-        total *= self.experts.flops()
+        expert_rows = routings[0].expert_rows
+        if expert_rows is None:
+            raise ValueError(
+                "flops needs the routings that a call of this mixture returned, got one that no mixture ran: "
+                "its expert_rows is None"
+            )
+        total = expert_rows * self.experts.flops()
         for gate, routing in zip(self.gates, routings, strict=True):
             assert isinstance(gate, Gate)
             rows = prod(routing.batch_shape)
@@ -139,7 +152,9 @@ class MultiGateMoE(nn.Module):
         if self.execution == "dense" or (self.execution == "auto" and is_compiling):
             return self._dense(x, routings)
         if is_compiling:  # the number of pairs is not known to a graph
-            return run_indexed(self.experts, x, routings)
+            mixed, pairs = run_indexed(self.experts, x, routings)
+            _record_execution(routings, "sparse", pairs)
+            return mixed
         plan = plan_from_routings(routings, len(x))
         pairs = len(plan.row_sample)
         if self.execution == "auto" and pairs > self.sparse_share * len(x) * self.experts.num_experts:

@@ -242,11 +242,13 @@ def evaluation(case: Case) -> None:
 
 
 def padding(case: Case) -> None:
-    """Padding has weight 0 and is left out of aux_loss."""
+    """Padding has weight 0, contributes 0 and is left out of aux_loss."""
     mask = torch.arange(ROWS) % 3 != 0
     gate = case.gate()
     routing = case.run(gate, case.x, mask)
     _must(bool((routing.weights[~mask] == 0).all()), "a row of padding has a weight")
+    if routing.contributions is not None:
+        _must(bool((routing.contributions[~mask] == 0).all()), "a row of padding has contributions")
     if not gate.stochastic:
         # Keys belong to rows: those of the full batch are used, not new ones for the shorter batch.
         alone = case.gate()(case.x[mask], keys=case.keys(case.x)[mask])
@@ -255,7 +257,10 @@ def padding(case: Case) -> None:
 
 
 def dense_equals_sparse(case: Case) -> None:
-    """Skipping experts of weight 0 changes neither the output nor any gradient."""
+    """Skipping experts of weight 0 changes neither the output nor any gradient.
+
+    So a weight of 0 must have a derivative of 0; see :class:`comet_moe.MultiGateMoE`.
+    """
     for x in (case.x, 1e4 * case.x):
         results = {}
         for execution in ("dense", "sparse"):
