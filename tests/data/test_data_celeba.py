@@ -52,6 +52,9 @@ def test_options_resize_the_images_and_choose_the_attributes(tmp_path):
     assert dataset.train.features["image"].shape[1:] == (3, 10, 8)
     assert list(dataset.train.targets) == ["Young", "Male"]
     assert dataset.meta["classes"] == {"Young": 2, "Male": 2}
+    assert not any("balanced" in note for note in dataset.meta["notes"])
+    dataset = prepare("celeba", source=tmp_path, cache=tmp_path / "c", strict=False)
+    assert any("most balanced labels" in note for note in dataset.meta["notes"])
 
 
 def test_a_parquet_file_keeps_each_image_with_its_labels(tmp_path):

@@ -66,9 +66,18 @@ def test_the_meta_data_has_size_and_sha256_of_each_source(raw, store):
 
 def test_loading_an_unprepared_data_set_is_an_error_with_files_and_command(store):
     with pytest.raises(
-        DataError, match=r"u\.data or u_data\.parquet .*`comet-moe data prepare movielens-100k --from DIR`"
+        DataError,
+        match=r"run `comet-moe data prepare movielens-100k`, which downloads it, or put "
+        r"u\.data or u_data\.parquet .*`comet-moe data prepare movielens-100k --from DIR`",
     ):
         load(NAME, cache=store)
+
+
+@pytest.mark.parametrize(("name", "split"), [("books", "random"), ("movielens", "authors")])
+def test_no_download_is_offered_for_files_that_the_user_must_get(store, name, split):
+    with pytest.raises(DataError, match=r"is not in .*: put .*--from DIR`") as raised:
+        load(name, cache=store, split=split)
+    assert "downloads it" not in str(raised.value)
 
 
 def test_a_file_without_read_permission_is_an_error_that_names_it(raw, store):

@@ -1,6 +1,8 @@
+from inspect import signature
+
 import pytest
 
-from comet_moe.data import DATASETS, load
+from comet_moe.data import DATASETS, RESERVED_OPTIONS, load, prepare
 from comet_moe.exceptions import DataError
 
 
@@ -13,6 +15,12 @@ def test_every_data_set_has_a_licence_and_downloads_with_a_sha256():
         assert spec.name == name
         assert spec.licence.endswith(".")
         assert all(len(remote.sha256) == 64 for remote in spec.downloads)
+
+
+def test_the_reserved_options_are_the_arguments_of_load_and_prepare():
+    for function in (load, prepare):
+        assert set(signature(function).parameters) - {"options"} == RESERVED_OPTIONS
+    assert not any(RESERVED_OPTIONS & spec.options.keys() for spec in DATASETS.values())
 
 
 @pytest.mark.parametrize(

@@ -97,12 +97,13 @@ def _options(name: str, settings: list[str]) -> dict[str, Any]:
     """The options of the data set in the recipe of the same name, overridden by ``settings``."""
     from comet_moe.config import list_recipes, load_train_config, parse_setting
     from comet_moe.config.values import read_free_form
+    from comet_moe.data import RESERVED_OPTIONS
     from comet_moe.exceptions import RecipeError
 
     options = dict(load_train_config(name).data.options) if name in list_recipes() else {}
     for setting in settings:
         keys, value = parse_setting(setting)
-        if len(keys) > 1 or keys[0] in ("name", "source", "cache", "seed", "split", "strict"):
+        if len(keys) > 1 or keys[0] in RESERVED_OPTIONS:
             raise RecipeError(f"{'.'.join(keys)} is not an option of a data set: give --set option=value")
         options[keys[0]] = read_free_form(value, keys[0])
     return options

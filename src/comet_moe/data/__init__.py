@@ -3,7 +3,7 @@
 ``prepare`` reads a publisher's files once and writes a folder of memory-mapped arrays; ``load`` opens it.
 """
 
-from comet_moe.data.loading import default_cache, list_prepared, load, prepare
+from comet_moe.data.loading import RESERVED_OPTIONS, default_cache, list_prepared, load, prepare
 from comet_moe.data.ratings import read_pairs
 from comet_moe.data.registry import DATASETS, DatasetSpec
 from comet_moe.data.types import Dataset, Split
@@ -11,6 +11,7 @@ from comet_moe.data.vocabulary import Vocabulary
 
 __all__ = [
     "DATASETS",
+    "RESERVED_OPTIONS",
     "Dataset",
     "DatasetSpec",
     "Split",

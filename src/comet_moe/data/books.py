@@ -41,7 +41,7 @@ def build_books(files: Mapping[str, Path], request: Request) -> RawDataset:
         raw = _read_csv(path)
         require_official_count(path, "records", len(raw), _OFFICIAL_ROWS, request.strict)
     require_range(path, "rating", raw["rating"], 0, 10)
-    is_incomplete = raw.isna().any(axis=1).to_numpy()
+    is_incomplete = raw.isna().any(axis=1).to_numpy() | (raw["isbn"].str.strip() == "").to_numpy(bool)
     if is_incomplete.any():
         row = int(is_incomplete.argmax())
         raise DataError(f"{path} lacks a user or an ISBN in data row {row + 1}; download it again.")

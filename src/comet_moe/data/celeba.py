@@ -39,6 +39,7 @@ BALANCED_ATTRIBUTES = (
     *("Male", "Heavy_Makeup", "Wavy_Hair", "Oval_Face", "Pointy_Nose"),
 )
 CELEBA_OPTIONS = {"attributes": list(BALANCED_ATTRIBUTES), "size": None}
+_BALANCED_NOTE = "the ten attributes are those with the most balanced labels (ours: the paper names none)"
 _OFFICIAL_IMAGES = 202_599
 _BLOCK = 256  # images that are decoded before they are written
 Opener = Callable[[int], Path | io.BytesIO]  # from a row to its JPEG
@@ -51,6 +52,8 @@ def build_celeba(files: Mapping[str, Path], request: Request) -> RawDataset:
         _read_parquet(path, request) if path.is_file() else _read_folder(files, request)
     )
     rows, notes = _split_rows(files.get("partition"), names, request)
+    if set(attributes) == set(BALANCED_ATTRIBUTES):
+        notes = [_BALANCED_NOTE, *notes]
     size = _parse_size(request.options["size"])
     height, width = size or _decode(open_image(0), path / names[0], None).shape[1:]
 
@@ -65,10 +68,7 @@ def build_celeba(files: Mapping[str, Path], request: Request) -> RawDataset:
     meta = {
         "image_shape": [3, height, width],
         "classes": dict.fromkeys(attributes, 2),
-        "notes": [
-            "the ten attributes are those with the most balanced labels (ours: the paper names none)",
-            *notes,
-        ],
+        "notes": notes,
     }
     return RawDataset(make_split(rows[0]), make_split(rows[1]), make_split(rows[2]), meta)
 

@@ -18,6 +18,9 @@ from comet_moe.data.registry import DatasetSpec, get_spec
 from comet_moe.data.types import Dataset, Request
 from comet_moe.exceptions import DamagedCacheError, DataError
 
+RESERVED_OPTIONS = frozenset({"name", "source", "cache", "seed", "split", "strict"})
+"""Arguments of ``prepare`` and ``load``: no data set has an option of such a name."""
+
 
 def default_cache() -> Path:
     """Return the folder named by COMET_MOE_CACHE, or the user's cache folder of the platform."""
@@ -102,7 +105,7 @@ def load(
             return open_dataset(folder)
         earlier = _find_earlier_source(spec, cache)
         if earlier is None:
-            instructions = spec.describe_manual_download(split)
+            instructions = spec.describe_download(split)
             raise DataError(f"{name} (seed {seed}, split {split}) is not in {cache}: {instructions}")
         source, strict = earlier
     return prepare(name, source=source, cache=cache, seed=seed, split=split, strict=strict, **options)
@@ -161,7 +164,6 @@ def _find_earlier_source(spec: DatasetSpec, cache: Path) -> tuple[Path, bool] | 
 
 def _download(spec: DatasetSpec, cache: Path, split: str) -> Path:
     instructions = spec.describe_manual_download(split)
-    # Files for one split only do not come from the publisher.
-    if not spec.downloads or any(file.only_for_split == split for file in spec.files):
+    if not spec.can_download(split):
         raise DataError(f"{spec.name} cannot be downloaded for you: {instructions}")
     return download_files(spec.downloads, cache / "downloads" / spec.name, instructions)

@@ -82,7 +82,7 @@ def make_raw_dataset(
         RawSplit({"user": table.user, "item": table.item}, {"watched": table.watched, "rating": table.rating})
         for table in tables
     )
-    meta = {"num_users": len(users), "num_items": len(items), "keys": "user", **meta}
+    meta = {"num_users": len(users), "num_items": len(items), **meta}
     return RawDataset(train, validation, test, meta, {"user": users, "item": items})
 
 

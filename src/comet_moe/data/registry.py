@@ -74,6 +74,17 @@ class DatasetSpec:
             ) from error
         return resolved
 
+    def can_download(self, split: str) -> bool:
+        """Whether ``comet-moe data prepare`` downloads the files; those for one split are not published."""
+        return bool(self.downloads) and not any(file.only_for_split == split for file in self.files)
+
+    def describe_download(self, split: str) -> str:
+        """Say the command that gets the files, and how to give files that are already there."""
+        manual = self.describe_manual_download(split)
+        if not self.can_download(split):
+            return manual
+        return f"run `comet-moe data prepare {self.name}`, which downloads it, or {manual}"
+
     def describe_manual_download(self, split: str) -> str:
         """Say which files to put where, and the command that takes them."""
         used = [file for file in self.files if file.is_used_by(split)]

@@ -15,11 +15,8 @@ import torch
 from torch import Tensor
 
 from comet_moe.config import TrainConfig
-from comet_moe.data import DATASETS, Dataset, Split, default_cache, load
+from comet_moe.data import DATASETS, RESERVED_OPTIONS, Dataset, Split, default_cache, load
 from comet_moe.exceptions import RecipeError
-
-# Arguments of data.load that have settings of their own: no data set may have an option of that name.
-_RESERVED_OPTIONS = {"name", "cache", "seed", "split", "source", "strict"}
 
 
 class Batch(NamedTuple):
@@ -78,7 +75,7 @@ def load_dataset(config: TrainConfig) -> Dataset:
     data = config.data
     if data.path is None and data.name in DATASETS and DATASETS[data.name].is_user_supplied:
         raise RecipeError(f"recipe {config.recipe} needs data.path, a table of yours: --set data.path=my.csv")
-    reserved = sorted(_RESERVED_OPTIONS & data.options.keys())
+    reserved = sorted(RESERVED_OPTIONS & data.options.keys())
     if reserved:
         raise RecipeError(f"there is no setting data.options.{reserved[0]}: no data set has such an option")
     return load(
