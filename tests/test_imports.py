@@ -11,6 +11,7 @@ ROOT = Path(comet_moe.__file__).parent
 ORDER = (
     "exceptions",
     "io",
+    "gate_names",
     "checks",
     "stepping",
     "statistics",
@@ -38,7 +39,7 @@ ORDER = (
 )
 """Top to bottom, as in CONTRIBUTING.md. ``comet_moe/__init__.py`` loads names when first used."""
 
-WITHOUT_TORCH = ("exceptions", "io", "config", "analysis", "report", "training.records")
+WITHOUT_TORCH = ("exceptions", "io", "gate_names", "config", "analysis", "report", "training.records")
 """What may not import torch, directly or through others of the library, when it is imported."""
 
 

@@ -14,7 +14,8 @@ from transformers import (
 
 from comet_moe import Permutation, PermutedGate
 from comet_moe.bert import CometBertConfig, CometBertForSequenceClassification, CometBertModel, convert_bert
-from comet_moe.bert.gating import BalancedGate
+from comet_moe.bert.gating import BalancedGate, SentenceGate
+from comet_moe.config import load_config
 from comet_moe.gates import CometGate, HashGate, SoftmaxGate, TopKGate
 from comet_moe.io import ALIGNMENT
 from comet_moe.testing import check_gate
@@ -183,6 +184,35 @@ def test_top_1_weighs_by_the_probability_among_all_experts():
 )
 def test_a_balanced_gate_satisfies_the_checks_of_every_gate(make):
     check_gate(make)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_balanced_gate_keeps_the_logits_of_the_gate_inside(training):
+    gate = BalancedGate(TopKGate(8, 4, 2), 0.1).train(training)
+    x = torch.randn(3, 5, 8)
+    assert torch.equal(gate(x).logits, gate.gate(x).logits)
+
+
+@pytest.mark.parametrize("padded", [True, False])
+def test_a_sentence_gate_gives_each_token_the_logits_and_contributions_of_its_sentence(padded):
+    x, mask = torch.randn(3, 5, 8), torch.ones(3, 5, dtype=torch.bool) if padded else None
+    top_k, comet = TopKGate(8, 4, 2), CometGate(8, 4, 2)
+    comet.keeps_contributions = True
+    routing = SentenceGate(top_k)(x, mask=mask)
+    assert routing.logits.shape == (3, 5, 4)
+    assert torch.equal(routing.logits[:, 0], routing.logits[:, 4])
+    # The mean of the tokens is a sum over all of them, divided, with a mask; it may round differently.
+    torch.testing.assert_close(routing.logits[:, 0], top_k(x.mean(1)).logits)
+    contributions = SentenceGate(comet)(x, mask=mask).contributions
+    assert contributions.shape == (3, 5, 2, 4)
+    torch.testing.assert_close(contributions[:, 3], comet(x.mean(1)).contributions)
+
+
+@pytest.mark.parametrize(("k", "normalize"), [(1, "all"), (2, "selected")])
+def test_the_softmax_of_the_top_k_gate_of_a_recipe_follows_k(k, normalize):
+    settings = load_config("bert-rte", ["gate=topk", f"gate.k={k}"]).gate.model_dump(exclude={"name"})
+    gate = sparse(tiny_bert(), "topk", **settings).bert.encoder.layer[0].moe.gate
+    assert (gate.k, gate.normalize) == (k, normalize)
 
 
 @pytest.mark.parametrize("gate", ["topk", "softmax", "comet"])

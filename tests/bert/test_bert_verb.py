@@ -16,6 +16,7 @@ from tiny_bert import LAYERS, NEURONS, save_checkpoint, sets, where, write_rte
 from transformers import AutoModelForQuestionAnswering, AutoModelForSequenceClassification, RobertaConfig
 
 from comet_moe.bert import CometBertForQuestionAnswering, CometBertForSequenceClassification
+from comet_moe.bert.run import BertFolder
 
 
 def test_a_classification_task_stage_by_stage(workspace, tmp_path):
@@ -112,6 +113,8 @@ def test_question_answering_in_one_command(workspace, tmp_path):
     assert again == result
     config = yaml.safe_load((out / "config.yaml").read_text())
     assert (config["task"], config["gate"]["name"]) == ("squad2", "comet")
+    assert config["teacher"] == str(out / "teacher")
+    assert config["teacher_checksum"] == BertFolder(out / "teacher").checksum()
 
 
 @pytest.mark.slow
@@ -178,8 +181,8 @@ def test_an_impossible_student_is_refused_before_its_teacher_is_trained(workspac
     command = ["bert", "run", "rte", *where(workspace), "--out", tmp_path / "x"]
     sentence = refusal(*command, *sets(["experts.size=40"]))
     assert sentence.endswith(
-        "4 experts of 40 neurons, 8 of them shared, need 136 neurons, and the feed-forward layers of the "
-        f"model have {NEURONS}: lower experts.size or experts.count, or raise experts.shared"
+        "4 experts of 40 neurons, 8 of them shared, need 136 neurons, and the feed-forward layers "
+        f"have {NEURONS}: lower experts.size or experts.count, or raise experts.shared"
     )
     assert "experts.shared must be at most experts.size, 18, got 20" in refusal(
         *command, *sets(["experts.shared=20"])

@@ -1,5 +1,6 @@
 """A user's mistake is one sentence that names what is wrong, exit code 2, and no traceback."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -57,6 +58,7 @@ def test_unknown_recipes_and_missing_data_are_named(tmp_path):
     assert "there is no recipe 'movielns'" in refusal("train", "movielns")
     assert "data.path" in refusal("train", "ratings", "--out", tmp_path / "run")
     message = refusal("train", "movielens", "--out", tmp_path / "run")
+    assert "`comet-moe data prepare movielens`, which downloads it" in message
     assert "comet-moe data prepare movielens --from DIR" in message
 
 
@@ -119,6 +121,9 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path):
     assert "seed" in refusal(*digits("--out", out, "--resume", settings=["seed=1"]))
     assert "gate" in refusal(*digits("--out", out, "--resume", settings=["gate=topk"]))
     assert "recipe" in refusal("train", "multimnist", "--out", out, "--resume")
+    message = refusal(*digits("--out", out, "--resume", settings=["gates.comet.k=3"]))
+    assert "gate.k is 2 in the saved run, got 3" in message
+    succeed(*digits("--out", out, "--resume", settings=["gates.comet.k=2", "gates.topk.k=3"]))
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path):
@@ -150,6 +155,18 @@ def test_resume_uses_the_saved_settings_and_number_of_threads(tmp_path):
     again = succeed("train", "multidigits", "--out", out, "--resume", "--json").json
     assert {**again, "seconds": 0} == {**result, "seconds": 0}
     assert "training.threads" in refusal(*digits("--out", out, "--resume", settings=["training.threads=2"]))
+
+
+def test_a_run_resumes_if_licence_and_notes_of_its_data_were_worded_anew(tmp_path):
+    out = tmp_path / "run"
+    succeed(*digits("--out", out))
+    (out / "result.json").unlink()
+    facts = json.loads((out / "data.json").read_text())
+    (out / "data.json").write_text(json.dumps(facts | {"licence": "of before", "notes": ["of before"]}))
+    succeed(*digits("--out", out, "--resume"))
+    (out / "result.json").unlink()
+    (out / "data.json").write_text(json.dumps(facts | {"rows": {}}))
+    assert "(rows changed): restore the data" in refusal(*digits("--out", out, "--resume"))
 
 
 @pytest.mark.parametrize("verb", ["evaluate", "predict"])

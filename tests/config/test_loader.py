@@ -4,7 +4,6 @@ import pytest
 import yaml
 
 from comet_moe.config import (
-    GATE_NAMES,
     check_same_settings,
     list_recipes,
     load_bert_config,
@@ -12,8 +11,10 @@ from comet_moe.config import (
     load_search_space,
     load_train_config,
     parse_setting,
+    resolve_gates,
 )
 from comet_moe.exceptions import RecipeError
+from comet_moe.gate_names import GATE_NAMES
 
 
 @pytest.mark.parametrize("gate", GATE_NAMES)
@@ -117,10 +118,23 @@ def test_a_setting_that_differs_from_the_saved_run_is_named(recipe, settings, me
             check_same_settings(saved, recipe, overrides)
 
 
-def test_settings_of_a_gate_in_gates_can_be_overridden():
-    for recipe in ("multidigits", "bert-rte"):
-        config = load_config(recipe, ["gates.topk.k=3", "gate=topk"])
-        assert config.gate.k == 3
+@pytest.mark.parametrize("recipe", ["multidigits", "bert-rte"])
+def test_settings_of_a_gate_in_gates_can_be_overridden(recipe, tmp_path):
+    config = load_config(recipe, ["gates.topk.k=3", "gate=topk"])
+    assert config.gate.k == 3
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    assert load_config(str(path), ["gates.topk.k=4"]).gate.k == 4
+    assert load_config(str(path), ["gates.comet.k=4"]).gate.k == 3
+
+
+def test_settings_in_gates_are_resolved_for_the_gate_that_is_used():
+    overrides = [parse_setting(text) for text in ("seed=1", "gates.comet.gamma=0.5", "gates.topk.k=3")]
+    assert resolve_gates("multidigits", "comet", overrides) == [(["gate", "gamma"], "0.5"), (["seed"], "1")]
+    assert resolve_gates("multidigits", "topk+", overrides) == [(["gate", "k"], "3"), (["seed"], "1")]
+    # The recipe has another gamma for comet+, which that of comet does not change.
+    assert resolve_gates("digits", "comet+", overrides) == [(["seed"], "1")]
+    assert load_config("digits", ["gate=comet+", "gates.comet.gamma=0.5"]).gate.gamma == 0.001
 
 
 def test_each_loader_refuses_recipes_of_the_other_kind():

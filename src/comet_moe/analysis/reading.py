@@ -14,21 +14,8 @@ from pydantic import AliasChoices, AliasPath, BaseModel, Field, PositiveInt, Val
 from comet_moe.analysis.records import RESULT_FIELDS, StudyRecord, TrialRecord
 from comet_moe.analysis.study import Study, to_frame
 from comet_moe.exceptions import StudyError
+from comet_moe.gate_names import GATE_NAMES
 from comet_moe.training.records import ResultRecord
-
-GATE_ORDER = (
-    "softmax",
-    "softmax+",
-    "hash",
-    "hash+",
-    "topk",
-    "topk+",
-    "dselect",
-    "dselect+",
-    "comet",
-    "comet+",
-)
-"""The order of the paper's tables."""
 
 _WHAT_TO_GIVE = "give the folder of a study, of a run, or one that contains runs"
 
@@ -206,7 +193,7 @@ def _study_of_runs(recipe: str, alpha: float | None, runs: list[tuple[Path, _Run
 
 
 def _gate_rank(gate: str) -> tuple[int, str]:
-    return (GATE_ORDER.index(gate) if gate in GATE_ORDER else len(GATE_ORDER), gate)
+    return (GATE_NAMES.index(gate) if gate in GATE_NAMES else len(GATE_NAMES), gate)
 
 
 def _read_run(run: Path, settings: _RunSettings, index: int) -> TrialRecord:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from comet_moe.bert.convert import convert_bert, sparse_config
+from comet_moe.bert.convert import convert_bert, count_neurons, sparse_config
 from comet_moe.bert.data import TaskData, training_batches
 from comet_moe.bert.evaluate import evaluate, evaluate_held_out, stored_parameters
 from comet_moe.bert.gating import build_layer_gate
@@ -107,21 +107,12 @@ def check_student(config: BertConfig, dense: Any) -> None:
         config: of the student.
         dense: transformers' configuration of the dense BERT.
     """
-    experts, neurons = config.experts, dense.intermediate_size
-    if experts.shared > experts.size:
-        raise RecipeError(
-            f"experts.shared must be at most experts.size, {experts.size}, got {experts.shared}"
-        )
-    needed = experts.shared + experts.count * (experts.size - experts.shared)
-    if needed > neurons:
-        raise RecipeError(
-            f"{experts.count} experts of {experts.size} neurons, {experts.shared} of them shared, need "
-            f"{needed} neurons, and the feed-forward layers of the model have {neurons}: lower experts.size "
-            f"or experts.count, or raise experts.shared"
-        )
+    experts = config.experts
+    names = ("experts.count", "experts.size", "experts.shared")
     try:
+        count_neurons(dense.intermediate_size, experts.count, experts.size, experts.shared, names)
         build_layer_gate(sparse_config(dense, num_experts=experts.count, **_settings(config, steps=1)), 0)
-    except ValueError as error:  # a value that fits the schema but not the others, such as k > experts
+    except ValueError as error:  # fits the schema, not the others: a hash gate that routes by sentence
         raise RecipeError(f"recipe {config.recipe}: {error}") from error
 
 

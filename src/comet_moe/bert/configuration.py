@@ -5,7 +5,7 @@ from typing import Any
 from huggingface_hub.dataclasses import strict
 from transformers import BertConfig
 
-GATES = ("softmax", "hash", "topk", "dselect", "comet")
+from comet_moe.gate_names import GATE_KINDS
 
 
 @strict
@@ -53,8 +53,10 @@ class CometBertConfig(BertConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)
-        if self.kind not in GATES:
-            raise ValueError(f"gate must be one of {', '.join(GATES)}, with or without +, got {self.gate!r}")
+        if self.kind not in GATE_KINDS:
+            raise ValueError(
+                f"gate must be one of {', '.join(GATE_KINDS)}, with or without +, got {self.gate!r}"
+            )
         if self.route_by not in ("token", "sentence"):
             raise ValueError(f'route_by must be "token" or "sentence", got {self.route_by!r}')
         if self.kind == "hash" and self.route_by == "sentence":

@@ -191,23 +191,37 @@ def assign_neurons(order: Tensor, experts: int, expert_size: int, shared: int) -
 
     Every expert gets the first ``shared``, and expert e those of rank shared+e, shared+e+E, ... as well.
     """
-    neurons = len(order)
-    if experts < 1 or expert_size < 1 or shared < 0:
-        raise ValueError(
-            f"experts and expert_size must be at least 1 and shared at least 0, "
-            f"got {experts}, {expert_size} and {shared}"
-        )
+    needed = count_neurons(len(order), experts, expert_size, shared)
+    common = order[:shared].expand(experts, shared)
+    return torch.cat((common, order[shared:needed].reshape(expert_size - shared, experts).t()), 1)
+
+
+def count_neurons(
+    neurons: int,
+    experts: int,
+    expert_size: int,
+    shared: int,
+    names: tuple[str, str, str] = ("experts", "expert_size", "shared"),
+) -> int:
+    """How many of the ``neurons`` of a layer its experts have together; ValueError if there are too few.
+
+    Args:
+        neurons: of a feed-forward layer of the dense model.
+        experts, expert_size, shared: as in :func:`convert_bert`.
+        names: of these three in errors.
+    """
+    for name, value, least in zip(names, (experts, expert_size, shared), (1, 1, 0), strict=True):
+        if value < least:
+            raise ValueError(f"{name} must be at least {least}, got {value}")
     if shared > expert_size:
-        raise ValueError(f"shared must be at most expert_size, {expert_size}, got {shared}")
-    own = expert_size - shared
-    needed = shared + experts * own
+        raise ValueError(f"{names[2]} must be at most {names[1]}, {expert_size}, got {shared}")
+    needed = shared + experts * (expert_size - shared)
     if needed > neurons:
         raise ValueError(
             f"{experts} experts of {expert_size} neurons, {shared} of them shared, need {needed} neurons, "
-            f"and the feed-forward layers have {neurons}: lower expert_size or experts, or raise shared"
+            f"and the feed-forward layers have {neurons}: lower {names[1]} or {names[0]}, or raise {names[2]}"
         )
-    common = order[:shared].expand(experts, shared)
-    return torch.cat((common, order[shared:needed].reshape(own, experts).t()), 1)
+    return needed
 
 
 def sparse_config(dense: Any, **settings: Any) -> CometBertConfig:

@@ -16,7 +16,14 @@ from comet_moe.bert.build import build_student, build_trainer, check_student
 from comet_moe.bert.convert import importance
 from comet_moe.bert.data import TaskData, evaluation_batches, load_task_data
 from comet_moe.bert.evaluate import EVALUATION_BATCH, by_layer, evaluate_held_out
-from comet_moe.bert.run import BertFolder, load_checkpoint, load_configuration, load_model, load_tokenizer
+from comet_moe.bert.run import (
+    BertFolder,
+    load_checkpoint,
+    load_configuration,
+    load_model,
+    load_tokenizer,
+    teacher_settings,
+)
 from comet_moe.config import BertConfig
 from comet_moe.exceptions import RecipeError, RunError
 from comet_moe.routing import Routing
@@ -216,6 +223,8 @@ def run_stages(
         result = trainer.run()
     if result.status == "failed":
         raise RunError(f"the teacher in {teacher.path} failed: {result.reason}")
+    if not folder.has_begun():  # of a student that has begun, the teacher is compared with the saved one
+        config = config.model_copy(update=teacher_settings(teacher))
     return distill(config, folder, student_callbacks)
 
 

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from comet_moe.bert.configuration import CometBertConfig
 from comet_moe.gates import CometGate, DSelectKGate, Gate, GateWrapper, HashGate, SoftmaxGate, TopKGate
+from comet_moe.gates.top_k import default_normalize
 from comet_moe.local_search import Permutation, PermutedGate
 from comet_moe.routing import Routing
 from comet_moe.statistics import SELECTED_WEIGHT
@@ -44,7 +45,7 @@ def _build_gate(config: CometBertConfig, layer: int) -> Gate:
     if config.kind == "dselect":
         return DSelectKGate(p, n, config.k, config.gamma, config.entropy, config.reachability)
     if config.kind == "topk":
-        normalize: Any = config.normalize or ("all" if config.k == 1 else "selected")
+        normalize: Any = config.normalize or default_normalize(config.k)
         return TopKGate(p, n, config.k, config.noise, normalize)
     if config.kind == "hash":
         return TokenHashGate(config.vocab_size, n, config.hash_seed + layer)
@@ -79,11 +80,16 @@ class SentenceGate(GateWrapper):
         else:
             total = (x * mask.unsqueeze(-1)).sum(1)
             routing = self.gate(total / mask.sum(1, keepdim=True).clamp_min(1), mask=mask.any(1))
-        selectors = routing.selectors
+
+        def for_each_token(values: Tensor | None) -> Tensor | None:
+            return None if values is None else values.unsqueeze(1).expand(-1, tokens, *values.shape[1:])
+
         token_routing = Routing(
-            weights=routing.weights.unsqueeze(1).expand(-1, tokens, -1),
+            weights=for_each_token(routing.weights),
             aux_loss=routing.aux_loss,
-            selectors=None if selectors is None else selectors.unsqueeze(1).expand(-1, tokens, -1, -1),
+            logits=for_each_token(routing.logits),
+            selectors=for_each_token(routing.selectors),
+            contributions=for_each_token(routing.contributions),
         ).masked(mask)
         counted = routing.gate_flops
         token_routing.gate_flops = self.gate.flops() * sentences if counted is None else counted
@@ -113,6 +119,7 @@ class BalancedGate(GateWrapper):
         return Routing(
             weights=routing.weights,
             aux_loss=routing.aux_loss + self.weight * self._imbalance(x, routing),
+            logits=routing.logits,
             selectors=routing.selectors,
             contributions=routing.contributions,
             mask=routing.mask,

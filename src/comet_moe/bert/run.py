@@ -90,7 +90,7 @@ def student_config(run: Path, overrides: Sequence[Override]) -> BertConfig:
 
 def teacher_settings(teacher: BertFolder) -> dict[str, Any]:
     """The settings that identify the teacher of a student."""
-    return {"teacher": str(teacher.path), "teacher_checksum": teacher.checksum()}
+    return {"teacher": str(teacher.path.absolute()), "teacher_checksum": teacher.checksum()}
 
 
 def resolve_run(
@@ -109,8 +109,7 @@ def resolve_run(
     folder = BertFolder(out or Path("runs") / f"{config.recipe}-{gate}-{config.seed}")
     if folder.state() == "empty":
         return folder, with_threads(config)
-    if not resume:
-        raise RunError(f"{folder.path} already has a run: resume it with --resume, or give another --out")
+    folder.check_resumes(resume)
     saved = folder.config()
     free = _unused_sections(folder, saved)
     fixed: list[Override] = [override for override in overrides if override[0][0] not in free]

@@ -1,7 +1,7 @@
 """``comet-moe bert``: from a dense BERT checkpoint to a sparse, distilled student."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from comet_moe.bert.run import BertFolder
     from comet_moe.cli._display import LiveRuns
+    from comet_moe.config import BertConfig
     from comet_moe.training.records import ResultRecord, SummaryRecord
+    from comet_moe.training.trainer import Callbacks
 
 app = typer.Typer(
     help="Fine-tune a BERT, convert it to a sparse mixture of experts, and distil it (COMET-BERT).",
@@ -77,10 +80,7 @@ def finetune(
     overrides = _overrides(settings, model=model, data=data)
     config = runs.load_task_config(task, [*overrides, (["stage"], "finetune")])
     folder, config = runs.resolve_run(config, overrides, out, resume)
-    with _showing({folder.path.name: config.finetune.epochs}, folder.path) as live:
-        result = stages.finetune(config, folder, live.callbacks(live.rows[0]))
-        live.finish(live.rows[0], result)
-    _print(folder.path, result, as_json)
+    _train(stages.finetune, config, folder, as_json)
 
 
 @app.command()
@@ -118,10 +118,7 @@ def distill(
 
     overrides = _overrides(settings, gate=gate)
     folder, config = runs.resolve_run(runs.student_config(run, overrides), overrides, out, resume)
-    with _showing({folder.path.name: config.training.epochs}, folder.path) as live:
-        result = stages.distill(config, folder, live.callbacks(live.rows[0]))
-        live.finish(live.rows[0], result)
-    _print(folder.path, result, as_json)
+    _train(stages.distill, config, folder, as_json)
 
 
 @app.command()
@@ -180,6 +177,20 @@ def _overrides(settings: list[str] | None, **options: str | None) -> list[tuple[
     keys = {"gate": ["gate"], "model": ["model", "path"], "data": ["data", "path"]}
     given = [(keys[name], value) for name, value in options.items() if value is not None]
     return [*(parse_setting(setting) for setting in settings or []), *given]
+
+
+def _train(
+    stage: "Callable[[BertConfig, BertFolder, Callbacks], ResultRecord]",
+    config: "BertConfig",
+    folder: "BertFolder",
+    as_json: bool,
+) -> None:
+    """Run one stage with its progress, and print its result."""
+    with _showing({folder.path.name: config.stage_training.epochs}, folder.path) as live:
+        (row,) = live.rows
+        result = stage(config, folder, live.callbacks(row))
+        live.finish(row, result)
+    _print(folder.path, result, as_json)
 
 
 @contextmanager

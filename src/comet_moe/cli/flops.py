@@ -66,13 +66,14 @@ def _run_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def _recipe_rows(recipe: str, gates: list[str] | None, settings: list[str]) -> list[dict[str, Any]]:
-    from comet_moe.config import GATE_NAMES, load_train_config
+    from comet_moe.config import load_train_config
+    from comet_moe.gate_names import GATE_KINDS
     from comet_moe.training.batches import load_dataset
     from comet_moe.training.flops import build_hard_model, count_costs
 
     dataset = load_dataset(load_train_config(recipe, settings))
     has_keys = "num_users" in dataset.meta
-    allowed = [name for name in GATE_NAMES if not name.endswith("+") and (has_keys or name != "hash")]
+    allowed = [name for name in GATE_KINDS if has_keys or name != "hash"]
     rows = []
     for gate in gates or allowed:
         config = load_train_config(recipe, [*settings, f"gate={gate}"])

@@ -11,8 +11,10 @@ from comet_moe.config.loader import (
     load_train_config,
     override_config,
     parse_setting,
+    recipe_name,
+    resolve_gates,
 )
-from comet_moe.config.schema import GATE_NAMES, TrainConfig
+from comet_moe.config.schema import TrainConfig
 from comet_moe.config.search_space import (
     Choice,
     Distribution,
@@ -24,7 +26,6 @@ from comet_moe.config.search_space import (
 from comet_moe.exceptions import RecipeError
 
 __all__ = [
-    "GATE_NAMES",
     "AnyConfig",
     "BertConfig",
     "Choice",
@@ -43,4 +44,6 @@ __all__ = [
     "load_train_config",
     "override_config",
     "parse_setting",
+    "recipe_name",
+    "resolve_gates",
 ]

@@ -14,9 +14,10 @@ import yaml
 from pydantic import ValidationError
 
 from comet_moe.config.bert_schema import BertConfig
-from comet_moe.config.schema import GATE_NAMES, Section, TrainConfig
+from comet_moe.config.schema import Section, TrainConfig
 from comet_moe.config.values import SettingText, read_mapping_or_text, read_yaml
 from comet_moe.exceptions import RecipeError
+from comet_moe.gate_names import GATE_NAMES
 
 AnyConfig = TrainConfig | BertConfig
 ConfigType = TypeVar("ConfigType", bound=Section)
@@ -70,8 +71,11 @@ def build_config(
     gates = _check_gates(settings.get("gates", {}))
     if kind is TrainConfig:
         settings.pop("gates", None)
-    if not isinstance(settings.get("gate"), Mapping):
-        settings["gate"] = _gate_settings(settings.get("gate"), gates)
+    gate = settings.get("gate")
+    if not isinstance(gate, Mapping):
+        settings["gate"] = _gate_settings(gate, gates)
+    elif not any(keys == ["gate"] for keys, _ in overrides):  # of a saved configuration
+        settings["gate"] = {**gate, **_given_for(str(gate.get("name")), gates, overrides)}
     for keys, value in overrides:
         if not _chooses_gate(keys):
             set_value(settings, keys, value)
@@ -96,13 +100,33 @@ def override_config(config: ConfigType, values: Mapping[str, Any]) -> ConfigType
     return validate_config(type(config), settings)
 
 
+def resolve_gates(recipe: str, gate: str, overrides: Sequence[Override]) -> list[Override]:
+    """``overrides`` with those in ``gates`` replaced by the settings of ``gate`` that they change.
+
+    "gates.comet.k" becomes "gate.k" for ``comet``, and for ``comet+`` unless it has a k of its own. What is
+    given for other gates is left out.
+
+    Args:
+        recipe: a name or a path.
+        gate: the name of the gate that is used.
+        overrides: the settings that are given.
+    """
+    settings = {"gates": read_recipe(recipe).get("gates", {})}
+    for keys, value in overrides:
+        if keys[0] == "gates":
+            set_value(settings, keys, value)
+    values = _given_for(gate, _check_gates(settings["gates"]), overrides)
+    others = [override for override in overrides if override[0][0] != "gates"]
+    return [*((["gate", name], value) for name, value in values.items()), *others]
+
+
 def check_same_settings(saved: AnyConfig, recipe: str, overrides: Sequence[Override]) -> None:
     """Refuse settings that differ from ``saved``, the configuration of the run to resume.
 
     Args:
         saved: has the values of all settings that are not given.
         recipe: the name of the recipe that is given, as in a configuration.
-        overrides: the settings that are given.
+        overrides: the settings that are given, for a run of ``train`` from :func:`resolve_gates`.
     """
     given = {".".join(keys): (keys, value) for keys, value in overrides}
     saved_names = {"recipe": saved.recipe, "gate": saved.gate.name}
@@ -131,6 +155,11 @@ def first_change(before: dict[str, Any], after: dict[str, Any]) -> tuple[str, An
             if nested is not None:  # else one has a key whose value is None and the other lacks it
                 return f"{key}.{nested[0]}", *nested[1:]
     return None
+
+
+def recipe_name(recipe: str) -> str:
+    """The name of ``recipe``, a name or a path, as in its configurations."""
+    return str(_read_settings(recipe)["recipe"])
 
 
 def read_recipe(recipe: str) -> dict[str, Any]:
@@ -249,3 +278,15 @@ def _gate_settings(name: Any, gates: Mapping[str, Any]) -> dict[str, Any]:
     if name not in GATE_NAMES:
         raise RecipeError(f"gate must be one of {', '.join(GATE_NAMES)}, got {name!r}")
     return {**(gates.get(name.removesuffix("+")) or {}), **(gates.get(name) or {}), "name": name}
+
+
+def _given_for(gate: str, gates: Mapping[str, Any], overrides: Sequence[Override]) -> dict[str, Any]:
+    """The settings of ``gate`` that ``overrides`` change in ``gates``, which has them already."""
+    given: dict[str, Any] = {"gates": {}}
+    for keys, value in overrides:
+        if keys[0] == "gates":
+            set_value(given, keys, value)
+    kind = gate.removesuffix("+")
+    own = gates.get(gate) or {} if gate != kind else {}
+    shared = {name: value for name, value in (given["gates"].get(kind) or {}).items() if name not in own}
+    return shared | dict(given["gates"].get(gate) or {})

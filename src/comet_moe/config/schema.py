@@ -116,9 +116,10 @@ class TopKConfig(Section):
     name: Literal["topk", "topk+"] = Field(description="the k experts with the largest logits")
     k: PositiveInt = Field(description="number of experts per sample")
     noise: bool = Field(default=False, description="add trainable Gaussian noise to the logits in training")
-    normalize: Literal["selected", "all"] = Field(
-        default="selected",
-        description="softmax over the selected logits or over all; for k=1 only `all` lets the gate learn",
+    normalize: Literal["selected", "all"] | None = Field(
+        default=None,
+        description="softmax over the selected logits or over all; unset: `all` at k=1, where only that lets "
+        "the gate learn, else `selected`",
     )
 
 
@@ -151,10 +152,6 @@ class CometConfig(Section):
 GateConfig = Annotated[
     SoftmaxConfig | HashConfig | TopKConfig | DSelectKConfig | CometConfig, Field(discriminator="name")
 ]
-
-GATE_NAMES = tuple(
-    name + plus for name in ("softmax", "hash", "topk", "dselect", "comet") for plus in ("", "+")
-)
 
 
 class SearchConfig(Section):

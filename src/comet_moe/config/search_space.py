@@ -10,9 +10,10 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, PositiveFloat, ValidationError
 
-from comet_moe.config.loader import parse_setting, read_recipe, validation_message
-from comet_moe.config.schema import GATE_NAMES, Section
+from comet_moe.config.loader import parse_setting, read_recipe, resolve_gates, validation_message
+from comet_moe.config.schema import Section
 from comet_moe.exceptions import RecipeError
+from comet_moe.gate_names import GATE_NAMES
 
 
 class Choice(Section):
@@ -65,7 +66,8 @@ def load_search_space(recipe: str, gate: str, settings: Sequence[str] = ()) -> S
         if "seed" in part:
             raise RecipeError(f"recipe {recipe}: tuning.{name}.seed cannot be tuned: each trial has its own")
         merged |= part
-    given = [".".join(parse_setting(setting)[0]) for setting in settings]
+    overrides = resolve_gates(recipe, gate, [parse_setting(setting) for setting in settings])
+    given = [".".join(keys) for keys, _ in overrides]
     return {
         key: _parse_distribution(recipe, key, value)
         for key, value in merged.items()

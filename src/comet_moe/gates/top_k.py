@@ -11,6 +11,11 @@ from comet_moe.gates.base import TrainableGate
 from comet_moe.routing import Routing
 
 
+def default_normalize(k: int) -> Literal["selected", "all"]:
+    """The ``normalize`` with which a gate of ``k`` experts trains: at k=1 "selected" is constant."""
+    return "all" if k == 1 else "selected"
+
+
 class TopKGate(TrainableGate):
     """Logits Wx + b; the k largest are kept, the others get weight 0.
 

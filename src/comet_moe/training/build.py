@@ -21,6 +21,7 @@ from comet_moe.data import Dataset
 from comet_moe.exceptions import RecipeError
 from comet_moe.experts import ConvExperts, DenseExperts
 from comet_moe.gates import CometGate, DSelectKGate, Gate, HashGate, SoftmaxGate, TopKGate
+from comet_moe.gates.top_k import default_normalize
 from comet_moe.local_search import Permutation, PermutedGate, parameter_groups
 from comet_moe.models import ImageModel, RatingModel, image_tasks, rating_tasks
 from comet_moe.training.batches import Batch, steps_per_epoch, training_batches
@@ -128,7 +129,7 @@ def build_model(config: TrainConfig, meta: dict[str, Any]) -> Model:
         torch.manual_seed(config.seed)
         try:
             model = build(config, meta)
-        except ValueError as error:  # a value that fits the schema but not the others, such as k > n
+        except ValueError as error:  # fits the schema, not the others: kernels larger than the images
             raise RecipeError(f"recipe {config.recipe}: {error}") from error
     model.moe.execution = config.training.execution
     model.moe.sparse_share = config.training.sparse_share
@@ -215,7 +216,9 @@ def build_gate(gate: GateConfig, in_features: int, num_experts: int, num_keys: i
     if isinstance(gate, DSelectKConfig):
         return DSelectKGate(in_features, num_experts, gate.k, gate.gamma, gate.entropy, gate.reachability)
     if isinstance(gate, TopKConfig):
-        return TopKGate(in_features, num_experts, gate.k, gate.noise, gate.normalize)
+        return TopKGate(
+            in_features, num_experts, gate.k, gate.noise, gate.normalize or default_normalize(gate.k)
+        )
     if isinstance(gate, HashConfig):
         if num_keys is None:
             raise ValueError(

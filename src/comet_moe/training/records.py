@@ -149,14 +149,14 @@ class ResultRecord(SummaryRecord):
     """``result.json``: the summary of a run with what was run.
 
     Attributes:
-        status: "complete", or "failed" with a ``reason``; a study also has "running" and "waiting" trials.
+        status: "complete", or "failed" with a ``reason``; "running" before the run has ended.
         parameters: numbers that are trained.
         epochs: trained.
         best_epoch: whose weights were kept, from 1; 0 if there is none.
         notes: what a reader of the metrics should know of the data.
     """
 
-    status: Literal["complete", "failed", "running", "waiting"]
+    status: Literal["complete", "failed", "running"]
     reason: str | None = None
     recipe: str | None = None
     gate: str | None = None

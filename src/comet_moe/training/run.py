@@ -29,6 +29,8 @@ from comet_moe.config import (
     check_same_settings,
     load_train_config,
     parse_setting,
+    recipe_name,
+    resolve_gates,
 )
 from comet_moe.data import Dataset, Vocabulary
 from comet_moe.exceptions import RunError
@@ -40,6 +42,8 @@ RunConfig = TypeVar("RunConfig", TrainConfig, BertConfig)
 
 # Metadata of a data set that depend on the machine it was prepared on, or on its cache.
 _CACHE_FIELDS = ("source", "strict", "arrays", "vocabularies", "files", "format")
+# Fields that are for readers: a run resumes if they have been worded anew.
+_TEXT_FIELDS = ("licence", "notes")
 
 
 def resolve_run(
@@ -61,12 +65,11 @@ def resolve_run(
         folder = RunFolder(out or Path("runs") / f"{config.recipe}-{config.gate.name}-{config.seed}")
         if folder.state() == "empty":
             return folder, with_threads(config)
-    if not resume:
-        raise RunError(f"{folder.path} already has a run: resume it with --resume, or give another --out")
+    folder.check_resumes(resume)
     saved = folder.config()
-    check_same_settings(
-        saved, load_train_config(recipe).recipe, [parse_setting(setting) for setting in settings]
-    )
+    overrides = [parse_setting(setting) for setting in settings]
+    overrides = resolve_gates(recipe, saved.gate.name, overrides)
+    check_same_settings(saved, recipe_name(recipe), overrides)
     return folder, saved
 
 
@@ -155,6 +158,11 @@ class RunFolder:
         self.check_started()
         return load_train_config(str(self.config_file))
 
+    def check_resumes(self, resume: bool) -> None:
+        """Refuse to train a run that is here already, unless the user asked to ``resume`` it."""
+        if not resume:
+            raise RunError(f"{self.path} already has a run: resume it with --resume, or give another --out")
+
     def check_started(self) -> None:
         """Refuse a folder without a run."""
         if not self.config_file.exists():
@@ -163,7 +171,8 @@ class RunFolder:
     def check_data(self, meta: dict[str, Any]) -> None:
         """Refuse data other than that which the run was started with."""
         saved, given = self.saved_meta(), json.loads(as_json(meta))
-        changed = sorted(key for key in saved.keys() | given.keys() if saved.get(key) != given.get(key))
+        compared = (saved.keys() | given.keys()) - set(_TEXT_FIELDS)
+        changed = sorted(key for key in compared if saved.get(key) != given.get(key))
         if changed:
             raise RunError(
                 f"the data of {meta['name']} is not what {self.path} was started with "
