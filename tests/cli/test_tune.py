@@ -11,6 +11,9 @@ import pytest
 import yaml
 from command import comet_moe, refusal, start_python, succeed
 
+from comet_moe.training.records import ResultRecord
+from comet_moe.tuning.study import StudyOptions, open_study
+
 SMALL = [
     *("data.options.train_size=400", "data.options.validation_size=200", "data.options.test_size=200"),
     *("training.epochs=4", "training.batch_size=32", "training.threads=1"),
@@ -271,6 +274,48 @@ def test_a_diverged_trial_is_stored_with_its_reason(tmp_path):
     assert row["status"] == "failed"
     assert "loss is" in row["reason"]
     assert row["attempts"] == 1
+
+
+@pytest.mark.slow
+def test_a_trial_whose_values_do_not_fit_together_fails_and_the_others_are_run(tmp_path):
+    recipe = tmp_path / "own.yaml"
+    recipe.write_text(
+        "data: {name: multidigits}\n"
+        "model: {kind: image, experts: 4, filters: [4], kernel_size: 3}\n"
+        "gate: topk\n"
+        "gates: {topk: {k: 2}}\n"
+        "training: {learning_rate: 0.001}\n"
+        "tuning: {search: {search.shared: {choice: [tree, all]}}}\n"
+    )
+    words = arguments("tune", tmp_path / "study", "--gates", "topk+", "--trials", 4, "--workers", 1)
+    succeed(words[0], recipe, *words[2:], "--set", "training.epochs=1")
+    rows = trials(tmp_path / "study")
+    assert {row["params"]["search.shared"] for row in rows} == {"tree", "all"}
+    for row in rows:
+        if row["params"]["search.shared"] == "all":
+            assert row["status"] == "complete"
+        else:
+            assert row["status"] == "failed"
+            assert row["reason"].startswith("recipe own: search.shared is tree, but the gate topk+ has no")
+
+
+def test_an_ablation_joins_the_study_in_the_storage_with_its_gates(tmp_path, storage_url):
+    words = ["--storage", storage_url, "--name", "shared", "--json"]
+    options = StudyOptions(
+        "ablation",
+        "multidigits",
+        tmp_path / "one",
+        ["topk"],
+        1,
+        settings=SMALL,
+        storage=storage_url,
+        name="shared",
+    )
+    queue = open_study(options).queue
+    definition = queue.definition()
+    queue.finish(queue.claim(definition), ResultRecord(status="failed", reason="for this test"))
+    joined = succeed("ablate", "multidigits", "--out", tmp_path / "two", *words).json
+    assert [(row["gate"], row["trials_failed"]) for row in joined["rows"]] == [("topk", 1)]
 
 
 @pytest.mark.slow

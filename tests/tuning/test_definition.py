@@ -32,6 +32,33 @@ def test_a_setting_of_the_user_is_not_drawn():
     assert [definition.config("comet", index).seed for index in range(3)] == [10, 11, 12]
 
 
+@pytest.mark.parametrize(
+    ("setting", "gate", "expected"),
+    [
+        ("gates.comet.gamma=0.3", "comet", 0.3),
+        ("gates.comet.gamma=0.3", "comet+", 0.3),
+        ("gates.comet={k: 2, gamma: 0.3}", "comet", 0.3),
+        ("gates={comet: {k: 2, gamma: 0.3}}", "comet+", 0.3),
+        ("gates.comet+.gamma=0.3", "comet+", 0.3),
+    ],
+)
+def test_a_setting_of_the_user_for_one_gate_is_not_drawn(setting, gate, expected):
+    definition = define_study("tuning", "multidigits", ["comet", "comet+"], 3, settings=[setting])
+    assert "gate.gamma" not in definition.space[gate]
+    assert [definition.config(gate, index).gate.gamma for index in range(3)] == [expected] * 3
+    as_saved = {"kind": "tuning", "recipe": "multidigits", "gates": None, "trials": None, "seed": None}
+    check_same_study(definition, **as_saved, heartbeat=None, settings=[setting])
+    with pytest.raises(StudyError, match=r"gate.gamma is 0.3 in the saved study, got 0.4"):
+        check_same_study(definition, **as_saved, heartbeat=None, settings=[setting.replace("0.3", "0.4")])
+
+
+def test_a_setting_of_the_user_for_another_gate_changes_nothing(saved):
+    settings = ["training.epochs=3", "gates.dselect.gamma=0.3", "gates.comet+.entropy=0.7"]
+    definition = define_study("tuning", "multidigits", GATES, 5, settings=settings)
+    assert definition.space["topk"] == saved.space["topk"]
+    assert definition.config("topk", 1) == saved.config("topk", 1)
+
+
 def test_a_study_with_more_trials_begins_with_the_same_trials(saved):
     longer = define_study("tuning", "multidigits", GATES, 9, settings=["training.epochs=3"])
     for gate in GATES:
@@ -64,6 +91,9 @@ def test_a_definition_survives_json(saved):
         ({"recipe": "ratings"}, "recipe is 'multidigits' in the saved study, got 'ratings'"),
         ({"settings": ["training.epochs=4"]}, "training.epochs is 3 in the saved study, got 4"),
         ({"settings": ["gate=topk"]}, "use --gates"),
+        ({"settings": ["gates.topk.k=3"]}, "gate.k is 2 in the saved study, got 3"),
+        ({"settings": ["gates.comet.gamma=0.1"]}, "gate.gamma is in the search space of the saved study"),
+        ({"settings": ["gates.tpok.k=3"]}, "there is no setting gates.tpok"),
     ],
 )
 def test_a_difference_from_the_saved_study_is_refused(saved, given, message):

@@ -27,10 +27,10 @@ REFRESH_SHARE = 0.05
 """Part of the time that may be spent on reading the storage."""
 
 
-def run_study(options: StudyOptions, default_trials: int, workers: int | None, as_json: bool) -> None:
+def run_study(options: StudyOptions, workers: int | None, as_json: bool) -> None:
     """Run the study to its end with workers on this machine, and print a summary."""
     try:
-        study = open_study(options, default_trials)
+        study = open_study(options)
         display = StudyDisplay(study, _worker_pool(study, workers))
         with display.live():
             try:

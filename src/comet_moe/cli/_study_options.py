@@ -5,10 +5,20 @@ from typing import Annotated
 
 import typer
 
+from comet_moe.tuning.defaults import DEFAULT_HEARTBEAT
+
 Recipe = Annotated[str, typer.Argument(help="Name of a recipe, or path of a YAML file.")]
 StudyPaths = Annotated[
     list[Path],
     typer.Argument(metavar="PATH", help="Study folders, run folders, or folders that contain runs."),
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override a setting of the recipe for all trials; it is not sampled then. Repeatable.",
+    ),
 ]
 Workers = Annotated[
     int | None,
@@ -34,7 +44,7 @@ Heartbeat = Annotated[
     typer.Option(
         min=1,
         help="Seconds between two heartbeats of a worker. A trial whose worker misses four is run again.",
-        show_default="10",
+        show_default=str(DEFAULT_HEARTBEAT),
     ),
 ]
 KeepModels = Annotated[

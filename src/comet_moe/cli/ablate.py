@@ -12,13 +12,11 @@ from comet_moe.cli._study_options import (
     Name,
     Recipe,
     Resume,
+    Settings,
     Storage,
     Workers,
 )
-
-DEFAULT_SEEDS = 100
-DEFAULT_GATES = "hash,hash+,topk,topk+,comet,comet+"
-"""As in the paper, Table 1."""
+from comet_moe.tuning.defaults import ABLATION_GATES, DEFAULT_TRIALS
 
 
 def ablate(
@@ -26,21 +24,16 @@ def ablate(
     gates: Annotated[
         str | None,
         typer.Option(
-            help="Gates to compare, separated by commas (+ is local search).", show_default=DEFAULT_GATES
+            help="Gates to compare, separated by commas (+ is local search).",
+            show_default=f"{','.join(ABLATION_GATES)}; without hash for images",
         ),
     ] = None,
     seeds: Annotated[
-        int | None, typer.Option(min=1, help="Number of seeds per gate.", show_default=str(DEFAULT_SEEDS))
+        int | None,
+        typer.Option(min=1, help="Number of seeds per gate.", show_default=str(DEFAULT_TRIALS["ablation"])),
     ] = None,
     workers: Workers = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Override a setting of the recipe for all trials. Repeat for more.",
-        ),
-    ] = None,
+    settings: Settings = None,
     out: Annotated[
         Path | None, typer.Option(help="Study folder.", show_default="studies/RECIPE-ablation")
     ] = None,
@@ -60,16 +53,12 @@ def ablate(
     `comet-moe table` tests each gate with local search against the same gate without.
     """
     from comet_moe.cli._study import run_study
-    from comet_moe.tuning.folder import StudyFolder
     from comet_moe.tuning.study import StudyOptions
 
-    folder = out or Path("studies") / f"{Path(recipe).stem}-ablation"
-    if gates is None and not StudyFolder(folder).contains_study():
-        gates = DEFAULT_GATES
     options = StudyOptions(
         kind="ablation",
         recipe=recipe,
-        out=folder,
+        out=out or Path("studies") / f"{Path(recipe).stem}-ablation",
         gates=None if gates is None else gates.split(","),
         trials=seeds,
         settings=settings or [],
@@ -80,4 +69,4 @@ def ablate(
         heartbeat=heartbeat,
         keep_models=keep_models,
     )
-    run_study(options, DEFAULT_SEEDS, workers, as_json)
+    run_study(options, workers, as_json)

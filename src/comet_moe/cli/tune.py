@@ -12,12 +12,11 @@ from comet_moe.cli._study_options import (
     Name,
     Recipe,
     Resume,
+    Settings,
     Storage,
     Workers,
 )
-
-DEFAULT_TRIALS = 500
-"""As in the paper."""
+from comet_moe.tuning.defaults import DEFAULT_SEED, DEFAULT_TRIALS
 
 
 def tune(
@@ -27,22 +26,16 @@ def tune(
         typer.Option(help="Gates to tune, separated by commas, as in topk,comet,comet+ (+ is local search)."),
     ] = None,
     trials: Annotated[
-        int | None, typer.Option(min=1, help="Number of trials per gate.", show_default=str(DEFAULT_TRIALS))
+        int | None,
+        typer.Option(min=1, help="Number of trials per gate.", show_default=str(DEFAULT_TRIALS["tuning"])),
     ] = None,
     workers: Workers = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Override a setting of the recipe for all trials; it is not sampled then. Repeat for more.",
-        ),
-    ] = None,
+    settings: Settings = None,
     out: Annotated[Path | None, typer.Option(help="Study folder.", show_default="studies/RECIPE")] = None,
     storage: Storage = None,
     name: Name = None,
     seed: Annotated[
-        int | None, typer.Option(min=0, help="Random seed of the sampling.", show_default="0")
+        int | None, typer.Option(min=0, help="Random seed of the sampling.", show_default=str(DEFAULT_SEED))
     ] = None,
     resume: Resume = False,
     add_trials: Annotated[
@@ -76,4 +69,4 @@ def tune(
         heartbeat=heartbeat,
         keep_models=keep_models,
     )
-    run_study(options, DEFAULT_TRIALS, workers, as_json)
+    run_study(options, workers, as_json)

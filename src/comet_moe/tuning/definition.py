@@ -16,13 +16,13 @@ from comet_moe.config import (
     load_search_space,
     override_config,
     parse_setting,
+    recipe_name,
+    resolve_gates,
 )
 from comet_moe.exceptions import RecipeError, StudyError
+from comet_moe.tuning.defaults import DEFAULT_HEARTBEAT, DEFAULT_SEED
 from comet_moe.tuning.sampling import sample_values
 from comet_moe.tuning.trial import runner_for
-
-DEFAULT_HEARTBEAT = 10
-"""Seconds."""
 
 
 class StudyDefinition(BaseModel):
@@ -71,7 +71,7 @@ def define_study(
     recipe: str,
     gates: Sequence[str],
     trials: int,
-    seed: int = 0,
+    seed: int = DEFAULT_SEED,
     settings: Sequence[str] = (),
     heartbeat: int = DEFAULT_HEARTBEAT,
 ) -> StudyDefinition:
@@ -130,16 +130,17 @@ def check_same_study(
             if name == "trials":
                 advice = "add trials with --add-" + ("seeds" if kind == "ablation" else "trials")
             raise StudyError(f"{name} is {old!r} in the saved study, got {value!r}: {advice}")
+    name, overrides = recipe_name(recipe), [parse_setting(setting) for setting in settings]
     for gate in saved.gates:
-        for setting in settings:
-            key = setting.partition("=")[0]
-            if key in saved.space[gate]:
-                raise StudyError(
-                    f"{key} is in the search space of the saved study: leave it out, or choose another --out"
-                )
         try:
-            name = load_config(recipe).recipe
-            check_same_settings(saved.base[gate], name, [parse_setting(setting) for setting in settings])
+            of_gate = resolve_gates(recipe, gate, overrides)
+            for key in (".".join(keys) for keys, _ in of_gate):
+                if key in saved.space[gate]:
+                    raise StudyError(
+                        f"{key} is in the search space of the saved study: leave it out, or choose another "
+                        f"--out"
+                    )
+            check_same_settings(saved.base[gate], name, of_gate)
         except RecipeError as error:
             raise StudyError(str(error).replace("saved run", "saved study")) from error
 

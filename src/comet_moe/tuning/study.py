@@ -5,19 +5,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from comet_moe.analysis.records import StudyKind, StudyRecord
-from comet_moe.config import BertConfig, TrainConfig, parse_setting
+from comet_moe.config import AnyConfig, BertConfig, TrainConfig, load_config, parse_setting
 from comet_moe.config.schema import absolute_path
-from comet_moe.exceptions import StudyError
-from comet_moe.tuning.definition import (
-    DEFAULT_HEARTBEAT,
-    StudyDefinition,
-    check_same_study,
-    define_study,
-)
+from comet_moe.exceptions import RecipeError, StudyError
+from comet_moe.tuning.defaults import ABLATION_GATES, DEFAULT_HEARTBEAT, DEFAULT_SEED, DEFAULT_TRIALS
+from comet_moe.tuning.definition import StudyDefinition, check_same_study, define_study
 from comet_moe.tuning.folder import StudyFolder
 from comet_moe.tuning.queue import TrialQueue
 from comet_moe.tuning.storage import Storage, without_password
-from comet_moe.tuning.trial import runner_for
+from comet_moe.tuning.trial import Runner, runner_for
 
 _PATH_SETTINGS = ("data.path", "teacher")
 """Settings that may differ between machines."""
@@ -26,6 +22,8 @@ _PATH_SETTINGS = ("data.path", "teacher")
 @dataclass(frozen=True)
 class StudyOptions:
     """The options of `tune` and `ablate`; None stands for the saved value, or the default of a new study.
+
+    The default gates are those of an ablation; a new tuning study must name its own.
 
     Attributes:
         kind: of study.
@@ -104,14 +102,11 @@ class StudyHandle:
         )
 
 
-def open_study(options: StudyOptions, default_trials: int) -> StudyHandle:
+def open_study(options: StudyOptions) -> StudyHandle:
     """Create, resume or join the study, and queue its first trials; an error leaves no files behind."""
     folder = StudyFolder(options.out)
-    study, definition = (
-        _load_study(folder, options)
-        if folder.contains_study()
-        else _create_study(folder, options, default_trials)
-    )
+    load = _load_study if folder.contains_study() else _create_study
+    study, definition = load(folder, options)
     study.queue.storage.set_heartbeat(definition.heartbeat)
     study.queue.fill(definition)
     study.write_study(definition)
@@ -119,36 +114,50 @@ def open_study(options: StudyOptions, default_trials: int) -> StudyHandle:
     return study
 
 
-def _create_study(
-    folder: StudyFolder, options: StudyOptions, default_trials: int
-) -> tuple[StudyHandle, StudyDefinition]:
+def _create_study(folder: StudyFolder, options: StudyOptions) -> tuple[StudyHandle, StudyDefinition]:
     """A new study, or one that is in the storage and has no folder on this machine yet."""
     if options.add_trials:
         raise StudyError(
             f"{options.out} has no study to add to: create one without --add-trials or --add-seeds"
         )
-    definition = None
-    if options.gates is not None:
-        definition = define_study(
-            options.kind,
-            options.recipe,
-            options.gates,
-            default_trials if options.trials is None else options.trials,
-            options.seed or 0,
-            options.settings,
-            options.heartbeat or DEFAULT_HEARTBEAT,
-        )
-        _check_models(definition)
-    elif options.storage is None:
-        raise StudyError("--gates is missing: give the gates to compare, as in --gates topk,comet,comet+")
     name = options.name or options.out.absolute().name
-    queue = TrialQueue(Storage(options.storage or folder.sqlite_url), name)
-    saved = queue.find_definition() if definition is None else queue.create(definition)
-    if saved is None:
-        raise StudyError(f"the storage has no study {name}: give its gates with --gates to create it")
+    queue = definition = None
+    if options.gates is None and options.storage is not None:  # to join a study its gates need not be given
+        queue = TrialQueue(Storage(options.storage), name)
+        definition = queue.find_definition()
+        if definition is None and options.kind == "tuning":
+            raise StudyError(f"the storage has no study {name}: give its gates with --gates to create it")
+    definition = definition or _define_study(options)
+    queue = queue or TrialQueue(Storage(options.storage or folder.sqlite_url), name)
+    saved = queue.create(definition)
     _check_options(saved, options)
     storage = None if options.storage is None else queue.storage.url
     return StudyHandle(folder, queue, _by_key(options.settings), storage, options.keep_models), saved
+
+
+def _define_study(options: StudyOptions) -> StudyDefinition:
+    gates = options.gates
+    if gates is None and options.kind == "ablation":
+        gates = ablation_gates(load_config(options.recipe, options.settings))
+    if gates is None:
+        raise StudyError("--gates is missing: give the gates to compare, as in --gates topk,comet,comet+")
+    definition = define_study(
+        options.kind,
+        options.recipe,
+        gates,
+        options.trials or DEFAULT_TRIALS[options.kind],
+        options.seed or DEFAULT_SEED,
+        options.settings,
+        options.heartbeat or DEFAULT_HEARTBEAT,
+    )
+    _check_models(definition)
+    return definition
+
+
+def ablation_gates(config: AnyConfig) -> list[str]:
+    """The gates of an ablation that names none; images have no keys, so that a hash gate cannot be used."""
+    has_keys = isinstance(config, BertConfig) or config.model.kind == "rating"
+    return [gate for gate in ABLATION_GATES if has_keys or not gate.startswith("hash")]
 
 
 def _load_study(folder: StudyFolder, options: StudyOptions) -> tuple[StudyHandle, StudyDefinition]:
@@ -188,10 +197,28 @@ def _check_options(saved: StudyDefinition, options: StudyOptions) -> None:
 
 
 def _check_models(definition: StudyDefinition) -> None:
-    """Build each gate's model once, to refuse one that does not fit the data before files are written."""
+    """Raise RecipeError if no trial of a gate has a model that fits the data, before files are written."""
     runner = runner_for(definition.base[definition.gates[0]])
-    for config in definition.base.values():
-        runner.check(config)
+    for gate in definition.gates:
+        _check_models_of(gate, definition, runner)
+
+
+def _check_models_of(gate: str, definition: StudyDefinition, runner: Runner) -> None:
+    """Build models of ``gate`` in the order of its trials, up to the first that can be built."""
+    refused: dict[str, RecipeError] = {}
+    for index in range(definition.trials):
+        config = definition.config(gate, index)
+        # Whether a model can be built does not depend on these.
+        model = config.model_dump_json(exclude={"seed": True, "training": {"learning_rate"}})
+        if model in refused:
+            continue
+        try:
+            runner.check(config)
+        except RecipeError as error:
+            refused[model] = error
+        else:
+            return
+    raise next(iter(refused.values()))
 
 
 def _by_key(settings: Sequence[str]) -> dict[str, str]:

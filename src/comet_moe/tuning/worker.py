@@ -26,7 +26,7 @@ from comet_moe.tuning.storage import STORAGE_ERRORS, Storage, storage_error
 from comet_moe.tuning.trial import Runner, runner_for
 
 FATAL_ERRORS = (StudyError, RunError, DataError, RecipeError, WriteError, OSError)
-"""Errors that would fail every trial, such as a full disk or missing data: they end the worker."""
+"""Errors that are not of one trial, such as a full disk or missing data: they end the worker."""
 
 EXIT_SIGTERM = 143
 PROGRESS_SECONDS = 0.25
@@ -62,7 +62,8 @@ class WorkerConfig:
 def run_worker(config: WorkerConfig, writer: Connection) -> None:
     """Claim and train trials until all of the study are finished; the target of a worker process.
 
-    An error in one trial fails that trial. One of ``FATAL_ERRORS`` releases the trial and ends the worker.
+    An error in one trial, such as settings that do not fit together, fails that trial. One of
+    ``FATAL_ERRORS`` releases the trial and ends the worker.
 
     Args:
         config: the study and this machine's part in it.
@@ -167,7 +168,10 @@ class _Worker:
             self._on_batch,
             lambda record: self.queue.report(claim, record.epoch, record.validation.loss),
         )
-        return runner.run(config, run, callbacks)
+        try:
+            return runner.run(config, run, callbacks)
+        except RecipeError as error:  # sampled values that do not fit together
+            return ResultRecord(status="failed", reason=_one_line(error))
 
     def _on_batch(self, progress: Progress) -> None:
         if time.monotonic() - self._last_sent > PROGRESS_SECONDS:

@@ -1,0 +1,13 @@
+"""Defaults of `tune` and `ablate`, which their `--help` shows. No heavy imports: `--help` loads this."""
+
+DEFAULT_TRIALS = {"tuning": 500, "ablation": 100}
+"""Trials per gate, by kind of study, as in the paper."""
+
+DEFAULT_SEED = 0
+"""Of the sampling."""
+
+DEFAULT_HEARTBEAT = 10
+"""Seconds."""
+
+ABLATION_GATES = ("hash", "hash+", "topk", "topk+", "comet", "comet+")
+"""As in the paper, Table 1."""
