@@ -68,8 +68,8 @@ def test_neurons_are_assigned_to_the_experts_in_turn_by_importance():
             "48: lower expert_size or experts, or raise shared",
         ),
         ((4, 10, 11), "shared must be at most expert_size, 10, got 11"),
-        ((0, 10, 1), "experts and expert_size must be at least 1"),
-        ((2, 10, -1), "shared at least 0"),
+        ((0, 10, 1), "experts must be at least 1, got 0"),
+        ((2, 10, -1), "shared must be at least 0, got -1"),
     ],
 )
 def test_too_few_neurons_are_an_error_that_names_the_limit(arguments, says):
