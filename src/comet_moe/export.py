@@ -72,7 +72,7 @@ def export_model(
         model: trained, and left as it is; its copy is put in eval mode, and a search that is still in stage 1
             is finished there.
         sample: makes features for a given number of rows.
-        path: of the file to write.
+        path: the file to write.
         format: "onnx" for onnxruntime and others, "torch" for ``torch.export.load``.
         execution: "dense" evaluates every expert, "sparse" only the selected ones, by index.
     """

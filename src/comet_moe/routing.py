@@ -194,7 +194,7 @@ class Routing:
         the gradient.
 
         Args:
-            k: from 1 to n.
+            k: number of experts per row, 1..n.
         """
         if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= self.num_experts:
             raise ValueError(f"k must be an integer from 1 to {self.num_experts}, got {k!r}")

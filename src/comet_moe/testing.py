@@ -100,7 +100,7 @@ def hooks(case: Case) -> None:
 
 
 def _called(case: Case, gate: Gate) -> set[str]:
-    """What one pass of ``gate`` calls of a hook of each kind and a replaced ``forward``."""
+    """Which of a pre-hook, a forward hook and a replaced ``forward`` one pass of ``gate`` calls."""
     called = set()
     forward = gate.forward
 

@@ -21,17 +21,17 @@ class StudyRecord(Record):
 
     Attributes:
         kind: "tuning" samples settings for each trial, "ablation" only changes the seed.
-        name: of the study in its storage.
-        recipe: what is trained.
-        gates: in the order they were given.
-        trials: planned, per gate.
-        seed: of the sampling.
+        name: name of the study in its storage.
+        recipe: name of the recipe.
+        gates: names of the gates, in the order they were given.
+        trials: planned number of trials per gate.
+        seed: seed of the sampling.
         settings: overrides of the recipe, as "a.b=c".
         experts: number of experts of the mixture.
         alpha: weight of the first task in rating models.
         storage: URL without password; None for the SQLite file in the study's folder.
         keep_models: whether the weights of all trials are kept, not only of each gate's best one.
-        space: for each gate the search space, by setting.
+        space: the search space of each gate, by setting.
     """
 
     kind: StudyKind
@@ -101,7 +101,7 @@ class TrialRecord(Record):
 
 
 RESULT_FIELDS = frozenset(TrialRecord.model_fields.keys() & ResultRecord.model_fields.keys() - {"gate"})
-"""What a trial takes over from the result of its run."""
+"""The fields that a trial copies from the result of its run."""
 
 
 def _is_finite(value: float | None) -> bool:

@@ -35,16 +35,16 @@ class Study:
 
     Args:
         path: the folder of the study; for plain runs the folder that holds them.
-        name: of the study; for plain runs the name of the recipe.
+        name: name of the study; for plain runs that of the recipe.
         kind: "tuning" (random settings), "ablation" (fixed settings, many seeds) or "runs" (plain run
             folders that were collected).
-        recipe: what was trained.
-        gates: in the order of the study; for plain runs in the order of the paper's tables.
+        recipe: name of the recipe.
+        gates: names of the gates in the order of the study; for plain runs as in the paper's tables.
         trials_per_gate: the planned number; for plain runs the most that a gate has.
         experts: number of experts of the mixture; None where plain runs differ in it.
         alpha: weight of the first task in rating models, else None.
         settings: overrides of the recipe, as "a.b=c".
-        space: for each gate the search space, by setting.
+        space: the search space of each gate, by setting.
         trials: one row per trial with the columns ``COLUMNS``. Those of ``METRIC_COLUMNS`` are floats, NaN
             where there is no value; losses are times 100. ``status`` is "complete", "failed", "running" or
             "waiting", and a complete trial has finite losses. ``run`` is the absolute path of the run's

@@ -104,7 +104,7 @@ def check_student(config: BertConfig, dense: Any) -> None:
     """Refuse settings of a student that do not fit a dense BERT.
 
     Args:
-        config: of the student.
+        config: configuration of the student.
         dense: transformers' configuration of the dense BERT.
     """
     experts = config.experts
@@ -120,10 +120,10 @@ def build_student(config: BertConfig, teacher: Any, data: TaskData, importance: 
     """The student of ``config`` before its first step, its gates drawn from the seed.
 
     Args:
-        config: of the student.
+        config: configuration of the student.
         teacher: a dense BERT.
-        data: of the task.
-        importance: (L, neurons) of the teacher's neurons; None to assign them to experts in their order.
+        data: rows of the task.
+        importance: (L, neurons) of the teacher's neurons; None to assign neurons to experts in their order.
     """
     check_student(config, teacher.config)
     experts = config.experts

@@ -17,15 +17,16 @@ class CometBertConfig(BertConfig):
         num_experts: E, experts per layer.
         expert_size: neurons per expert.
         k: experts per token at most, once the gate is hard.
-        gamma, entropy: of the COMET and DSelect-k gates.
-        reachability: of the DSelect-k gate.
-        noise: of the Top-k gate.
-        normalize: of the Top-k gate. None means "selected", or "all" at k=1, where "selected" cannot train.
+        gamma, entropy: width of the smooth step and weight of the entropy loss (COMET, DSelect-k).
+        reachability: weight of the loss on codes without an expert (DSelect-k).
+        noise: whether trainable noise is added to the logits in training (Top-k).
+        normalize: softmax over the "selected" or over "all" logits (Top-k). None means "selected", and at
+            k=1 "all", since a gate with "selected" does not learn there.
         route_by: "token", or "sentence" to route by the mean over the unmasked tokens.
         load_balance: weight of E·Σ_e P_e f_e in the auxiliary loss, for gates with parameters.
-        hash_seed: of the table of the first layer; layer l has the seed hash_seed + l.
+        hash_seed: seed of the hash table of the first layer; layer l has the seed hash_seed + l.
         search_steps: optimiser steps of local search, one search per layer; above 0, "+" may be left out.
-        zeta, tau, sinkhorn_iterations, gumbel, search_lr_factor: of local search, see ``Permutation``.
+        zeta, tau, sinkhorn_iterations, gumbel, search_lr_factor: local search, see ``Permutation``.
         execution: "sparse" runs only the selected experts, see ``MoE``.
     """
 

@@ -143,13 +143,13 @@ def convert_bert(
         shared: neurons that every expert has.
         importance: (L, neurons), from :func:`importance`; None to assign the neurons in their order.
         k: experts per token at most, once the gate is hard.
-        gamma, entropy: of the COMET and DSelect-k gates.
+        gamma, entropy: width of the smooth step and weight of the entropy loss (COMET, DSelect-k).
         route_by: "token" or "sentence".
         search_steps: optimiser steps of local search, one search per layer.
         zeta: weight of the entropy loss of the search.
         load_balance: weight of the load-balancing loss.
         frequencies: (vocabulary,) how often each token occurs, for hash tables with an even load.
-        settings: more of :class:`~comet_moe.bert.CometBertConfig`, such as ``hash_seed``, ``tau``, ``noise``.
+        settings: more of :class:`~comet_moe.bert.CometBertConfig`: ``hash_seed``, ``tau``, and so on.
 
     Returns:
         The CometBert class that corresponds to that of the model, in the same mode, dtype and device.

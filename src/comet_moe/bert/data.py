@@ -30,7 +30,7 @@ class Features:
     """The rows of one split as tokens. For answers, a row is a window of an example.
 
     Attributes:
-        ids: of each row, (T,), unpadded.
+        ids: token ids of each row, (T,), unpadded.
         types: token types of each row, (T,); empty where the model has none.
         targets: "labels", or "start_positions" and "end_positions", (rows,) each.
         padding: the token id that rows are padded with.
@@ -180,7 +180,7 @@ class TaskData:
 
     Attributes:
         task: the task.
-        tokenizer: of the tokens.
+        tokenizer: the tokenizer that made the tokens.
         splits: "train", "dev", and for some tasks "test" or "mismatched".
         meta: metadata that a run saves: numbers of rows and tokens, files, notes, checksums of tokens.
     """

@@ -130,12 +130,12 @@ def score_neurons(teacher: BertFolder) -> Tensor:
 
 @dataclass(frozen=True)
 class DistillationContext:
-    """What all students of one teacher share.
+    """The teacher, and what all its students share.
 
     Attributes:
-        teacher: frozen, in eval mode.
-        data: of the task.
-        importance: (L, neurons) of the teacher's neurons; None if students do not use it.
+        teacher: the dense BERT, frozen and in eval mode.
+        data: rows of the task.
+        importance: (L, neurons) importance of the teacher's neurons; None if students do not use it.
     """
 
     teacher: Any

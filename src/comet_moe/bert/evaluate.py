@@ -140,9 +140,9 @@ def batch_flops(model: Any, rows: int, length: int, routings: Sequence[Routing])
     Padding counts where it runs: in attention, in gates and in dense feed-forward layers.
 
     Args:
-        model: with a head for classes or answers.
-        rows, length: of the batch, padding included.
-        routings: of each layer of a sparse model, for this batch.
+        model: a BERT with a head for classes or answers.
+        rows, length: shape of the batch, padding included.
+        routings: the routing of each layer of a sparse model for this batch.
     """
     p, tokens = model.config.hidden_size, rows * length
     layers = model.base_model.encoder.layer
@@ -165,8 +165,8 @@ def effective_parameters(model: nn.Module, experts_per_token: Sequence[float]) -
     """Parameters that a token uses on average: of the experts of each layer, the selected ones only.
 
     Args:
-        model: dense or sparse.
-        experts_per_token: of each layer of a sparse model.
+        model: a dense or a sparse BERT.
+        experts_per_token: mean number of selected experts in each layer of a sparse model.
     """
     layers = [module for module in model.modules() if isinstance(module, CometBertLayer)]
     unused = 0.0

@@ -18,10 +18,10 @@ class BertExperts(Experts):
     Args:
         num_experts: E.
         features: p.
-        neurons: per expert.
-        activation: between the two layers, elementwise.
+        neurons: number of neurons per expert.
+        activation: elementwise function between the two layers.
         dropout: probability of a zero in training.
-        epsilon: of the LayerNorm.
+        epsilon: added to the variance in LayerNorm.
 
     Attributes:
         inner, outer: the layers A, a (E, neurons, p) and B, b (E, p, neurons).

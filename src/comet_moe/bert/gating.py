@@ -103,8 +103,8 @@ class BalancedGate(GateWrapper):
     probabilities are the softmax over all experts for a Top-k gate, and the weights for any other.
 
     Args:
-        gate: with parameters.
-        weight: of the loss.
+        gate: a gate with parameters.
+        weight: weight of the load-balancing loss.
     """
 
     def __init__(self, gate: Gate, weight: float):

@@ -99,7 +99,7 @@ def resolve_run(
     """The folder and the complete configuration of the run to train; nothing is written yet.
 
     Args:
-        config: as requested now.
+        config: the configuration that is requested now.
         overrides: the settings in it that were given.
         out: the folder; None for runs/RECIPE-GATE-SEED, where the gate of a teacher is "dense".
         resume: continue the run in the folder with its saved configuration. A setting that differs from it is

@@ -11,7 +11,7 @@ class Layout:
     """The official tsv files of a GLUE task.
 
     Attributes:
-        folder: of the task, in GLUE's archive.
+        folder: folder of the task in GLUE's archive.
         texts, label: columns by name, or by index where the files have no header.
         header: whether the files have a header.
         dev: name of the file of the dev split.
@@ -29,11 +29,11 @@ class Task:
     """A task: classification of one or two texts, or question answering.
 
     Attributes:
-        name: as on the command line.
+        name: name of the task on the command line.
         texts: columns of the texts in Parquet files; empty for question answering.
         classes: names of the labels 0, 1, ...; empty for question answering.
         metrics: names of its metrics; the epoch with the highest value of the first one is kept.
-        layout: of the tsv files; None for question answering.
+        layout: layout of the tsv files; None for question answering.
     """
 
     name: str

@@ -57,7 +57,7 @@ def read_texts(task: Task, source: Path, seed: int = 0, train_rows: int | None =
     Args:
         task: one of ``TASKS``.
         source: the folder with the files, or a folder up to two levels above.
-        seed: of random choices: the dev split where it has no file, and ``train_rows``.
+        seed: seed of random choices: the dev split where it has no file, and ``train_rows``.
         train_rows: number of train rows to choose at random; None for all.
     """
     files = find_files(source, _needs(task), "")

@@ -36,7 +36,7 @@ def load_config(recipe: str, settings: Sequence[str] = ()) -> AnyConfig:
 
 
 def load_train_config(recipe: str, settings: Sequence[str] = ()) -> TrainConfig:
-    """As :func:`load_config`, for a recipe of ``comet-moe train``."""
+    """Like :func:`load_config`, for a recipe of ``comet-moe train``."""
     config = load_config(recipe, settings)
     if not isinstance(config, TrainConfig):
         raise RecipeError(f"recipe {recipe} is for COMET-BERT: use `comet-moe bert`")
@@ -44,7 +44,7 @@ def load_train_config(recipe: str, settings: Sequence[str] = ()) -> TrainConfig:
 
 
 def load_bert_config(recipe: str, overrides: Sequence[Override] = ()) -> BertConfig:
-    """As :func:`load_config`, for a recipe of ``comet-moe bert``."""
+    """Like :func:`load_config`, for a recipe of ``comet-moe bert``."""
     config = build_config(_read_settings(recipe), overrides, recipe)
     if not isinstance(config, BertConfig):
         raise RecipeError(f"recipe {recipe} is not for COMET-BERT, as it has no task: use `comet-moe train`")
@@ -61,7 +61,7 @@ def build_config(
 
     Args:
         settings: nested dictionaries, one per section; they are changed.
-        overrides: in any order; of two for one setting the last counts.
+        overrides: settings to change, in any order; if one is given twice, the last counts.
         source: the recipe's name or path, for error messages.
     """
     kind: type[AnyConfig] = BertConfig if "task" in settings else TrainConfig

@@ -69,7 +69,7 @@ def read_section(values: Mapping[str, Any], annotations: Mapping[str, Any]) -> d
     """``values`` of a section with each text read by the type of its setting.
 
     Args:
-        values: by setting; those that are not :class:`SettingText` are kept.
+        values: the value of each setting; those that are not :class:`SettingText` are kept.
         annotations: the type of each setting of the section.
     """
     read: dict[str, Any] = {}

@@ -152,7 +152,7 @@ def require_range(path: Path, column: str, values: pd.Series, low: int, high: in
 
 
 def require_official_count(path: Path, what: str, count: int, official: int, strict: bool) -> None:
-    """Raise DataError if ``strict`` and the number of ``what`` in a published file is not the official."""
+    """Raise DataError if ``strict`` and a file does not have the published number of ``what``."""
     if strict and count != official:
         raise DataError(
             f"{path} has {count:,} {what} where the official release has {official:,}; download it again, "

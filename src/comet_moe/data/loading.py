@@ -49,10 +49,10 @@ def prepare(
         source: the folder of the raw files, or one of them. None: open what is in the cache; if it is not
             there, use the files that another seed or split came from, or download them if that is possible.
         cache: the folder of all prepared data sets.
-        seed: of all random choices, at least 0.
+        seed: seed of all random choices, at least 0.
         split: the way to split the rows, one of the data set's ``splits``.
-        strict: whether a publisher's files must have their official sizes.
-        **options: of the data set.
+        strict: whether a file must have as many rows or images as its publisher states.
+        **options: options of the data set.
     """
     spec = get_spec(name)
     request = _make_request(spec, seed, split, strict, options)

@@ -36,17 +36,17 @@ from comet_moe.exceptions import DataError
 
 @dataclass(frozen=True)
 class DatasetSpec:
-    """What a data set is built from, by which function, and under which licence.
+    """The description of a data set: its files, the function that builds it, its licence.
 
     Attributes:
         name: the key in ``DATASETS``, and the name on the command line.
         build: takes the raw files by role and the request.
         files: the raw files; empty if a package carries the data.
         publisher: where the files come from.
-        licence: in one sentence.
+        licence: the licence in one sentence.
         downloads: the files at their publisher; empty if the user must get them.
         splits: the ways to split the rows.
-        options: with their defaults.
+        options: names of the options, with their defaults.
         is_user_supplied: whether the data is the user's own, so that each path is a data set of its own.
     """
 

@@ -40,7 +40,7 @@ def read_table(path: Path, columns: Iterable[str], numbers: Collection[str] = ()
     Args:
         path: a file that ends in .csv, .tsv or .parquet.
         columns: the names of the columns to read. DataError if one is missing.
-        numbers: those of a CSV or TSV file that are float64, NaN where the value is missing. Its other
+        numbers: the columns of a CSV or TSV file to read as float64, NaN where a value is missing. Its other
             columns are text, so that the id 007 is not 7. Columns of a Parquet file have the file's types.
     """
     wanted = list(columns)
@@ -71,8 +71,8 @@ class _Header:
     """How a CSV or TSV file begins.
 
     Attributes:
-        separator: of the values of a row.
-        names: of the columns.
+        separator: character between the values of a row.
+        names: names of the columns.
         lines: how many lines the names take.
         has_trailing_separator: whether rows, but not the header, end in a separator.
     """

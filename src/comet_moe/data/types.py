@@ -28,8 +28,8 @@ class Request:
     Attributes:
         seed: every random choice derives from it.
         split: the name of the way to split the rows, such as "random".
-        strict: whether a publisher's files must have their official sizes.
-        options: of the data set, complete.
+        strict: whether a file must have as many rows or images as its publisher states.
+        options: the value of every option of the data set.
     """
 
     seed: int

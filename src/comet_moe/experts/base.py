@@ -1,4 +1,4 @@
-"""The contract of a stack of experts."""
+"""The base class of all stacks of experts."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable

@@ -21,7 +21,7 @@ class ConvExperts(Experts):
         num_experts: n.
         input_shape: (C, H, W).
         filters: number of filters of each convolution; at least one convolution.
-        kernel_size: of every convolution.
+        kernel_size: height and width of every kernel, in pixels.
         units: width of each dense layer after the flattening.
 
     Example:

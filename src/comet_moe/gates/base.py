@@ -1,4 +1,4 @@
-"""The contract of a gate."""
+"""The base class of all gates."""
 
 from abc import ABC, abstractmethod
 
@@ -99,7 +99,7 @@ class Gate(nn.Module, ABC):
         return x.to(compute)
 
     def _parameter_dtype(self, x: Tensor) -> torch.dtype:
-        """Of the gate's parameters; of ``x`` if it has none."""
+        """The dtype of the gate's parameters; that of ``x`` if it has none."""
         for parameter in self._parameters.values():  # cheaper than a walk over all modules
             if parameter is not None:
                 return parameter.dtype
@@ -110,7 +110,7 @@ class Gate(nn.Module, ABC):
         return 0
 
     def idle_parameters(self) -> set[str]:
-        """Names of parameters whose gradient is identically zero by construction (Top-k at k=1, say)."""
+        """Names of parameters whose gradient is always 0, such as those of Top-k at k=1."""
         return set()
 
 

@@ -76,11 +76,11 @@ class CometGate(TrainableGate):
             leaf.uniform_(-0.05, 0.05)
 
     def flops(self) -> int:
-        """Those of all splits and leaves of all trees, for one row."""
+        """Operations on one row: all splits and leaves of all trees."""
         return 2 * self.in_features * self.k * (2 * self.num_experts - 1)
 
     def idle_parameters(self) -> set[str]:
-        """All of them if there is one expert."""
+        """All parameters if there is one expert."""
         return {name for name, _ in self.named_parameters()} if self.num_experts == 1 else set()
 
     def forward(self, x: Tensor, keys: Tensor | None = None, mask: Tensor | None = None) -> Routing:

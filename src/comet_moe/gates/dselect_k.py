@@ -77,11 +77,11 @@ class DSelectKGate(TrainableGate):
             mixing.uniform_(-0.05, 0.05)
 
     def flops(self) -> int:
-        """Those of the bits and the mixing logit of each selector, for one row."""
+        """Operations on one row: the bits and the mixing logit of each selector."""
         return 2 * self.in_features * self.k * (self.bits + 1)
 
     def idle_parameters(self) -> set[str]:
-        """All of them if there is one expert; those of the mixing if there is one selector."""
+        """All parameters if there is one expert; those of the mixing if there is one selector."""
         if self.num_experts == 1:
             return {name for name, _ in self.named_parameters()}
         return {"mixing_weight", "mixing_bias"} if self.k == 1 else set()

@@ -17,7 +17,7 @@ class HashGate(Gate):
     Args:
         num_keys: v, keys are 0..v-1.
         num_experts: n.
-        seed: of the assignment.
+        seed: seed of the random assignment.
 
     Attributes:
         assignment: (v,) int64, the expert of each key.

@@ -1,4 +1,4 @@
-"""What the auxiliary losses of gates share."""
+"""Functions that the auxiliary losses of several gates use."""
 
 from torch import Tensor
 

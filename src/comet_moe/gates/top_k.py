@@ -71,12 +71,12 @@ class TopKGate(TrainableGate):
             nn.init.zeros_(self.noise_weight)
 
     def flops(self) -> int:
-        """Those of one logit per expert, and as many for the noise in training, for one row."""
+        """Operations on one row: one logit per expert, and as many for the noise in training."""
         has_noise = self.training and self.noise_weight is not None
         return 2 * self.in_features * self.num_experts * (2 if has_noise else 1)
 
     def idle_parameters(self) -> set[str]:
-        """All of them if the softmax is over one logit, which makes it 1."""
+        """All parameters if the softmax is over one logit, which makes it 1."""
         softmax_over = self.k if self.normalize == "selected" else self.num_experts
         return {name for name, _ in self.named_parameters()} if softmax_over == 1 else set()
 

@@ -40,12 +40,12 @@ class GateWrapper(Gate):
 
     @property
     def soft_in_training(self) -> bool:  # type: ignore[override]
-        """As the gate inside."""
+        """The attribute of the gate inside."""
         return self.gate.soft_in_training
 
     @property
     def keeps_contributions(self) -> bool:
-        """As the gate inside, where it is set too."""
+        """The attribute of the gate inside; setting it here sets it there."""
         return self.gate.keeps_contributions
 
     @keeps_contributions.setter
@@ -53,11 +53,11 @@ class GateWrapper(Gate):
         self.gate.keeps_contributions = keeps
 
     def flops(self) -> int:
-        """Those of the gate inside."""
+        """Operations of the gate inside."""
         return self.gate.flops()
 
     def idle_parameters(self) -> set[str]:
-        """Those of the gate inside."""
+        """Idle parameters of the gate inside."""
         return {f"gate.{name}" for name in self.gate.idle_parameters()}
 
     def _parameter_dtype(self, x: Tensor) -> torch.dtype:

@@ -1,1 +1,1 @@
-"""What fits this library into models and trainers of transformers."""
+"""Parts that connect this library with the models and trainers of transformers."""

@@ -66,7 +66,7 @@ def differentiable_backward(
     Args:
         definition: the torch version, ``definition(*inputs)``.
         inputs: what autograd saved, with its history.
-        grads: of the outputs, None for those that were not used.
+        grads: gradients of the outputs, None for those that were not used.
         needs_grad: which inputs need a gradient.
 
     Returns:
@@ -76,7 +76,7 @@ def differentiable_backward(
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
     used = [(out, grad) for out, grad in zip(outputs, grads, strict=True) if grad is not None]
     wanted = [tensor for tensor, needed in zip(inputs, needs_grad, strict=True) if needed]
-    found = iter(
+    gradients = iter(
         torch.autograd.grad(
             [out for out, _ in used],
             wanted,
@@ -85,4 +85,4 @@ def differentiable_backward(
             allow_unused=True,
         )
     )
-    return tuple(next(found) if needed else None for needed in needs_grad)
+    return tuple(next(gradients) if needed else None for needed in needs_grad)

@@ -66,7 +66,7 @@ class Descent(NamedTuple):
     Attributes:
         expert: (B, slots) int64; for a sample that reaches more experts, the first is minus their number.
         weight: (B, slots).
-        most_experts: of a sample.
+        most_experts: the most experts that one sample reaches.
         visited: number of nodes and leaves that were evaluated.
         finite: whether all their logits are finite; if not, the weights are undefined.
     """

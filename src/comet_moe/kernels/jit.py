@@ -69,7 +69,7 @@ def jit(function: Function, allocates: bool = True) -> Function:
     Where numba is missing it stays as it is; :func:`can_run_compiled` keeps it from being called.
 
     Args:
-        function: of numbers and arrays.
+        function: its arguments are numbers and arrays.
         allocates: False if it makes no arrays of its own; it then need not count references, which takes
             time in inner loops.
     """
@@ -180,4 +180,4 @@ if NUMBA_ENABLED:
 else:
 
     def wide_vectors() -> None:
-        """Needs numba, as everything that calls it."""
+        """Only called by compiled functions, which do not exist without numba."""

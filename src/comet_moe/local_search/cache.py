@@ -28,11 +28,11 @@ class SoftPermutation:
 
     Args:
         logits: U, (n, n) or (trees, n, n).
-        function: from U to S, of the same shape.
+        function: computes S, of the shape of U, from U.
 
     Attributes:
         matrix: S, of the shape of U.
-        entropy: of S, a scalar.
+        entropy: entropy of S, a scalar.
     """
 
     def __init__(self, logits: Tensor, function: Callable[[Tensor], Tensor]):

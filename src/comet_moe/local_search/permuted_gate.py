@@ -49,7 +49,7 @@ class PermutedGate(GateWrapper):
         self.keeps_contributions = search.trees is not None
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """As for any module; a search counts the gates that have it."""
+        """Set an attribute; a new search counts this gate among its gates."""
         if name == "search":
             before = self._modules.get("search")
             if isinstance(before, Permutation):
@@ -67,7 +67,7 @@ class PermutedGate(GateWrapper):
         return self.gate.soft_in_training or self.search.searching
 
     def idle_parameters(self) -> set[str]:
-        """Those of the gate, and U where no permutation changes anything or the search is over."""
+        """Idle parameters of the gate, and U if there is one expert or the search is over."""
         idle = super().idle_parameters()
         over = self.num_experts == 1 or not self.search.searching
         return idle | {"search.logits"} if over else idle

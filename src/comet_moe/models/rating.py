@@ -20,8 +20,8 @@ class RatingModel(nn.Module):
         tasks: the targets to predict.
         num_users: rows of the user table.
         num_items: rows of the item table.
-        embedding_width: of each table.
-        experts: over 2 · embedding_width features.
+        embedding_width: features of an embedding, of a user or an item.
+        experts: the experts, whose input has 2 · embedding_width features.
         gates: one per task; hash gates route by user.
         head_units: widths of each head's ReLU layers.
 
@@ -71,7 +71,7 @@ class RatingModel(nn.Module):
         return self.from_embeddings(self.users(user), self.items(features["item"].long()), user)
 
     def from_embeddings(self, user: Tensor, item: Tensor, keys: Tensor) -> tuple[list[Tensor], list[Routing]]:
-        """The same from embeddings (B, width) each, which need not be rows of the tables.
+        """As :meth:`forward`, from embeddings (B, width) each, which need not be rows of the tables.
 
         ``keys`` (B,) int64 are the indices of the users, for hash gates.
         """

@@ -16,10 +16,10 @@ class Task:
     """One target.
 
     Attributes:
-        name: of the target.
+        name: name of the target.
         kind: "binary" (cross-entropy on a logit), "classes" (cross-entropy on logits) or "value" (squared
             error).
-        weight: in the total loss.
+        weight: factor of the task's loss in the total loss.
         outputs: width of the output of the head.
         where: name of a 0/1 target; rows where it is 0 are left out, whatever their target and output are.
         mean, std: those that a "value" was standardised with, in the units of the raw data.

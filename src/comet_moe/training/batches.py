@@ -42,7 +42,7 @@ def training_batches(
     Args:
         split: rows to train on.
         batch_size: rows of a batch over all processes.
-        seed, epoch: of the order.
+        seed, epoch: what the order depends on.
         shard: the rows of each batch that belong to this process.
     """
     order = np.random.default_rng([seed, epoch]).permutation(len(split))

@@ -31,10 +31,10 @@ class Cost:
     """Operations per sample of one forward pass.
 
     Attributes:
-        gate: of all gates.
-        experts: of the experts that ran.
-        shared: of the layers that every sample passes, here the heads.
-        experts_per_sample: mean over gates, n/s in the paper.
+        gate: operations of all gates.
+        experts: operations of the experts that ran.
+        shared: operations of the layers that every sample passes, here the heads.
+        experts_per_sample: experts selected per sample, mean over the gates; n/s in the paper.
     """
 
     gate: float
@@ -44,7 +44,7 @@ class Cost:
 
     @property
     def total(self) -> float:
-        """Of the network."""
+        """Operations of the whole network."""
         return self.gate + self.experts + self.shared
 
 

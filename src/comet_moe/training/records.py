@@ -39,9 +39,9 @@ class RoutingRecord(Record):
         information: between sample and expert, in nats: 0 for a constant gate, log n at most.
         load_ratio: largest share of samples / mean share.
         dead_experts: experts that no sample selected.
-        tree_entropy: of the trees or selectors, in nats; None for a gate without.
-        one_hot_trees: share of (sample, tree) pairs whose tree is one-hot; None for a gate without.
-        leaf_share: (k, n) mean distribution of each tree or selector; None for a gate without.
+        tree_entropy: mean entropy of a tree or selector, in nats; None for a gate without trees.
+        one_hot_trees: share of (sample, tree) pairs whose tree is one-hot; None for a gate without trees.
+        leaf_share: (k, n) mean distribution of each tree or selector; None for a gate without trees.
     """
 
     experts_per_sample: float
@@ -63,9 +63,9 @@ class EvaluationRecord(Record):
         loss: weighted over the tasks, without auxiliary losses.
         tasks: metrics of each task.
         experts_per_sample: mean over the gates; 1 for a model without experts.
-        flops_per_sample: of the matrix products that ran.
-        routing: of each gate: one per task, or one per layer of a BERT.
-        flops_per_token, tokens_per_second: of a BERT.
+        flops_per_sample: floating-point operations of the matrix products that ran.
+        routing: use of the experts by each gate: one gate per task, or one per layer of a BERT.
+        flops_per_token, tokens_per_second: cost and speed of a BERT; None for other models.
         parameters_effective: parameters of a BERT that a token uses on average.
     """
 
@@ -83,20 +83,20 @@ class EpochRecord(Record):
     """A line of ``metrics.jsonl``.
 
     Attributes:
-        epoch: from 1.
+        epoch: number of the epoch, from 1.
         train_loss: mean over the steps, without auxiliary losses.
         train_aux_loss: mean over the steps of the gates' auxiliary losses.
         train_distillation: mean over the steps of the distance from the teacher; None where there is none.
-        train_routing: of each gate, from every 20th batch.
-        searching: whether the local search was still on at the end of the epoch.
-        tau, sinkhorn_iterations: of the local search at the end of the epoch; None without one.
-        permutations: order of each local search.
-        soft_permutations: matrix of each local search that is still on.
-        samples_per_second: of training.
-        validation: on the validation split.
-        best_validation_loss: of the best epoch so far.
+        train_routing: use of the experts by each gate, in every 20th batch.
+        searching: whether the local search had not ended at the end of the epoch.
+        tau, sinkhorn_iterations: schedule of the local search at the end of the epoch, or None.
+        permutations: hard permutation of each local search.
+        soft_permutations: soft permutation matrix of each local search that has not ended.
+        samples_per_second: speed of training, without evaluation.
+        validation: the model on the validation split.
+        best_validation_loss: validation loss of the best epoch so far.
         patience_left: epochs without improvement until training stops.
-        seconds: of the run so far.
+        seconds: duration of the run so far.
     """
 
     epoch: int
@@ -150,9 +150,9 @@ class ResultRecord(SummaryRecord):
 
     Attributes:
         status: "complete", or "failed" with a ``reason``; "running" before the run has ended.
-        parameters: numbers that are trained.
-        epochs: trained.
-        best_epoch: whose weights were kept, from 1; 0 if there is none.
+        parameters: number of trainable parameters.
+        epochs: number of epochs trained.
+        best_epoch: the epoch whose weights were kept, from 1; 0 if there is none.
         notes: what a reader of the metrics should know of the data.
     """
 

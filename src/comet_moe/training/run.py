@@ -53,7 +53,7 @@ def resolve_run(
 
     Args:
         recipe: a name, or the path of a YAML file.
-        settings: of the form "a.b=c".
+        settings: overrides of the recipe, of the form "a.b=c".
         out: the folder; None for runs/RECIPE-GATE-SEED.
         resume: continue the run in the folder with its saved configuration; a setting that differs from it
             is an error.

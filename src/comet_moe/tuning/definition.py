@@ -31,11 +31,11 @@ class StudyDefinition(BaseModel):
     Attributes:
         kind: "tuning" samples settings for each trial, "ablation" only changes the seed.
         recipe: its name, as in the configurations.
-        seed: of the sampling.
-        trials: per gate.
+        seed: seed of the sampling.
+        trials: number of trials per gate.
         heartbeat: seconds between two heartbeats of a running trial.
-        space: for each gate the search space, by setting.
-        base: for each gate the configuration that sampled values are put into.
+        space: the search space of each gate, by setting.
+        base: the configuration of each gate, into which sampled values are put.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -25,11 +25,11 @@ class WorkerStatus:
     """A worker process and what it does, by its last messages.
 
     Attributes:
-        process: of the worker.
-        reader: where its messages arrive.
+        process: the worker's process.
+        reader: the pipe on which its messages arrive.
         claim: its trial; None while it has none.
-        epochs: of the trial, at most.
-        epoch: of the trial, from 1.
+        epochs: largest number of epochs of the trial.
+        epoch: current epoch of the trial, from 1.
         epoch_share: part of the epoch that is done, from 0 to 1.
         loss: mean training loss of the epoch so far.
         error: a sentence, if it ended with an error that would fail every trial.
@@ -64,8 +64,8 @@ class WorkerPool:
     """Workers on one study.
 
     Args:
-        config: of each worker.
-        queue: of the study, to release the trials of workers that were killed.
+        config: configuration of each worker.
+        queue: the trials of the study; those of workers that were killed are released to it.
         size: number of workers.
     """
 

@@ -26,15 +26,15 @@ class StudyOptions:
     The default gates are those of an ablation; a new tuning study must name its own.
 
     Attributes:
-        kind: of study.
+        kind: "tuning" or "ablation".
         recipe: a name or a path to a YAML file.
         out: the study's folder on this machine.
-        gates: names.
-        trials: per gate.
-        seed: of the sampling.
-        settings: of the form "a.b=c".
+        gates: names of the gates.
+        trials: number of trials per gate.
+        seed: seed of the sampling.
+        settings: overrides of the recipe, of the form "a.b=c".
         storage: a URL; None for an SQLite file in the folder.
-        name: of the study in the storage; None for the folder's name.
+        name: name of the study in the storage; None for the folder's name.
         resume: resume the study in the folder.
         add_trials: number of trials to add per gate.
         heartbeat: seconds between two heartbeats of a running trial.
@@ -61,8 +61,8 @@ class StudyHandle:
     """A study in its storage, and its folder on this machine.
 
     Attributes:
-        folder: on this machine.
-        queue: of its trials.
+        folder: folder of the study on this machine.
+        queue: the trials of the study.
         settings: overrides of the recipe by key, as "a.b=c"; paths are absolute.
         storage: its URL; None for the SQLite file in the folder.
         keep_models: keep the weights of all trials.

@@ -40,12 +40,12 @@ class WorkerConfig:
     """What a worker needs to know.
 
     Attributes:
-        folder: of the study.
-        storage: its URL.
-        name: of the study in the storage.
-        paths: of the data ("data.path") and a teacher ("teacher") on this machine, where they differ from
-            those that the study was created with.
-        threads: per trial.
+        folder: folder of the study.
+        storage: URL of the storage.
+        name: name of the study in the storage.
+        paths: of "data.path" and "teacher", the paths on this machine that differ from those that the study
+            was created with.
+        threads: number of threads per trial.
         heartbeat: seconds between two heartbeats.
         keep_models: keep the weights of all trials, not only of each gate's best one.
     """
@@ -67,8 +67,8 @@ def run_worker(config: WorkerConfig, writer: Connection) -> None:
 
     Args:
         config: the study and this machine's part in it.
-        writer: where messages go, tuples that begin with "trial_started" (claim, epochs), "progress" (epoch,
-            share of it, loss), "trial_ended", "idle" or "error" (a sentence).
+        writer: pipe for messages, each a tuple that begins with "trial_started" (claim, epochs), "progress"
+            (epoch, share of it, loss), "trial_ended", "idle" or "error" (a sentence).
     """
     signal.signal(signal.SIGTERM, _stop_once)
     torch.set_num_threads(config.threads)
