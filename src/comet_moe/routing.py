@@ -23,7 +23,7 @@ class Pairs(NamedTuple):
 
 
 class Routing:
-    """Weights over experts for a batch, with what belongs to them.
+    """The weights of the experts for each row of a batch, with the auxiliary loss and how they came about.
 
     A routing is made from ``weights`` (B, ..., n), from pairs with :meth:`from_pairs`, or from a few slots
     per row with :meth:`from_slots`; the other forms are computed when they are first asked for.
@@ -40,9 +40,9 @@ class Routing:
         contributions: (B, ..., k, n) what each tree or selector adds to the weights, or None. Sums to the
             weights over k; dropped when experts are renumbered.
         mask: (B, ...) bool, False where a row is padding, or None.
-        execution: "dense" or "sparse", as the mixture ran it; None before it did.
-        expert_rows: evaluations of an expert on a row that the mixture ran for this batch, all its gates
-            together; None before it did.
+        execution: "dense" or "sparse", how the mixture ran the experts; None before it has run.
+        expert_rows: how many (row, expert) pairs the mixture evaluated for this batch, for all its gates
+            together; None before it has run.
         gate_flops: floating-point operations of the gate's matrix products for this batch, where they depend
             on the data; None where ``Gate.flops`` has them.
 

@@ -23,7 +23,7 @@ from comet_moe.analysis.render import (
     to_rich,
     to_tex,
 )
-from comet_moe.analysis.table import summarise_gates
+from comet_moe.analysis.table import compare_gates
 from comet_moe.analysis.text_tables import curve_table, result_notes, result_tables, speedup_table
 
 TABLE = TextTable(
@@ -98,7 +98,7 @@ def test_result_table_has_the_columns_of_the_paper_and_p_values():
         for at in range(60)
     ]
     study = made_study(lines, alpha=0.9)
-    rows = summarise_gates(study)
+    rows = compare_gates(study)
     results = [(study, rows)]
     text = to_markdown(result_tables(results)[0])
     assert "| experts | gate | used/complete | failed | test loss x100 | experts per sample |" in text
@@ -130,7 +130,7 @@ def test_notes_explain_which_trials_count_and_the_asterisk():
 
 
 def test_csv_has_every_number_in_full_precision():
-    rows = [flatten_metrics(row) for row in summarise_gates(made_study(random_trials(GATES, 60)))]
+    rows = [flatten_metrics(row) for row in compare_gates(made_study(random_trials(GATES, 60)))]
     read = list(csv.DictReader(io.StringIO(to_csv(rows))))
     assert len(read) == len(rows)
     for written, row in zip(read, rows, strict=True):
@@ -179,5 +179,5 @@ def test_tables_of_few_trials(count):
     assert to_markdown(curve_table(study, compute_loss_curves(study))).count("\n") == 4 + len(
         {1, 2} & set(range(1, count + 1))
     )
-    assert "comet" in to_markdown(result_tables([(study, summarise_gates(study))])[0])
+    assert "comet" in to_markdown(result_tables([(study, compare_gates(study))])[0])
     assert to_markdown(speedup_table(study, compute_speedups(study, [("comet", "topk")]))).count("\n") >= 5

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from made_studies import GATES, made_study, random_trials, trial, waiting
 from scipy.stats import sem, ttest_ind
 
-from comet_moe.analysis.table import summarise_gates
+from comet_moe.analysis.table import compare_gates
 from comet_moe.exceptions import StudyError
 
 
 def rows_of(lines, top=5.0, **changes):
-    return {row["gate"]: row for row in summarise_gates(made_study(lines, **changes), top)}
+    return {row["gate"]: row for row in compare_gates(made_study(lines, **changes), top)}
 
 
 def best(trials, gate, count):

@@ -72,7 +72,7 @@ def test_the_table_sorts_both_ways_by_click_and_by_keyboard(page, study_page):
 
 def test_rows_without_a_value_sort_last_either_way(page, study_page):
     page.open(study_page)
-    column = page.texts("#study-1-summary thead button").index("p (search)") + 1
+    column = page.texts("#study-1-summary thead button").index("p vs no search") + 1
     for _ in range(2):
         page.find(f"#study-1-summary th:nth-child({column}) button").click()
         values = table_column(page, column - 1)

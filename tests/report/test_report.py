@@ -12,7 +12,7 @@ import pytest
 from studies import GATES, MARKUP, add_runs, link_runs, write_run, write_study
 
 from comet_moe.analysis.reading import read_studies
-from comet_moe.analysis.table import summarise_gates
+from comet_moe.analysis.table import compare_gates
 from comet_moe.exceptions import MissingExtraError, StudyError, WriteError
 from comet_moe.report import write_report
 from comet_moe.report.format import (
@@ -60,7 +60,7 @@ def test_eight_gates_of_500_trials_with_every_epoch_stay_below_15_megabytes(tmp_
 
 def test_the_table_has_the_means_and_p_values_of_the_analysis(study, study_page):
     text = html.unescape(study_page.read_text(encoding="utf-8"))
-    rows = summarise_gates(read_studies([study])[0])
+    rows = compare_gates(read_studies([study])[0])
     decimals = choose_decimals(row["test_loss_se"] for row in rows)
     for row in rows:
         assert format_mean(row["test_loss_mean"], row["test_loss_se"], decimals) in text

@@ -34,7 +34,7 @@ class _Gate:
     test_loss: Summary | None
 
 
-def summarise_gates(study: Study, top_percent: float = TOP_PERCENT) -> list[dict[str, Any]]:
+def compare_gates(study: Study, top_percent: float = TOP_PERCENT) -> list[dict[str, Any]]:
     """One row per gate, in the order of the study; None stands for a value that does not exist.
 
     ``test_loss_mean`` and the other means are over ``trials_used`` trials: the best ``top_percent`` % by

@@ -53,7 +53,7 @@ SPEEDUP_NOTE = (
 
 
 def result_tables(results: Sequence[tuple[Study, list[Row]]]) -> list[TextTable]:
-    """One table per study, all with the same columns, from studies and their `summarise_gates`."""
+    """One table per study, all with the same columns, from studies and their `compare_gates`."""
     metrics = list(
         dict.fromkeys(
             name for _, rows in results for row in rows for name in select_task_means(row["metrics"])

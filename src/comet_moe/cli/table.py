@@ -34,11 +34,11 @@ def table(
     """
     from comet_moe.analysis.reading import read_studies
     from comet_moe.analysis.render import flatten_metrics, to_csv, to_tex
-    from comet_moe.analysis.table import summarise_gates
+    from comet_moe.analysis.table import compare_gates
     from comet_moe.analysis.text_tables import result_notes, result_tables
 
     studies = read_studies(paths)
-    results = [(study, summarise_gates(study, top)) for study in studies]
+    results = [(study, compare_gates(study, top)) for study in studies]
     rows = [row for _, of_study in results for row in of_study]
     warn_unfinished(studies)
     if as_json:

@@ -56,7 +56,7 @@ def _write_files(folder: Path, raw: RawDataset, meta: dict[str, Any]) -> None:
     vocabularies = {feature: f"{feature}.vocabulary.json" for feature in raw.vocabularies}
     for feature, file in vocabularies.items():
         raw.vocabularies[feature].save(folder / file)
-    description = {
+    metadata = {
         **meta,
         **raw.meta,
         "rows": {split: next(iter(content.features.values())).shape[0] for split, content in splits.items()},
@@ -65,7 +65,7 @@ def _write_files(folder: Path, raw: RawDataset, meta: dict[str, Any]) -> None:
         "files": {path.name: path.stat().st_size for path in sorted(folder.iterdir())},
         "format": FORMAT,
     }
-    text = json.dumps(description, indent=1, ensure_ascii=False) + "\n"
+    text = json.dumps(metadata, indent=1, ensure_ascii=False) + "\n"
     (folder / _META).write_text(text, encoding="utf-8")
 
 
@@ -102,7 +102,7 @@ def _replace(temporary: Path, folder: Path) -> None:
 
 
 def _has_same_meta(temporary: Path, folder: Path) -> bool:
-    """Whether ``folder`` is undamaged and has the meta data of ``temporary``: same sources, seed, options."""
+    """Whether ``folder`` is undamaged and has the metadata of ``temporary``: same sources, seed, options."""
     try:
         return open_dataset(folder).meta == read_meta(temporary)
     except DamagedCacheError:
@@ -110,7 +110,7 @@ def _has_same_meta(temporary: Path, folder: Path) -> bool:
 
 
 def open_dataset(folder: Path) -> Dataset:
-    """Open a prepared data set by memory maps; DamagedCacheError if a file has not its recorded size."""
+    """Open a prepared data set by memory maps; DamagedCacheError if the size of a file has changed."""
     meta = read_meta(folder)
     remedy = f"delete {folder} and run `comet-moe data prepare {meta['name']} --from DIR` again"
     try:
@@ -142,7 +142,7 @@ def _map_array(path: Path) -> Array:
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
-    """Read the meta data of a prepared data set."""
+    """Read the metadata of a prepared data set."""
     path = folder / _META
     try:
         with wrap_read_errors(path, "description of a prepared data set"):

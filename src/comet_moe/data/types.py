@@ -1,4 +1,4 @@
-"""The types of a data set: what is asked for, what a builder returns, and what training gets.
+"""The types of a data set: the request, what a builder returns, and what training reads.
 
 A builder takes the raw files and a ``Request`` and returns a ``RawDataset``; the cache writes that to disk
 and opens it as a ``Dataset``.
@@ -23,7 +23,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Request:
-    """One data set as asked for.
+    """The request for a data set.
 
     Attributes:
         seed: every random choice derives from it.
@@ -68,7 +68,7 @@ class RawSplit:
 
 @dataclass(frozen=True)
 class RawDataset:
-    """A data set before it is written; ``meta`` is plain JSON."""
+    """A data set before it is written; its metadata ``meta`` is plain JSON."""
 
     train: RawSplit
     validation: RawSplit
@@ -95,7 +95,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A prepared data set; ``meta`` is plain JSON and says where it comes from and how it was made."""
+    """A prepared data set; its metadata ``meta`` is plain JSON: sizes, sources, and how it was made."""
 
     name: str
     train: Split

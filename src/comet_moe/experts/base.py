@@ -53,7 +53,7 @@ def check_output(output: Tensor, leading: tuple[int, ...], source: str, rows: Te
 
 
 class Experts(nn.Module, ABC):
-    """n experts of one shape, run on a batch in one of two ways that agree.
+    """n experts of one shape, with a dense and a sparse way to run them, which agree.
 
     A stack of your own subclasses this. A list of modules needs none: ``MoE`` takes an ``nn.ModuleList``.
 
@@ -93,7 +93,7 @@ class Experts(nn.Module, ABC):
 
     @property
     def epilogue(self) -> Epilogue:
-        """What the mixture applies to the outputs of :meth:`dense` and :meth:`sparse` while it mixes them."""
+        """Functions that the mixture applies to the outputs of :meth:`dense` and :meth:`sparse`."""
         return Epilogue()
 
     @abstractmethod
@@ -110,7 +110,7 @@ class Experts(nn.Module, ABC):
 
         Args:
             rows: (M, *input), those of expert 0 first, then those of expert 1, and so on.
-            counts: n numbers of rows, Σ = M.
+            counts: number of rows of each of the n experts; they sum to M.
 
         Returns:
             (M, *output). Experts without a row get a zero gradient, never None.

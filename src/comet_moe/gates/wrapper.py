@@ -7,7 +7,7 @@ from comet_moe.gates.base import Gate
 
 
 class GateWrapper(Gate):
-    """A gate that changes what another one decides, and is like it in all else.
+    """Base class of gates that change the routing of another gate; other attributes are those of that gate.
 
     ``forward`` calls ``self.gate`` and returns a changed routing. As for every gate it gets checked input in
     float32 (float64 if the gate inside is), and autocast is off. Values are checked by the gate inside, once.

@@ -1,4 +1,4 @@
-"""How tensors get into compiled loops, and gradients out of them."""
+"""Tensors as arrays for compiled loops, and the backward passes of their autograd functions."""
 
 from collections.abc import Callable, Sequence
 from functools import wraps
@@ -30,12 +30,12 @@ def first_order_only(backward: Callable[..., tuple[Tensor | None, ...]]) -> Call
         if not torch.is_grad_enabled():  # no create_graph=True
             return results
         token = torch.zeros((), requires_grad=True)
-        return tuple(None if result is None else _Refuse.apply(result, token) for result in results)
+        return tuple(None if result is None else _RaiseInBackward.apply(result, token) for result in results)
 
     return run
 
 
-class _Refuse(torch.autograd.Function):
+class _RaiseInBackward(torch.autograd.Function):
     """The identity, whose derivative raises."""
 
     @staticmethod
@@ -60,7 +60,7 @@ def differentiable_backward(
 
     For the ``backward`` of an autograd function whose forward is compiled. There gradients are enabled only
     where the caller asked for ``create_graph=True``; a compiled backward pass would leave the graph without
-    the dependence on ``inputs``, and second derivatives would be wrong without a word
+    the dependence on ``inputs``, and second derivatives would be silently wrong
     (``once_differentiable`` notices only gradients that require one themselves).
 
     Args:

@@ -1,4 +1,4 @@
-"""The weighted sum of expert outputs, fused with what comes just before it: ReLU and dropout.
+"""The weighted sum of expert outputs, fused with the ReLU and dropout before it.
 
 Shapes: M pairs (sample, expert) of nonzero weight, B samples, T gates, u outputs. Experts write their outputs
 z (M, u) in the order of experts; pairs are numbered in the order of samples. Pair m is in row ``pair_row[m]``
@@ -22,7 +22,7 @@ from comet_moe.kernels.threads import over_rows
 
 
 class Epilogue(NamedTuple):
-    """What is applied to expert outputs before they are mixed."""
+    """The functions that are applied to expert outputs before they are mixed: ReLU, then dropout."""
 
     relu: bool = False
     dropout: float = 0.0
@@ -53,7 +53,7 @@ def mix(z: Tensor, weights: Tensor, layout: PairLayout, epilogue: Epilogue) -> T
 
 
 def mix_torch(z: Tensor, weights: Tensor, layout: PairLayout, epilogue: Epilogue) -> Tensor:
-    """The definition, but for the source of its random numbers."""
+    """The definition, by torch operators; dropout draws other random numbers than the compiled version."""
     z = apply_epilogue(z, epilogue)
     lengths = layout.start.diff()
     sample = torch.repeat_interleave(torch.arange(len(lengths), device=z.device), lengths)
@@ -62,7 +62,7 @@ def mix_torch(z: Tensor, weights: Tensor, layout: PairLayout, epilogue: Epilogue
 
 
 def mix_dense(z: Tensor, weights: Tensor, epilogue: Epilogue) -> Tensor:
-    """The same where every sample has all n experts: (B, n, u), (B, T, n) -> (B, T, u)."""
+    """As :func:`mix`, where every sample has all n experts: (B, n, u), (B, T, n) -> (B, T, u)."""
     if z.dim() != 3 or weights.dim() != 3 or z.shape[:2] != (weights.shape[0], weights.shape[2]):
         raise ValueError(
             f"outputs (B, n, u) and weights (B, T, n) must agree in B and n, got shapes {tuple(z.shape)} and "

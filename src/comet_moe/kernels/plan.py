@@ -1,7 +1,7 @@
 """Which (sample, expert) pairs at least one of T gates asks for, each once, sorted in two ways.
 
-Pairs are numbered by sample; the rows that experts work on are numbered by expert. ``pair_row`` leads from
-the one to the other, so that nothing is ever scattered: sums over the pairs of a sample gather.
+Pairs are ordered by sample; the rows that experts work on are ordered by expert. ``pair_row`` maps a pair to
+its row, so that the sum over the pairs of a sample gathers rows, and nothing is ever scattered.
 """
 
 from functools import partial
@@ -16,13 +16,13 @@ from comet_moe.kernels.mix import PairLayout
 
 
 class Plan(NamedTuple):
-    """What a sparse mixture runs.
+    """The (sample, expert) pairs that a sparse mixture runs.
 
     Attributes:
         weights: (M, T) weight of each pair in each gate, pairs ordered by sample.
         layout: the row of each pair, and the first pair of each sample.
         row_sample: (M,) sample of each row, rows ordered by expert.
-        counts: n numbers of rows.
+        counts: number of rows of each of the n experts.
     """
 
     weights: Tensor
@@ -40,7 +40,7 @@ def plan_from_weights(weights: list[Tensor]) -> Plan:
 
 
 def plan_from_weights_torch(weights: list[Tensor]) -> Plan:
-    """The definition."""
+    """The definition, by torch operators; the compiled version must agree with it."""
     stacked = torch.stack(weights, 1)
     sample, expert = (stacked != 0).any(1).nonzero(as_tuple=True)
     return _sort_torch(sample, expert, stacked[sample, :, expert], *stacked.shape[::2])
@@ -157,7 +157,7 @@ class _PlanFromWeights(torch.autograd.Function):
 
 @jit
 def _count(weights: Any, start: Any, counts: Any) -> int:
-    """Pairs in all; ``start`` and ``counts`` are filled."""
+    """The number of pairs; fills ``start`` and ``counts``."""
     tasks, samples, experts = weights.shape
     counts[:] = 0
     start[0] = 0

@@ -22,13 +22,13 @@ WORTH_A_THREAD = 1_000_000
 _is_forked = False
 
 
-def _note_fork() -> None:
+def _record_fork() -> None:
     global _is_forked
     _is_forked = True
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
-    os.register_at_fork(after_in_child=_note_fork)
+    os.register_at_fork(after_in_child=_record_fork)
 
 
 def over_rows(loop: Callable[[int, int], Any], rows: int, work: int) -> list[Any]:

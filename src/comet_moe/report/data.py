@@ -71,7 +71,7 @@ class Run:
 
     @property
     def dataset(self) -> dict[str, Any]:
-        """Description of the data set."""
+        """Metadata of the data set, from ``data.json``."""
         file = self.path / "data.json"
         return read_json(file, _Mapping).root if file.is_file() else {}
 

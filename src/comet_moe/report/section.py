@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from comet_moe.analysis.study import Study
-from comet_moe.analysis.table import summarise_gates
+from comet_moe.analysis.table import compare_gates
 from comet_moe.report.data import best_runs, loss_curves, parameters, trial_columns, tuning_curves
 from comet_moe.report.format import (
     MISSING,
@@ -36,7 +36,7 @@ class Subsection:
 
 @dataclass(frozen=True)
 class Section:
-    """A study on the page: ``rows`` come from ``summarise_gates``, ``data`` is what its plots draw."""
+    """A study on the page: ``rows`` come from ``compare_gates``, ``data`` is what its plots draw."""
 
     study: Study
     index: int
@@ -51,7 +51,7 @@ class Section:
 
     @property
     def description(self) -> str:
-        """What was compared."""
+        """One sentence: recipe, gates, experts and trials."""
         study = self.study
         text = f"{KINDS[study.kind]} of {study.recipe}: {format_count(len(study.gates), 'gate')}"
         if study.experts is not None:
@@ -82,7 +82,7 @@ class Section:
 
 def build_section(study: Study, index: int) -> Section:
     """The section of ``study`` at ``index`` on the page; subsections without content are left out."""
-    rows = summarise_gates(study)
+    rows = compare_gates(study)
     runs = best_runs(study)
     is_tuning = study.kind == "tuning"
     data = {

@@ -18,12 +18,12 @@ from comet_moe.report.format import (
 )
 
 Row = dict[str, Any]
-"""A row of ``comet_moe.analysis.table.summarise_gates``."""
+"""A row of ``comet_moe.analysis.table.compare_gates``."""
 
 ABBREVIATIONS = ("auc", "mse", "f1")
 """Metrics whose name is written in capitals."""
 MAX_TASKS = 3
-"""Up to so many tasks each has columns for its metrics; with more there are columns for their means."""
+"""Up to this number of tasks, each has columns for its metrics; for more, their means have columns."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Cell:
         value: what the column is sorted by; None sorts last.
         error: the standard error where it has a line of its own.
         is_significant: whether it is a p-value below 0.05.
-        has_asterisk: whether it is a test loss that is significantly lower than its rival's.
+        has_asterisk: whether it is a test loss that is significantly lower than that of the other gate.
     """
 
     text: str
@@ -102,13 +102,13 @@ def headline(study: Study, rows: list[Row]) -> str:
     if max(row["trials_used"] for row in rows) == 1:
         return f"{text}. With one run per gate, the difference may be due to chance."
     text += f" over {format_count(best['trials_used'], trial_noun(study))}"
-    for test, rival in (
+    for test, baseline in (
         ("existing", f"{best['best_existing']}, the best existing gate"),
         ("search", f"{best['gate'].removesuffix('+')} without local search"),
     ):
         if best[f"p_{test}"] is not None:
             verdict = "significantly" if best[f"significant_{test}"] else "not significantly"
-            text += f"; {verdict} lower than {rival} ({format_p_equation(best[f'p_{test}'])})"
+            text += f"; {verdict} lower than {baseline} ({format_p_equation(best[f'p_{test}'])})"
     return f"{text}."
 
 
@@ -124,16 +124,16 @@ def _note(study: Study, rows: list[Row]) -> str:
     """Which tests the p-values come from."""
     tests = []
     if any(row["p_search"] is not None for row in rows):
-        tests.append("p (search): Welch's t-test against the same gate without local search")
+        tests.append("p vs no search: Welch's t-test against the same gate without local search")
     existing = next((row["best_existing"] for row in rows if row["p_existing"] is not None), None)
     if existing:
-        tests.append(f"p (existing): Student's t-test against {existing}, the best existing gate")
+        tests.append(f"p vs best existing: Student's t-test against {existing}, the best existing gate")
     if not tests:
         return ""
     text = "; ".join(tests) + ". One-sided, unpaired; bold where p is below 0.05."
     if any(row["asterisk"] for row in rows):
-        marked = "existing" if study.kind == "tuning" else "search"
-        text += f" An asterisk marks test losses whose p ({marked}) is below 0.05."
+        marked = "p vs best existing" if study.kind == "tuning" else "p vs no search"
+        text += f" An asterisk marks test losses whose {marked} is below 0.05."
     return text
 
 
@@ -143,8 +143,8 @@ def _columns(study: Study, rows: list[Row]) -> list[Column]:
     expert_decimals = min(choose_decimals([row["experts_per_sample_se"] for row in rows]), 3)
     columns = [
         Column("test loss", "x100", lambda row: _test_loss_cell(row, decimals)),
-        Column("p (search)", "one-sided", lambda row: _p_cell(row, "search")),
-        Column("p (existing)", "one-sided", lambda row: _p_cell(row, "existing")),
+        Column("p vs no search", "one-sided", lambda row: _p_cell(row, "search")),
+        Column("p vs best existing", "one-sided", lambda row: _p_cell(row, "existing")),
         Column(
             "validation", "loss x100", lambda row: _mean_cell(row["validation_loss_mean"], None, decimals)
         ),
