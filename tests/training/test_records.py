@@ -13,6 +13,9 @@ ROUTING = RoutingRecord(
     experts_per_sample=1.5,
     share_of_samples=[1.0, 0.5, 0.0],
     share_of_weight=[0.7, 0.3, 0.0],
+    effective_experts=1.84,
+    information=0.3,
+    load_ratio=2.0,
     dead_experts=[2],
 )
 VALIDATION = EvaluationRecord(
