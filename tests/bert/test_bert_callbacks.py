@@ -76,44 +76,35 @@ def test_the_trainer_trains_and_the_callback_steps_every_search(tmp_path, accumu
     assert progress == [3, 3, 3]
 
 
+SIZES = {
+    "vocab_size": len(VOCABULARY),
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "num_experts_per_tok": 2,
+}
 MIXTURES = {
     "gated": lambda: MixtralForCausalLM(
         MixtralConfig(
-            vocab_size=len(VOCABULARY),
-            hidden_size=16,
-            intermediate_size=24,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=2,
+            **SIZES,
             num_local_experts=4,
-            num_experts_per_tok=2,
         )
     ),
     "with shared expert": lambda: Qwen2MoeForCausalLM(
         Qwen2MoeConfig(
-            vocab_size=len(VOCABULARY),
-            hidden_size=16,
-            intermediate_size=24,
+            **SIZES,
             moe_intermediate_size=12,
             shared_expert_intermediate_size=12,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=2,
             num_experts=4,
-            num_experts_per_tok=2,
         )
     ),
     "transposed with biases": lambda: GptOssForCausalLM(
         GptOssConfig(
-            vocab_size=len(VOCABULARY),
-            hidden_size=16,
-            intermediate_size=24,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=2,
+            **SIZES,
             head_dim=8,
             num_local_experts=4,
-            num_experts_per_tok=2,
         )
     ),
 }

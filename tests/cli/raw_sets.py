@@ -17,6 +17,10 @@ from raw_files import (
 from comet_moe.data import DATASETS
 
 SHORT_RUN = ["training.epochs=1", "training.batch_size=64", "training.threads=1"]
+SMALL_DIGITS = [
+    *("data.options.train_size=200", "data.options.validation_size=50", "data.options.test_size=50"),
+    "training.epochs=1",
+]
 OVERLAY_SIZES = ["train_size=96", "validation_size=32", "test_size=32"]
 NAMES = [
     *("movielens", "movielens-200k", "movielens-100k", "jester", "books"),

@@ -3,22 +3,16 @@
 import numpy as np
 import pytest
 from command import refusal, succeed
+from raw_sets import SMALL_DIGITS, sets
 
 from comet_moe.bench import MEASUREMENTS
 from comet_moe.bench.result import Result, timed_result
 from comet_moe.bench.timing import Ratio
 
-SMALL = [
-    "data.options.train_size=200",
-    "data.options.validation_size=50",
-    "data.options.test_size=50",
-    "training.epochs=1",
-]
-
 
 @pytest.fixture
 def run(tmp_path):
-    settings = [part for setting in SMALL for part in ("--set", setting)]
+    settings = sets(SMALL_DIGITS)
     succeed("train", "multidigits", "--set", "gate=comet+", *settings, "--out", tmp_path / "run")
     return tmp_path / "run"
 

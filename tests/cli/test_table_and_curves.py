@@ -9,18 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command import comet_moe, refusal, succeed
+from raw_sets import SMALL_DIGITS, sets
 from scipy.stats import sem
 
 sys.path.append(str(Path(__file__).parents[1] / "analysis"))  # for made_studies
 
 from made_studies import GATES, random_trials, waiting, write_study
-
-SMALL = [
-    "data.options.train_size=200",
-    "data.options.validation_size=50",
-    "data.options.test_size=50",
-    "training.epochs=1",
-]
 
 
 @pytest.fixture
@@ -121,7 +115,7 @@ def test_wrong_input_ends_in_one_sentence(study, tmp_path):
 
 @pytest.mark.slow
 def test_trained_runs_are_compared_without_a_study(tmp_path):
-    settings = [part for setting in SMALL for part in ("--set", setting)]
+    settings = sets(SMALL_DIGITS)
     results = {}
     for gate, seed in (("comet", 0), ("comet", 1), ("topk", 0)):
         out = tmp_path / "runs" / f"{gate}-{seed}"

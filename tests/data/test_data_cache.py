@@ -14,20 +14,6 @@ from comet_moe.exceptions import DataError
 NAME = "movielens-100k"
 
 
-@pytest.fixture
-def raw(tmp_path):
-    """The raw files of the data set."""
-    folder = tmp_path / "raw"
-    folder.mkdir()
-    return write_ml100k(folder, some_ratings())
-
-
-@pytest.fixture
-def store(tmp_path):
-    """The cache, not there yet."""
-    return tmp_path / "cache"
-
-
 def test_an_interruption_before_the_rename_leaves_no_file(raw, store, monkeypatch):
     monkeypatch.setattr(cache, "_replace", lambda temporary, folder: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):

@@ -10,20 +10,6 @@ from comet_moe.exceptions import DataError
 NAME = "movielens-100k"
 
 
-@pytest.fixture
-def raw(tmp_path):
-    """The raw files of the data set."""
-    folder = tmp_path / "raw"
-    folder.mkdir()
-    return write_ml100k(folder, some_ratings())
-
-
-@pytest.fixture
-def store(tmp_path):
-    """The cache, not there yet."""
-    return tmp_path / "cache"
-
-
 def test_a_prepared_data_set_loads_as_memory_maps_without_its_source(raw, store):
     first = prepare(NAME, source=raw, cache=store, strict=False)
     (raw / "u.data").unlink()

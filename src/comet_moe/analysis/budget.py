@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from comet_moe.analysis.defaults import DEFAULT_REPEATS
 from comet_moe.analysis.stats import summarise
 from comet_moe.analysis.study import Study, count_failed, rank_trials
 from comet_moe.exceptions import StudyError
@@ -22,7 +23,6 @@ Pair = tuple[str, str]
 """A gate and the baseline that it is compared with."""
 
 MAX_BUDGET = 250
-DEFAULT_REPEATS = 1000
 BAND_QUANTILES = (0.05, 0.95)
 INTERVAL_QUANTILES = (0.025, 0.975)
 BASELINES = ("hash", "topk", "dselect")

@@ -6,6 +6,7 @@ from typing import Any
 
 import pandas as pd
 
+from comet_moe.analysis.defaults import TOP_PERCENT
 from comet_moe.analysis.stats import (
     Summary,
     is_significant,
@@ -18,8 +19,6 @@ from comet_moe.analysis.study import Study, count_failed, select_trials
 
 EXISTING_GATES = ("softmax", "hash", "topk", "dselect")
 COMET_GATES = ("comet", "comet+")
-TOP_PERCENT = 5.0
-"""Share of a tuning study's trials that count, the best by validation loss."""
 
 TTest = Callable[[Summary, Summary], float | None]
 

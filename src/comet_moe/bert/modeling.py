@@ -127,11 +127,10 @@ class SparseModel:
 
 
 def _reset_search(search: Permutation) -> None:
-    init.uniform_(search.logits, -0.05, 0.05)
-    init.zeros_(search.progress)
-    init.copy_(search.fixed, search.initial_order().to(search.fixed.device))
-    if search.noise_seed is not None:
-        init.copy_(search.noise_seed, torch.randint(2**62, (), device=search.noise_seed.device))
+    """Give ``search`` the first values of a new one, except for those that were loaded."""
+    new = Permutation(search.num_experts, search.steps, trees=search.trees, gumbel=search.gumbel)
+    for name, value in new.state_dict().items():
+        init.copy_(getattr(search, name), value)
 
 
 @dataclass

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from comet_moe.analysis.defaults import DEFAULT_REPEATS
 from comet_moe.cli._study_options import AsJson, StudyPaths
 
 
@@ -27,7 +28,7 @@ def curves(
     ] = None,
     repeats: Annotated[
         int, typer.Option(min=2, help="Random draws per budget, and bootstrap resamples.")
-    ] = 1000,
+    ] = DEFAULT_REPEATS,
     seed: Annotated[int, typer.Option(min=0, help="Random seed of the draws.")] = 0,
     as_json: AsJson = False,
 ) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from comet_moe.analysis.defaults import TOP_PERCENT
 from comet_moe.cli._study_options import AsJson, StudyPaths
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def table(
     ] = None,
     top: Annotated[
         float, typer.Option(help="Percentage of a tuning study's trials to use, the best by validation loss.")
-    ] = 5,
+    ] = TOP_PERCENT,
     as_json: AsJson = False,
 ) -> None:
     """Compare gates: mean test loss, experts per sample, metrics and t-tests.

@@ -14,9 +14,9 @@ import pandas as pd
 from pydantic import RootModel
 
 from comet_moe.analysis.budget import compute_loss_curves
+from comet_moe.analysis.defaults import TOP_PERCENT
 from comet_moe.analysis.reading import read_json, read_lines, read_yaml
 from comet_moe.analysis.study import Study, rank_trials, select_trials
-from comet_moe.analysis.table import TOP_PERCENT
 from comet_moe.report.format import round_number, round_numbers
 from comet_moe.training.records import EpochRecord, ResultRecord, RoutingRecord
 

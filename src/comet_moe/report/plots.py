@@ -4,7 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from comet_moe.analysis.budget import BAND_QUANTILES, DEFAULT_REPEATS
+from comet_moe.analysis.budget import BAND_QUANTILES
+from comet_moe.analysis.defaults import DEFAULT_REPEATS
 from comet_moe.report.data import SHOWN_RUNS, TRIAL_COLUMNS
 
 Data = dict[str, Any]

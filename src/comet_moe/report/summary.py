@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from comet_moe.analysis.defaults import TOP_PERCENT
 from comet_moe.analysis.study import Study
-from comet_moe.analysis.table import TOP_PERCENT
 from comet_moe.report.format import (
     choose_decimals,
     format_count,

@@ -1,0 +1,7 @@
+"""Defaults of `table` and `curves`, which their `--help` shows. No imports: `--help` loads this."""
+
+TOP_PERCENT = 5.0
+"""Share of a tuning study's trials that count, the best by validation loss."""
+
+DEFAULT_REPEATS = 1000
+"""Random draws per number of trials, and resamples of the bootstrap."""
