@@ -4,7 +4,8 @@ Shapes: B samples (or any leading shape (B, ...) such as tokens), n experts, k t
 M pairs (sample, expert) of nonzero weight.
 """
 
-from math import prod
+from copy import copy
+from math import inf, prod
 from typing import Any, NamedTuple
 
 import torch
@@ -35,7 +36,7 @@ class Routing:
         pairs, slots, batch_shape, num_experts: see :meth:`from_pairs` and :meth:`from_slots`.
 
     Attributes:
-        logits: (B, ..., n) router logits before any permutation, or None for a gate that has none.
+        logits: (B, ..., n) router logits, or None for a gate that has none.
         selectors: (B, ..., k, n) tree or selector distributions before any permutation, or None.
         contributions: (B, ..., k, n) what each tree or selector adds to the weights, or None. Sums to the
             weights over k; dropped when experts are renumbered.
@@ -244,12 +245,43 @@ class Routing:
 
     def renumbered(self, order: Tensor) -> "Routing":
         """This routing with expert order[i] in place of expert i; ``order`` is a permutation (n,)."""
+        return self._move(order, self.num_experts, contributions=None)
+
+    def embedded(self, experts: Tensor, num_experts: int) -> "Routing":
+        """This routing over some of ``num_experts`` experts: expert i becomes experts[i], all different.
+
+        The others have weight 0 and a logit of minus infinity.
+        """
+        trees = {
+            name: None if values is None else _place(values, experts, num_experts)
+            for name, values in (("selectors", self.selectors), ("contributions", self.contributions))
+        }
+        return self._move(experts, num_experts, **trees)
+
+    def _move(self, target: Tensor, num_experts: int, **changed: Any) -> "Routing":
+        """A copy in which expert i, with its logit, is expert target[i] of ``num_experts``."""
+        if self.logits is not None:
+            changed["logits"] = _place(self.logits, target, num_experts, fill=-inf)
         if self._weights is not None:
-            return self._with(weights=self._weights.index_select(-1, order.argsort()), contributions=None)
-        if self._slots is not None:
-            return self._with(slots=(order[self._slots[0]], self._slots[1]), contributions=None)
-        sample, expert, weight = self.pairs()
-        return self._with(pairs=Pairs(sample, order[expert], weight), contributions=None)
+            changed["weights"] = _place(self._weights, target, num_experts)
+        elif self._slots is not None:
+            changed["slots"] = target[self._slots[0]], self._slots[1]
+        else:
+            sample, expert, weight = self.pairs()
+            changed["pairs"] = Pairs(sample, target[expert], weight)
+        return self._with(num_experts=num_experts, **changed)
+
+    def with_weights(self, weights: Tensor) -> "Routing":
+        """This routing with other ``weights`` (B, ..., n) of the rows that are not padding."""
+        if self.mask is not None:
+            weights = weights.masked_fill(~self.mask.unsqueeze(-1), 0.0)
+        return self._with(weights=weights, contributions=None)
+
+    def with_aux_loss(self, aux_loss: Tensor) -> "Routing":
+        """This routing with another auxiliary loss."""
+        routing = copy(self)
+        routing._aux_loss = aux_loss
+        return routing
 
     def _with(self, **changed: Any) -> "Routing":
         """A copy with one form of the weights ``changed``; the other forms, computed from it, are dropped."""
@@ -283,6 +315,11 @@ def _check_pairs(sample: Tensor, expert: Tensor, weight: Tensor) -> None:
             f"pairs must be samples, experts and weights of shape (M,) each, got {tuple(sample.shape)}, "
             f"{tuple(expert.shape)} and {tuple(weight.shape)}"
         )
+
+
+def _place(values: Tensor, target: Tensor, size: int, fill: float = 0.0) -> Tensor:
+    """(..., m) -> (..., size): entry i at index target[i], ``fill`` where there is none."""
+    return values.new_full((*values.shape[:-1], size), fill).index_copy(-1, target, values)
 
 
 def _replace_unused(expert: Tensor, is_used: Tensor) -> Tensor:

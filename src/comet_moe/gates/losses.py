@@ -1,6 +1,115 @@
-"""Functions that the auxiliary losses of several gates use."""
+"""Auxiliary losses that keep a gate balanced and informative, for any gate.
+
+Each function takes the routing of one gate, or those of several gates that share their experts (one per
+task, or one per layer), whose rows then count together, so that tasks do not all crowd one expert. Padding is
+left out.
+
+Shapes: B rows, n experts, k trees or selectors. f_i is the share of rows that select expert i, so that
+Σ_i f_i is the number of experts per row; P_i the mean probability of expert i, by the softmax over all logits
+where a gate has logits, by its weights where it has none.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
+
+from comet_moe import checks
+from comet_moe.routing import Routing
+
+
+def load_balancing_loss(routings: Routing | Sequence[Routing]) -> Tensor:
+    """n Σ_i f_i P_i (Fedus et al. 2021): k for equal loads with k experts per row, k·n at worst.
+
+    With f as a share of rows this equals ``load_balancing_loss_func`` of transformers. Divided by k it is the
+    form with f as a share of the (row, choice) pairs.
+
+    Example:
+        >>> import torch
+        >>> from comet_moe.gates import TopKGate
+        >>> from comet_moe.gates.losses import load_balancing_loss
+        >>> load_balancing_loss(TopKGate(8, 4, k=1)(torch.zeros(6, 8))).item()
+        1.0
+    """
+    loads, probabilities, rows = [], [], []
+    for routing in _as_sequence(routings):
+        weights = routing.weights.flatten(0, -2)
+        logits = routing.logits
+        probability = _shares(weights) if logits is None else logits.flatten(0, -2).softmax(-1)
+        counted = _counted_rows(routing, weights)
+        loads.append(((weights.detach() != 0) * counted).sum(0))
+        probabilities.append((probability * counted).sum(0))
+        rows.append(counted.sum())
+    total = sum(rows).clamp_min(1)  # type: ignore[union-attr]
+    loss: Tensor = len(loads[0]) * (sum(loads) / total * sum(probabilities) / total).sum()  # type: ignore[attr-defined]
+    return loss
+
+
+def z_loss(routings: Routing | Sequence[Routing]) -> Tensor:
+    """mean_b (log Σ_i exp logit_i)² (Zoph et al. 2022), which keeps logits small; needs router logits."""
+    squares, rows = [], []
+    for routing in _as_sequence(routings):
+        if routing.logits is None:
+            raise ValueError("z_loss needs router logits, which this gate does not have: set z_loss to 0")
+        logits = routing.logits.flatten(0, -2)
+        counted = _counted_rows(routing, logits)
+        squares.append((logits.logsumexp(-1, keepdim=True).square() * counted).sum())
+        rows.append(counted.sum())
+    loss: Tensor = sum(squares) / sum(rows).clamp_min(1)  # type: ignore[union-attr]
+    return loss
+
+
+def information_loss(routings: Routing | Sequence[Routing]) -> Tensor:
+    """Minus the information between row and expert, Σ (mean_b H(v_b) - H(mean_b v_b)), in nats.
+
+    The sum is over the trees or selectors v of one gate that has them, for which it replaces the entropy
+    loss: it makes a tree one-hot and keeps it from sending all rows to one leaf. For a gate without, and for
+    several gates together, v are the weights, each row divided by its sum.
+    """
+    routings = _as_sequence(routings)
+    if len(routings) == 1 and routings[0].selectors is not None:
+        distributions = [routings[0].selectors.flatten(0, -3)]  # (B, k, n)
+    else:
+        distributions = [_shares(routing.weights.flatten(0, -2)).unsqueeze(-2) for routing in routings]
+    counted = [
+        _counted_rows(routing, v).unsqueeze(-1) for routing, v in zip(routings, distributions, strict=True)
+    ]
+    rows: Tensor = sum(part.sum() for part in counted).clamp_min(1)  # type: ignore[union-attr]
+    mean: Tensor = sum((v * c).sum(0) for v, c in zip(distributions, counted, strict=True)) / rows
+    row_entropy = sum((_entropy(v) * c).sum() for v, c in zip(distributions, counted, strict=True)) / rows
+    loss: Tensor = row_entropy - _entropy(mean).sum()
+    return loss
+
+
+@dataclass(frozen=True)
+class Regularizer:
+    """A weighted sum of the three losses, of one gate or of several together.
+
+    Args:
+        load_balance, z_loss, information: weight of each; 0 leaves it out.
+    """
+
+    load_balance: float = 0.0
+    z_loss: float = 0.0
+    information: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("load_balance", "z_loss", "information"):
+            checks.not_negative(name, getattr(self, name))
+
+    def __call__(self, routings: Routing | Sequence[Routing]) -> Tensor:
+        """The auxiliary loss, a scalar."""
+        loss = _as_sequence(routings)[0].weights.new_zeros(())
+        if self.load_balance:
+            loss = loss + self.load_balance * load_balancing_loss(routings)
+        if self.z_loss:
+            loss = loss + self.z_loss * z_loss(routings)
+        if self.information:
+            loss = loss + self.information * information_loss(routings)
+        return loss
+
+    def __bool__(self) -> bool:
+        return bool(self.load_balance or self.z_loss or self.information)
 
 
 def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:
@@ -18,3 +127,25 @@ def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:
 def selector_entropy(selectors: Tensor) -> Tensor:
     """Entropy Σ_j Σ_i -v log(v + 1e-6) of each row's k distributions, in nats: (B, ..., k, n) -> (B, ...)."""
     return -(selectors * (selectors + 1e-6).log()).sum((-2, -1))
+
+
+def _entropy(distribution: Tensor) -> Tensor:
+    """Entropy over the last dimension, which stays with size 1; its gradient is finite at 0."""
+    return -(distribution * (distribution + 1e-6).log()).sum(-1, keepdim=True)
+
+
+def _shares(weights: Tensor) -> Tensor:
+    """Each row divided by its sum; a row without weight stays 0."""
+    row_sum = weights.sum(-1, keepdim=True)
+    return weights / row_sum.masked_fill(row_sum == 0, 1.0)
+
+
+def _counted_rows(routing: Routing, like: Tensor) -> Tensor:
+    """(rows, 1): 1 for a row that counts, 0 for padding."""
+    if routing.mask is None:
+        return like.new_ones(len(like), 1)
+    return routing.mask.flatten().unsqueeze(-1).to(like.dtype)
+
+
+def _as_sequence(routings: Routing | Sequence[Routing]) -> Sequence[Routing]:
+    return [routings] if isinstance(routings, Routing) else routings

@@ -91,10 +91,11 @@ class PermutedGate(GateWrapper):
             wanted_sum = weights.sum(-1, keepdim=True)
             row_sum = permuted.sum(-1, keepdim=True)
             permuted = permuted * (wanted_sum / row_sum.masked_fill(row_sum == 0, 1.0))
+            logits = None if routing.logits is None else _permute_logits(routing.logits, soft)
         return Routing(
             weights=permuted,
             aux_loss=routing.aux_loss + aux_loss,
-            logits=routing.logits,
+            logits=logits,
             selectors=routing.selectors,
             mask=routing.mask,
         )
@@ -121,3 +122,10 @@ class PermutedGate(GateWrapper):
                 f"{type(self.gate).__name__} has no trees to permute separately: use Permutation(trees=None)"
             )
         return routing.contributions
+
+
+def _permute_logits(logits: Tensor, soft: Tensor) -> Tensor:
+    """The logarithm of softmax(logits) S, of the mean over the trees where each has an S of its own."""
+    matrix = soft if soft.dim() == 2 else soft.mean(0)
+    probabilities = logits.softmax(-1) @ matrix.to(logits.dtype)
+    return probabilities.clamp_min(torch.finfo(logits.dtype).tiny).log()

@@ -1,0 +1,72 @@
+"""A gate that starts dense and ends sparse."""
+
+import torch
+from torch import Tensor
+
+from comet_moe import checks
+from comet_moe.gates.base import Gate
+from comet_moe.gates.wrapper import GateWrapper
+from comet_moe.routing import Routing
+from comet_moe.stepping import Stepped
+
+
+class WarmupGate(GateWrapper, Stepped):
+    """In training (1 - s)·g(x) + s/n, with s from 1 down to 0 over the first ``steps`` optimiser steps.
+
+    While s > 0 every row trains every expert; from then on the weights are those of ``gate``, zeros included,
+    and a mixture with ``execution="auto"`` runs sparse. Evaluation always uses ``gate`` alone. Call
+    :func:`comet_moe.step` after each optimiser step.
+
+    Args:
+        gate: any gate.
+        steps: optimiser steps until the gate is itself.
+
+    Attributes:
+        progress: (), the number of optimiser steps so far.
+
+    Example:
+        >>> import torch, comet_moe
+        >>> from comet_moe.gates import TopKGate, WarmupGate
+        >>> gate = WarmupGate(TopKGate(in_features=8, num_experts=4, k=1), steps=2)
+        >>> x = torch.randn(1, 8)
+        >>> for _ in range(3):
+        ...     print(gate(x).weights.amax().item())
+        ...     comet_moe.step(gate)
+        0.25
+        0.625
+        1.0
+    """
+
+    progress: Tensor
+
+    def __init__(self, gate: Gate, steps: int):
+        super().__init__(gate)
+        self.steps = checks.at_least_one("steps", steps)
+        self.register_buffer("progress", torch.zeros((), dtype=torch.int64))
+
+    @property
+    def warming(self) -> bool:
+        """Whether training still mixes in all experts. Reads a buffer: on an accelerator the host waits."""
+        return int(self.progress) < self.steps
+
+    @property
+    def soft_in_training(self) -> bool:  # type: ignore[override]
+        """While warming, training mixes all experts and evaluation does not."""
+        return self.gate.soft_in_training or self.warming
+
+    def step(self) -> None:
+        """Count one optimiser step."""
+        self.progress.add_(1).clamp_(max=self.steps)
+
+    def forward(self, x: Tensor, keys: Tensor | None = None, mask: Tensor | None = None) -> Routing:
+        """Route ``x`` (B, ..., p) by the gate inside, mixed with equal weights in training."""
+        routing = self.gate(x, keys=keys, mask=mask)
+        if not self.training:
+            return routing
+        uniform = (1 - self.progress / self.steps).to(routing.weights.dtype)  # s; no synchronisation
+        mixed = routing.weights * (1 - uniform) + uniform / self.num_experts
+        return routing.with_weights(mixed)
+
+    def extra_repr(self) -> str:
+        """Shown in ``repr(gate)``."""
+        return f"steps={self.steps}"

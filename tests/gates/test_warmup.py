@@ -1,0 +1,88 @@
+"""WarmupGate: uniform first, the gate itself at last, and a checkpoint in between."""
+
+import copy
+
+import pytest
+import torch
+
+import comet_moe
+from comet_moe import MoE, Permutation, PermutedGate
+from comet_moe.experts import DenseExperts
+from comet_moe.gates import CometGate, HashGate, TopKGate, WarmupGate
+from comet_moe.testing import check_gate
+
+GATES = {
+    "topk": lambda p, n: WarmupGate(TopKGate(p, n, k=2), steps=3),
+    "comet": lambda p, n: WarmupGate(CometGate(p, n, k=2, entropy=0.1), steps=3),
+    "hash": lambda p, n: WarmupGate(HashGate(16, n), steps=3),
+    "inside a search": lambda p, n: PermutedGate(WarmupGate(TopKGate(p, n, k=2), steps=3), Permutation(n, 5)),
+}
+
+
+def stepped(make, steps):
+    """Gates after some optimiser steps; before the first one the gate inside has no influence at all."""
+
+    def build(p, n):
+        gate = make(p, n)
+        for _ in range(steps):
+            comet_moe.step(gate)
+        return gate
+
+    return build
+
+
+@pytest.mark.parametrize("name", GATES)
+def test_gates_in_warm_up_keep_every_law(name):
+    check_gate(stepped(GATES[name], 1))
+
+
+@pytest.mark.parametrize("name", ["topk", "comet"])
+def test_gates_after_their_warm_up_keep_every_law(name):
+    check_gate(stepped(GATES[name], 3))
+
+
+def test_weights_go_from_uniform_to_those_of_the_gate():
+    inner = TopKGate(8, 4, k=2)
+    gate, x = WarmupGate(inner, steps=4), torch.randn(5, 8)
+    for step in range(6):
+        share = max(0.0, 1 - step / 4)
+        torch.testing.assert_close(gate(x).weights, (1 - share) * inner(x).weights + share / 4)
+        assert gate.warming == (step < 4)
+        comet_moe.step(gate)
+    assert torch.equal(gate(x).weights, inner(x).weights)
+
+
+def test_evaluation_uses_the_gate_alone():
+    inner = TopKGate(8, 4, k=2)
+    gate, x = WarmupGate(inner, steps=4).eval(), torch.randn(5, 8)
+    assert torch.equal(gate(x).weights, inner(x).weights)
+
+
+def test_execution_turns_sparse_by_itself_when_the_warm_up_ends():
+    moe = MoE(experts=DenseExperts(8, 8, 3), gate=WarmupGate(TopKGate(8, 8, k=2), steps=1))
+    x = torch.randn(16, 8)
+    assert moe(x)[1].execution == "dense"
+    comet_moe.step(moe)
+    assert moe(x)[1].execution == "sparse"
+
+
+def test_progress_is_saved():
+    gate = WarmupGate(TopKGate(8, 4, k=2), steps=4)
+    comet_moe.step(gate)
+    other = WarmupGate(TopKGate(8, 4, k=2), steps=4)
+    other.load_state_dict(copy.deepcopy(gate.state_dict()))
+    x = torch.randn(5, 8)
+    assert torch.equal(gate(x).weights, other(x).weights)
+
+
+def test_padding_stays_without_weight():
+    mask = torch.tensor([True, False, True])
+    weights = WarmupGate(TopKGate(8, 4, k=2), steps=4)(torch.randn(3, 8), mask=mask).weights
+    assert weights[1].count_nonzero() == 0
+    assert weights[0].count_nonzero() == 4
+
+
+@pytest.mark.parametrize("steps", [0, -1, 1.5])
+def test_steps_must_be_positive(steps):
+    with pytest.raises(ValueError, match="steps must be an integer of at least 1"):
+        WarmupGate(TopKGate(8, 4, k=2), steps=steps)
