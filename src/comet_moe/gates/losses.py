@@ -41,7 +41,7 @@ def load_balancing_loss(routings: Routing | Sequence[Routing]) -> Tensor:
         probabilities.append((probability * counted).sum(0))
         rows.append(counted.sum())
     total = sum(rows).clamp_min(1)  # type: ignore[union-attr]
-    loss: Tensor = len(loads[0]) * (sum(loads) / total * sum(probabilities) / total).sum()  # type: ignore[attr-defined]
+    loss: Tensor = len(loads[0]) * (sum(loads) / total * sum(probabilities) / total).sum()
     return loss
 
 
