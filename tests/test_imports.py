@@ -12,6 +12,7 @@ ORDER = (
     "exceptions",
     "io",
     "gate_names",
+    "diagnosis",
     "checks",
     "stepping",
     "statistics",
@@ -39,7 +40,16 @@ ORDER = (
 )
 """Top to bottom, as in CONTRIBUTING.md. ``comet_moe/__init__.py`` loads names when first used."""
 
-WITHOUT_TORCH = ("exceptions", "io", "gate_names", "config", "analysis", "report", "training.records")
+WITHOUT_TORCH = (
+    "exceptions",
+    "io",
+    "gate_names",
+    "diagnosis",
+    "config",
+    "analysis",
+    "report",
+    "training.records",
+)
 """What may not import torch, directly or through others of the library, when it is imported."""
 
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from comet_moe import Routing
-from comet_moe.statistics import RoutingStatistics, verdict
+from comet_moe.diagnosis import explain, verdict
+from comet_moe.statistics import RoutingStatistics
 
 
 def entropy(distribution):
@@ -128,3 +129,13 @@ def test_the_verdict_is_a_word_for_what_the_gate_does(weights, word):
     found = Routing(weights=weights).statistics()
     n = weights.shape[1]
     assert verdict(found["experts_per_sample"], found["effective_experts"], found["information"], n) == word
+
+
+def test_an_explanation_names_the_gates_and_what_to_try():
+    one = explain("static", ["watched"], "information 0.000 nats")
+    assert one.startswith("gate watched is static: every sample gets the same experts (information 0.000")
+    assert "information=1.0" in one
+    several = explain("collapsed", ["layer 1", "layer 2"], "1.04 effective experts")
+    assert several.startswith("gates layer 1, layer 2 are collapsed: ")
+    assert "load_balance=0.01" in several
+    assert "\n" not in one + several

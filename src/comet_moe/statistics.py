@@ -8,24 +8,18 @@ the entropy in nats.
 - effective experts: exp(H(m)), from 1 (all weight on one expert) to n (equal weights);
 - information: H(m) - mean_b H(g_b), the mutual information between sample and expert in nats. It is 0 for a
   gate that decides the same for every sample, and log n for a hard and perfectly balanced one.
+
+:func:`comet_moe.diagnosis.verdict` has a word for them.
 """
 
 from math import exp, prod
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 SELECTED_WEIGHT = 1e-5
 """An expert with more weight than this counts as selected, a tree within this of 1 as one-hot."""
-
-STATIC_INFORMATION = 0.01
-"""Nats below which a gate decides the same for every sample, up to noise."""
-
-COLLAPSED_SHARE = 1.1
-"""Effective experts below this multiple of the experts per sample: nearly all samples share their experts."""
-
-Verdict = Literal["routes", "static", "collapsed", "dense"]
 
 
 class Weights(Protocol):
@@ -123,23 +117,6 @@ class RoutingStatistics:
             "one_hot_trees": one_hot / (rows * trees) if rows else 1.0,
             "leaf_share": (self._sums["leaf"] / max(rows, 1.0)).tolist(),
         }
-
-
-def verdict(experts_per_sample: float, effective_experts: float, information: float, n: int) -> Verdict:
-    """In a word, what a gate over ``n`` experts does with the samples of a data set.
-
-    - "dense": every sample uses every expert;
-    - "static": the same few experts for every sample: information below 0.01 nats;
-    - "collapsed": hardly more experts in effect than one sample uses, so that most samples share theirs;
-    - "routes": different samples go to different experts.
-    """
-    if experts_per_sample > n - 1e-3:
-        return "dense"
-    if information < STATIC_INFORMATION:
-        return "static"
-    if effective_experts < COLLAPSED_SHARE * max(1.0, experts_per_sample):
-        return "collapsed"
-    return "routes"
 
 
 def _dense_sums(routing: Weights) -> dict[str, Tensor]:
