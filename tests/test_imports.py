@@ -23,6 +23,7 @@ ORDER = (
     "experts",
     "dispatch",
     "moe",
+    "ple",
     "testing",
     "models",
     "export",

@@ -349,3 +349,19 @@ def test_autocast_trains():
         assert routing.weights.dtype == torch.float32
         y.float().sum().backward()
         assert torch.isfinite(moe.experts.inner.weight.grad).all()
+
+
+@pytest.mark.parametrize("execution", ["dense", "sparse"])
+def test_shared_experts_are_added_for_every_row_but_padding(execution):
+    torch.manual_seed(0)
+    shared, x = torch.nn.Linear(8, 5), torch.randn(4, 8)
+    mask = torch.tensor([True, True, False, True])
+    moe = MoE(experts=DenseExperts(6, 8, 5), gate=TopKGate(8, 6, k=2), shared=shared, execution=execution)
+    y, routing = moe(x, mask=mask)
+    moe.shared = None
+    routed, alone = moe(x, mask=mask)
+    torch.testing.assert_close(y[mask], (routed + shared(x))[mask])
+    assert y[2].count_nonzero() == 0
+    without = moe.flops([alone])
+    moe.shared = shared
+    assert moe.flops([routing]) == without + 4 * 2 * 8 * 5

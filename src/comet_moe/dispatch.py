@@ -4,6 +4,7 @@ Shapes: B rows, n experts, T gates (tasks), M pairs that at least one gate asks 
 """
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -12,6 +13,45 @@ from comet_moe.experts.base import Experts, check_output
 from comet_moe.kernels.mix import apply_epilogue, gather_rows, mix, mix_dense
 from comet_moe.kernels.plan import Plan, check_range, plan_from_pairs, plan_from_weights
 from comet_moe.routing import Pairs, Routing
+
+Execution = Literal["auto", "dense", "sparse"]
+
+
+def run_experts(
+    experts: Experts, x: Tensor, routings: Sequence[Routing], execution: Execution, sparse_share: float
+) -> Tensor:
+    """The mixtures of all routings, (B, *input) -> (B, T, *output); the routings record how it ran.
+
+    Args:
+        experts: the stack.
+        x: (B, *input).
+        routings: T, over all experts of the stack.
+        execution: "dense", "sparse", or "auto", which chooses for this batch.
+        sparse_share: "auto" is sparse when at most this share of the B·n pairs is active.
+    """
+    is_compiling = torch.compiler.is_compiling()
+    if execution == "dense" or (execution == "auto" and is_compiling):
+        return _run_all(experts, x, routings)
+    if is_compiling:  # the number of pairs is not known to a graph
+        mixed, pairs = run_indexed(experts, x, routings)
+        _record_execution(routings, "sparse", pairs)
+        return mixed
+    plan = plan_from_routings(routings, len(x))
+    pairs = len(plan.row_sample)
+    if execution == "auto" and pairs > sparse_share * len(x) * experts.num_experts:
+        return _run_all(experts, x, routings)
+    _record_execution(routings, "sparse", pairs)
+    return run_sparse(experts, x, plan)
+
+
+def _run_all(experts: Experts, x: Tensor, routings: Sequence[Routing]) -> Tensor:
+    _record_execution(routings, "dense", x.shape[0] * experts.num_experts)
+    return run_dense(experts, x, routings)
+
+
+def _record_execution(routings: Sequence[Routing], execution: str, expert_rows: int) -> None:
+    for routing in routings:
+        routing.execution, routing.expert_rows = execution, expert_rows
 
 
 def plan_from_routings(routings: Sequence[Routing], rows: int) -> Plan:

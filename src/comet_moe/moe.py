@@ -1,25 +1,25 @@
-"""Mixtures of experts: one gate, or one gate per task over shared experts."""
+"""Mixtures of experts: one gate, or one gate per task over the same experts."""
 
 from collections.abc import Sequence
 from math import prod
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from comet_moe.dispatch import plan_from_routings, run_dense, run_indexed, run_sparse
+from comet_moe.dispatch import Execution, run_experts
 from comet_moe.experts import Experts, ModuleExperts
+from comet_moe.experts.base import count_linear_flops
 from comet_moe.gates.base import Gate
+from comet_moe.gates.joint import JointSelection
+from comet_moe.gates.losses import Regularizer
 from comet_moe.routing import Routing
-
-Execution = Literal["auto", "dense", "sparse"]
 
 SPARSE_SHARE = 0.5
 """Share of active (sample, expert) pairs at which dense and sparse execution take about the same time."""
 
 
 class MultiGateMoE(nn.Module):
-    """One mixture per task over shared experts: y_t = Σ_i g_t(x)_i f_i(x).
+    """One mixture per task over the same experts: y_t = Σ_i g_t(x)_i f_i(x), plus f(x) of ``shared``.
 
     A (sample, expert) pair is evaluated once, however many gates ask for it.
 
@@ -36,6 +36,9 @@ class MultiGateMoE(nn.Module):
         execution: "dense" runs every expert on every sample; "sparse" only the pairs of nonzero weight;
             "auto" chooses for each batch, and is dense in compiled and exported graphs.
         sparse_share: "auto" is sparse when at most this share of the (sample, expert) pairs is active.
+        shared: a module that every row passes, whose output is added for each task.
+        joint: one choice of experts for all tasks of a row, in place of one choice per task.
+        regularizer: auxiliary losses over all gates together; its value is shared out over the routings.
 
     Example:
         >>> import torch
@@ -57,6 +60,9 @@ class MultiGateMoE(nn.Module):
         gates: Sequence[Gate],
         execution: Execution = "auto",
         sparse_share: float = SPARSE_SHARE,
+        shared: nn.Module | None = None,
+        joint: JointSelection | None = None,
+        regularizer: Regularizer | None = None,
     ):
         super().__init__()
         if not gates:
@@ -77,6 +83,9 @@ class MultiGateMoE(nn.Module):
         self.gates = nn.ModuleList(gates)
         self.execution = execution
         self.sparse_share = sparse_share
+        self.shared = shared
+        self.joint = joint
+        self.regularizer = regularizer
 
     @property
     def execution(self) -> Execution:
@@ -109,10 +118,21 @@ class MultiGateMoE(nn.Module):
         features = x.flatten(-rank)
         routings = [gate(features, keys=keys, mask=mask) for gate in self.gates]
         self._check_routings(routings, batch_shape)
-        mixed = self._run(x.flatten(0, len(batch_shape) - 1), routings)
+        if self.joint is not None:
+            routings = self.joint(routings)
+        if self.training and self.regularizer is not None:
+            aux_loss = self.regularizer(routings) / len(routings)
+            routings = [routing.with_aux_loss(routing.aux_loss + aux_loss) for routing in routings]
+        rows = x.flatten(0, len(batch_shape) - 1)
+        mixed = run_experts(self.experts, rows, routings, self.execution, self.sparse_share)
         # No one of several views from one function may be changed in place, as nn.ReLU(inplace=True) does.
         by_gate = [mixed.squeeze(1)] if len(routings) == 1 else mixed.unbind(1)
         outputs = [y.unflatten(0, batch_shape) for y in by_gate]
+        if self.shared is not None:
+            always = self.shared(x)
+            if mask is not None:
+                always = always * mask.reshape(*mask.shape, *[1] * (always.dim() - mask.dim()))
+            outputs = [y + always for y in outputs]
         return outputs, routings
 
     def _check_routings(self, routings: Sequence[Routing], batch_shape: torch.Size) -> None:
@@ -128,7 +148,7 @@ class MultiGateMoE(nn.Module):
     def flops(self, routings: Sequence[Routing]) -> int:
         """Floating-point operations of the matrix products that made ``routings`` and the outputs with them.
 
-        Gates and experts; the weighted sums themselves are not counted.
+        Gates, experts and the linear layers of ``shared``; the weighted sums themselves are not counted.
 
         Args:
             routings: as one call of this mixture returned them.
@@ -140,40 +160,17 @@ class MultiGateMoE(nn.Module):
                 "its expert_rows is None"
             )
         total = expert_rows * self.experts.flops()
+        if self.shared is not None:
+            total += prod(routings[0].batch_shape) * count_linear_flops(self.shared)
         for gate, routing in zip(self.gates, routings, strict=True):
             assert isinstance(gate, Gate)
             rows = prod(routing.batch_shape)
             total += gate.flops() * rows if routing.gate_flops is None else routing.gate_flops
         return total
 
-    def _run(self, x: Tensor, routings: list[Routing]) -> Tensor:
-        """(rows, *input) -> (rows, T, *output)."""
-        is_compiling = torch.compiler.is_compiling()
-        if self.execution == "dense" or (self.execution == "auto" and is_compiling):
-            return self._dense(x, routings)
-        if is_compiling:  # the number of pairs is not known to a graph
-            mixed, pairs = run_indexed(self.experts, x, routings)
-            _record_execution(routings, "sparse", pairs)
-            return mixed
-        plan = plan_from_routings(routings, len(x))
-        pairs = len(plan.row_sample)
-        if self.execution == "auto" and pairs > self.sparse_share * len(x) * self.experts.num_experts:
-            return self._dense(x, routings)
-        _record_execution(routings, "sparse", pairs)
-        return run_sparse(self.experts, x, plan)
-
-    def _dense(self, x: Tensor, routings: list[Routing]) -> Tensor:
-        _record_execution(routings, "dense", x.shape[0] * self.experts.num_experts)
-        return run_dense(self.experts, x, routings)
-
     def extra_repr(self) -> str:
         """Shown in ``repr(moe)``."""
         return f"execution={self.execution!r}"
-
-
-def _record_execution(routings: Sequence[Routing], execution: str, expert_rows: int) -> None:
-    for routing in routings:
-        routing.execution, routing.expert_rows = execution, expert_rows
 
 
 class MoE(MultiGateMoE):
@@ -183,7 +180,7 @@ class MoE(MultiGateMoE):
         experts: a stack of :mod:`comet_moe.experts`, or an ``nn.ModuleList`` of any modules
             (m, p) -> (m, u).
         gate: any gate.
-        execution, sparse_share: see :class:`MultiGateMoE`.
+        execution, sparse_share, shared: see :class:`MultiGateMoE`.
         return_routing: whether ``moe(x)`` returns (y, routing); with False it returns y alone, so that the
             mixture fits into an ``nn.Sequential``.
 
@@ -205,9 +202,12 @@ class MoE(MultiGateMoE):
         gate: Gate,
         execution: Execution = "auto",
         sparse_share: float = SPARSE_SHARE,
+        shared: nn.Module | None = None,
         return_routing: bool = True,
     ):
-        super().__init__(experts=experts, gates=[gate], execution=execution, sparse_share=sparse_share)
+        super().__init__(
+            experts=experts, gates=[gate], execution=execution, sparse_share=sparse_share, shared=shared
+        )
         self.return_routing = return_routing
 
     @property

@@ -271,6 +271,16 @@ class Routing:
             changed["pairs"] = Pairs(sample, target[expert], weight)
         return self._with(num_experts=num_experts, **changed)
 
+    def section(self, first: int, num_experts: int) -> "Routing":
+        """The weights of ``num_experts`` experts from ``first`` on, numbered from 0; nothing else is kept."""
+        last = first + num_experts
+        if self._weights is not None:
+            return Routing(weights=self._weights[..., first:last])
+        sample, expert, weight = self.pairs()
+        kept = (expert >= first) & (expert < last)
+        pairs = Pairs(sample[kept], expert[kept] - first, weight[kept])
+        return Routing.from_pairs(pairs, self.batch_shape, num_experts)
+
     def with_weights(self, weights: Tensor) -> "Routing":
         """This routing with other ``weights`` (B, ..., n) of the rows that are not padding."""
         if self.mask is not None:

@@ -9,9 +9,10 @@ from torch import Tensor
 from comet_moe import MoE
 from comet_moe.bench.result import Result, timed_result
 from comet_moe.bench.timing import measure_ratio
+from comet_moe.dispatch import Execution
 from comet_moe.experts import DenseExperts, FeedForwardExperts
 from comet_moe.gates import HashGate, TopKGate
-from comet_moe.moe import SPARSE_SHARE, Execution
+from comet_moe.moe import SPARSE_SHARE
 
 
 def measure_dispatch(quick: bool) -> Iterator[Result]:

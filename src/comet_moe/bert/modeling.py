@@ -28,11 +28,12 @@ from transformers.utils.generic import can_return_tuple
 from comet_moe.bert.configuration import CometBertConfig
 from comet_moe.bert.experts import BertExperts
 from comet_moe.bert.gating import TokenHashGate, build_layer_gate
+from comet_moe.dispatch import Execution
 from comet_moe.experts.grouped_linear import GroupedLinear
 from comet_moe.gates.base import TrainableGate
 from comet_moe.io import align_weights
 from comet_moe.local_search import Permutation
-from comet_moe.moe import Execution, MoE
+from comet_moe.moe import MoE
 from comet_moe.routing import Routing
 
 

@@ -52,6 +52,11 @@ def check_output(output: Tensor, leading: tuple[int, ...], source: str, rows: Te
         )
 
 
+def count_linear_flops(module: nn.Module) -> int:
+    """Floating-point operations of the linear layers in ``module``, for one row."""
+    return sum(2 * layer.weight.numel() for layer in module.modules() if isinstance(layer, nn.Linear))
+
+
 class Experts(nn.Module, ABC):
     """n experts of one shape, with a dense and a sparse way to run them, which agree.
 

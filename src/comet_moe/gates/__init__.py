@@ -4,6 +4,7 @@ from comet_moe.gates.base import Gate
 from comet_moe.gates.comet import CometGate
 from comet_moe.gates.dselect_k import DSelectKGate
 from comet_moe.gates.hash import HashGate
+from comet_moe.gates.joint import JointSelection
 from comet_moe.gates.losses import Regularizer
 from comet_moe.gates.regularized import RegularizedGate
 from comet_moe.gates.smooth_step import smooth_step
@@ -20,6 +21,7 @@ __all__ = [
     "Gate",
     "GateWrapper",
     "HashGate",
+    "JointSelection",
     "RegularizedGate",
     "Regularizer",
     "SoftmaxGate",

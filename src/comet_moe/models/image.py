@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from comet_moe.experts import ConvExperts
+from comet_moe.experts.base import count_linear_flops
 from comet_moe.gates import Gate
-from comet_moe.models.layers import build_head, count_linear_flops
+from comet_moe.models.layers import build_head
 from comet_moe.models.tasks import Task
 from comet_moe.moe import MultiGateMoE
 from comet_moe.routing import Routing

@@ -14,11 +14,6 @@ def build_head(in_features: int, units: Sequence[int], out_features: int) -> nn.
     return nn.Sequential(*layers, _build_linear(in_features, out_features))
 
 
-def count_linear_flops(module: nn.Module) -> int:
-    """Floating-point operations of the linear layers in ``module``, for one row."""
-    return sum(2 * layer.weight.numel() for layer in module.modules() if isinstance(layer, nn.Linear))
-
-
 def build_embedding(rows: int, width: int) -> nn.Embedding:
     """An embedding table, Uniform(±0.05)."""
     table = nn.Embedding(rows, width)

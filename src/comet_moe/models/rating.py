@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from comet_moe.experts import DenseExperts
+from comet_moe.experts.base import count_linear_flops
 from comet_moe.gates import Gate
-from comet_moe.models.layers import build_embedding, build_head, count_linear_flops
+from comet_moe.models.layers import build_embedding, build_head
 from comet_moe.models.tasks import Task
 from comet_moe.moe import MultiGateMoE
 from comet_moe.routing import Routing
