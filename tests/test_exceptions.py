@@ -6,9 +6,14 @@ from comet_moe.exceptions import CometError, MissingExtraError, needs_extra
 
 def test_every_exception_has_the_one_base_class():
     classes = [value for value in vars(exceptions).values() if isinstance(value, type)]
-    errors = [value for value in classes if issubclass(value, Exception)]
+    errors = [value for value in classes if issubclass(value, Exception) and not issubclass(value, Warning)]
     assert len(errors) > 5
     assert all(issubclass(error, CometError) for error in errors)
+
+
+def test_a_constant_gate_is_the_extreme_of_collapse():
+    assert issubclass(exceptions.StaticRoutingWarning, exceptions.CollapseWarning)
+    assert issubclass(exceptions.CollapseWarning, UserWarning)
 
 
 def test_a_missing_dependency_is_one_sentence_with_the_command_that_installs_it():

@@ -24,6 +24,8 @@ ORDER = (
     "dispatch",
     "moe",
     "ple",
+    "monitor",
+    "lightning",
     "testing",
     "models",
     "export",

@@ -10,12 +10,15 @@ import pytest
 import comet_moe
 
 NAMES = {
+    "CollapseWarning",
     "CometError",
     "MoE",
     "MultiGateMoE",
     "Permutation",
     "PermutedGate",
     "Routing",
+    "RoutingMonitor",
+    "StaticRoutingWarning",
     "parameter_groups",
     "set_value_checks",
     "sinkhorn",

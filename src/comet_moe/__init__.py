@@ -18,25 +18,31 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from comet_moe.checks import set_value_checks as set_value_checks
+    from comet_moe.exceptions import CollapseWarning as CollapseWarning
     from comet_moe.exceptions import CometError as CometError
+    from comet_moe.exceptions import StaticRoutingWarning as StaticRoutingWarning
     from comet_moe.local_search import Permutation as Permutation
     from comet_moe.local_search import PermutedGate as PermutedGate
     from comet_moe.local_search import parameter_groups as parameter_groups
     from comet_moe.local_search.sinkhorn import sinkhorn as sinkhorn
     from comet_moe.moe import MoE as MoE
     from comet_moe.moe import MultiGateMoE as MultiGateMoE
+    from comet_moe.monitor import RoutingMonitor as RoutingMonitor
     from comet_moe.routing import Routing as Routing
     from comet_moe.stepping import step as step
 
 __version__ = "0.1.0"
 
 _MODULES = {
+    "CollapseWarning": "comet_moe.exceptions",
     "CometError": "comet_moe.exceptions",
     "MoE": "comet_moe.moe",
     "MultiGateMoE": "comet_moe.moe",
     "Permutation": "comet_moe.local_search",
     "PermutedGate": "comet_moe.local_search",
     "Routing": "comet_moe.routing",
+    "RoutingMonitor": "comet_moe.monitor",
+    "StaticRoutingWarning": "comet_moe.exceptions",
     "parameter_groups": "comet_moe.local_search",
     "set_value_checks": "comet_moe.checks",
     "sinkhorn": "comet_moe.local_search.sinkhorn",
@@ -44,12 +50,15 @@ _MODULES = {
 }
 
 __all__ = [
+    "CollapseWarning",
     "CometError",
     "MoE",
     "MultiGateMoE",
     "Permutation",
     "PermutedGate",
     "Routing",
+    "RoutingMonitor",
+    "StaticRoutingWarning",
     "parameter_groups",
     "set_value_checks",
     "sinkhorn",

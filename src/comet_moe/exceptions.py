@@ -1,7 +1,8 @@
-"""The exceptions of this library.
+"""The exceptions and warnings of this library.
 
-Each message is one sentence that names the value at fault and what would be right; the command line prints it
-and exits with code 2. Wrong arguments of modules and functions are plain ``ValueError``, as in PyTorch.
+Each message of an exception is one sentence that names the value at fault and what would be right; the
+command line prints it and exits with code 2. Wrong arguments of modules and functions are plain
+``ValueError``, as in PyTorch.
 """
 
 from collections.abc import Iterator
@@ -50,6 +51,14 @@ class WriteError(CometError):
 
 class MissingExtraError(CometError, ImportError):
     """An optional dependency that is not installed."""
+
+
+class CollapseWarning(UserWarning):
+    """A gate that sends nearly all samples to the same few experts."""
+
+
+class StaticRoutingWarning(CollapseWarning):
+    """A gate that decides the same for every sample: the extreme of collapse."""
 
 
 @contextmanager

@@ -149,12 +149,15 @@ class Routing:
     def aux_loss(self) -> Tensor:
         """Scalar, already scaled, to add to the training loss; 0 in eval mode."""
         if self._aux_loss is None:
-            if self._weights is not None:
-                weight = self._weights
-            else:
-                weight = self.pairs().weight if self._slots is None else self._slots[1]
-            self._aux_loss = weight.new_zeros(())
+            self._aux_loss = self.held_weights.new_zeros(())
         return self._aux_loss
+
+    @property
+    def held_weights(self) -> Tensor:
+        """The weights in the form that the routing has already: (B, ..., n), of pairs (M,), or of slots."""
+        if self._weights is not None:
+            return self._weights
+        return self.pairs().weight if self._slots is None else self._slots[1]
 
     @property
     def weights(self) -> Tensor:

@@ -1,0 +1,232 @@
+"""Hooks on the gates of a model."""
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from comet_moe import checks
+from comet_moe.gates.base import Gate
+from comet_moe.monitor.pending_losses import PendingLosses
+from comet_moe.monitor.window import GateRecord, routing_warning
+from comet_moe.monitor.writers import make_writer, scalars
+from comet_moe.routing import Routing
+
+
+class RoutingMonitor:
+    """Watches the gates of ``model`` within a ``with`` block, in any training loop.
+
+    A gate inside another gate (in a :class:`~comet_moe.PermutedGate`, say) is part of that one. A gate that
+    is called twice counts twice. What activation checkpointing computes again does not count. In a
+    distributed run each process sees its own samples.
+
+    At every ``interval``-th training pass of a gate the batch is added to its window of statistics, on the
+    gate's device. When the window is full and shows that the gate has collapsed or is static, the monitor
+    warns, once per gate, by :class:`~comet_moe.CollapseWarning` or :class:`~comet_moe.StaticRoutingWarning`;
+    not while a gate is soft, and not about dense gates. Evaluation passes are accumulated separately.
+
+    The hooks are removed at the end of the block. Copies and pickles of the model that are made within it are
+    not monitored. A compiled model must be called for the first time within the block, and its graph is split
+    at each gate.
+
+    Args:
+        model: any module with gates in it.
+        interval: training passes of a gate from one batch in its statistics to the next.
+        window: batches in the statistics of a gate, the last ones.
+        names: of the gates, in the order of ``model.modules()``; by default their names in the model.
+        log: where :meth:`log` writes: a TensorBoard ``SummaryWriter``, a W&B run or ``wandb``, ``mlflow``, a
+            logger of Lightning, any function of a dictionary, or a list of those.
+
+    Attributes:
+        gates: the gates by name.
+
+    Example:
+        >>> import torch
+        >>> from comet_moe import MoE, RoutingMonitor
+        >>> from comet_moe.experts import DenseExperts
+        >>> from comet_moe.gates import CometGate
+        >>> gate = CometGate(32, 8, k=2, entropy=0.1)
+        >>> moe = MoE(experts=DenseExperts(8, 32, 64), gate=gate, return_routing=False)
+        >>> model = torch.nn.Sequential(torch.nn.Linear(16, 32), moe, torch.nn.Linear(64, 1))
+        >>> optimizer = torch.optim.Adam(model.parameters())
+        >>> with RoutingMonitor(model) as monitor:
+        ...     for _ in range(3):
+        ...         loss = model(torch.randn(4, 16)).square().mean() + monitor.aux_loss
+        ...         optimizer.zero_grad()
+        ...         loss.backward()
+        ...         optimizer.step()
+        ...         values = monitor.log()
+        >>> monitor.statistics()["1.gates.0"]["samples"]
+        4
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        interval: int = 20,
+        window: int = 20,
+        names: Sequence[str] | None = None,
+        log: Any = None,
+    ):
+        self.interval = checks.at_least_one("interval", interval)
+        self.window = checks.at_least_one("window", window)
+        found = dict(_outermost_gates(model))
+        if not found:
+            raise ValueError(
+                f"the model must hold a gate of comet_moe.gates, {type(model).__name__} has none"
+            )
+        if names is not None and (len(names) != len(found) or len(set(names)) != len(names)):
+            raise ValueError(
+                f"names must be {len(found)} different names, one per gate ({', '.join(found)}), got {names}"
+            )
+        self.gates: dict[str, Gate] = dict(zip(names or found, found.values(), strict=True))
+        self._records = {name: GateRecord(self.window) for name in self.gates}
+        self._writers = [make_writer(one) for one in _as_list(log)]
+        self._handles: list[RemovableHandle] = []
+        self._losses = PendingLosses()
+
+    def __enter__(self) -> Self:
+        if self._handles:
+            raise ValueError("the monitor is already in use: make one RoutingMonitor per block")
+        for name, gate in self.gates.items():
+            self._handles.append(gate.register_forward_hook(_Hook(self, name), with_kwargs=True))
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._losses.clear()
+
+    @property
+    def aux_loss(self) -> Tensor:
+        """The auxiliary losses of all gates, a scalar to add to the training loss.
+
+        The sum over the training passes (gate in training mode, gradients enabled) since it was last read;
+        read again before the next training pass it has the same value. So a step may have one forward pass or
+        many, each batch of a gradient accumulation has its own, and evaluation in between changes nothing.
+
+        Once a backward pass has gone through it only the value is kept. Losses that are not read are dropped
+        by the first training pass after a backward pass through their forward pass: a monitor that is used
+        for its statistics alone keeps no graphs.
+        """
+        return self._losses.read()
+
+    def statistics(self, evaluation: bool = False) -> dict[str, dict[str, Any]]:
+        """By gate, what :meth:`comet_moe.statistics.RoutingStatistics.result` has, and the ``verdict``.
+
+        ``execution`` is left out, since the gate does not know it. Gates that no batch was added for are
+        left out, too.
+
+        Args:
+            evaluation: False is over the window of training batches; True over all batches of the last
+                evaluation, that is, all passes in eval mode since the last one in training mode.
+        """
+        return {
+            name: statistics
+            for name, record in self._records.items()
+            if (statistics := record.result(evaluation)) is not None
+        }
+
+    def log(self, step: int | None = None) -> dict[str, float]:
+        """Write the statistics if there are new ones since the last call; call it after every training step.
+
+        Names are ``routing/GATE/information`` and so on, and ``routing_evaluation/GATE/...``.
+
+        Args:
+            step: the training step to write them for, by default the number of training passes so far; W&B
+                has a count of its own.
+
+        Returns:
+            The values that were written; empty if there were none.
+        """
+        if not any(record.has_new for record in self._records.values()):
+            return {}
+        values = {
+            f"{prefix}/{name}/{key}": value
+            for prefix, evaluation in (("routing", False), ("routing_evaluation", True))
+            for name, statistics in self.statistics(evaluation).items()
+            for key, value in scalars(statistics)
+        }
+        for record in self._records.values():
+            record.has_new = False
+        for write in self._writers:
+            write(values, step, max(record.passes for record in self._records.values()))
+        return values
+
+    @torch.compiler.disable
+    def _observe(self, name: str, gate: Gate, routing: Routing, mask: Tensor | None) -> None:
+        """Add one call of a gate; ``routing`` has no ``mask`` yet."""
+        if torch._C._current_graph_task_id() != -1:  # within a backward pass: a checkpoint computes again
+            self._losses.refuse_lost(name, routing)
+            return
+        if gate.training and torch.is_grad_enabled():
+            self._losses.add(routing)
+        record = self._records[name]
+        if record.wants(gate.training, self.interval) and checks.is_plain_eager(routing.held_weights):
+            with torch.no_grad():
+                # A copy, since forms of the weights that are computed here have no graph.
+                record.add(copy.copy(routing).masked(mask), gate.training)
+            if gate.training:
+                self._warn(name, gate)
+
+    def _warn(self, name: str, gate: Gate) -> None:
+        record = self._records[name]
+        if record.has_warned or not record.is_full_again() or gate.soft_in_training or record.began_dense():
+            return
+        statistics = record.result(evaluation=False)
+        assert statistics is not None
+        warning = routing_warning(name, statistics)
+        if warning is not None:
+            record.has_warned = True
+            warnings.warn(warning, stacklevel=2)
+
+
+class _Hook:
+    """The forward hook of one gate; a copy of it, in a copy of the model, does nothing."""
+
+    def __init__(self, monitor: RoutingMonitor, name: str):
+        self._monitor = monitor
+        self._name = name
+
+    def __call__(self, gate: Gate, args: tuple[Any, ...], kwargs: dict[str, Any], routing: Routing) -> None:
+        self._monitor._observe(self._name, gate, routing, kwargs.get("mask"))
+
+    def __reduce__(self) -> tuple[Callable[[], Any], tuple[()]]:
+        return _no_hook, ()
+
+
+def _no_hook() -> Callable[..., None]:
+    return _do_nothing
+
+
+def _do_nothing(*args: object) -> None:
+    return None
+
+
+def _outermost_gates(model: nn.Module) -> Iterator[tuple[str, Gate]]:
+    """Gates that are not inside another gate, each once, with their names in the model."""
+    seen: set[nn.Module] = set()
+
+    def walk(module: nn.Module, name: str) -> Iterator[tuple[str, Gate]]:
+        if module in seen:
+            return
+        seen.add(module)
+        if isinstance(module, Gate):
+            yield name or "gate", module
+            return
+        for child_name, child in module.named_children():
+            yield from walk(child, f"{name}.{child_name}" if name else child_name)
+
+    return walk(model, "")
+
+
+def _as_list(log: Any) -> list[Any]:
+    if log is None:
+        return []
+    return list(log) if isinstance(log, list | tuple) else [log]

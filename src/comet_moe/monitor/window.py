@@ -1,0 +1,101 @@
+"""The statistics of one gate over its last batches, and what to tell the user about them."""
+
+from collections import deque
+from typing import Any
+
+from comet_moe.diagnosis import Verdict, explain, verdict
+from comet_moe.exceptions import CollapseWarning, StaticRoutingWarning
+from comet_moe.routing import Routing
+from comet_moe.statistics import RoutingStatistics
+
+
+class GateRecord:
+    """The statistics of one gate."""
+
+    def __init__(self, window: int):
+        self.passes = 0
+        self.has_new = False
+        self.has_warned = False
+        self._window: deque[RoutingStatistics] = deque(maxlen=window)
+        self._added = 0
+        self._evaluation: RoutingStatistics | None = None
+        self._is_evaluating = False
+
+    def wants(self, training: bool, interval: int) -> bool:
+        """Count a pass; whether it is to be added."""
+        if not training:
+            return True
+        self._is_evaluating = False
+        self.passes += 1
+        return (self.passes - 1) % interval == 0
+
+    def add(self, routing: Routing, training: bool) -> None:
+        """Add one batch, to the window or to the evaluation."""
+        self.has_new = True
+        if training:
+            batch = RoutingStatistics()
+            self._window.append(batch)
+            self._added += 1
+        elif self._evaluation is None or not self._is_evaluating:
+            batch = self._evaluation = RoutingStatistics()
+            self._is_evaluating = True
+        else:
+            batch = self._evaluation
+        batch.add(routing)
+
+    def is_full_again(self) -> bool:
+        """Whether no batch of the window was in it when this was last true."""
+        assert self._window.maxlen is not None
+        return self._added % self._window.maxlen == 0
+
+    def began_dense(self) -> bool:
+        """Whether the gate was still soft at the beginning of the window."""
+        return _verdict(self._window[0].result()) == "dense"
+
+    def result(self, evaluation: bool) -> dict[str, Any] | None:
+        """Of the window or the last evaluation; None if no batch was added."""
+        batches = self._window if not evaluation else [self._evaluation] if self._evaluation else []
+        if not batches:
+            return None
+        total = RoutingStatistics()
+        for batch in batches:
+            total.merge(batch)
+        statistics = total.result()
+        del statistics["execution"]
+        return {**statistics, "verdict": _verdict(statistics)}
+
+
+def routing_warning(name: str, statistics: dict[str, Any]) -> CollapseWarning | None:
+    """What to tell the user about gate ``name``; None if it routes or is dense.
+
+    Args:
+        name: the gate's.
+        statistics: see :meth:`comet_moe.statistics.RoutingStatistics.result`.
+
+    Example:
+        >>> import torch
+        >>> from comet_moe import Routing
+        >>> from comet_moe.monitor import routing_warning
+        >>> weights = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
+        >>> print(routing_warning("watched", Routing(weights=weights).statistics()))
+        gate watched is static: every sample gets the same experts (information 0.000 nats, ...
+    """
+    found = _verdict(statistics)
+    if found not in ("static", "collapsed"):
+        return None
+    numbers = (
+        f"information {statistics['information']:.3f} nats, {statistics['effective_experts']:.2f} effective "
+        f"experts of {len(statistics['share_of_samples'])}, {statistics['experts_per_sample']:.2f} per "
+        f"sample, in {statistics['samples']} samples"
+    )
+    kind = StaticRoutingWarning if found == "static" else CollapseWarning
+    return kind(explain(found, [name], numbers))
+
+
+def _verdict(statistics: dict[str, Any]) -> Verdict:
+    return verdict(
+        statistics["experts_per_sample"],
+        statistics["effective_experts"],
+        statistics["information"],
+        len(statistics["share_of_samples"]),
+    )
