@@ -89,6 +89,7 @@ class RoutingMonitor:
         self._writers = [make_writer(one) for one in _as_list(log)]
         self._handles: list[RemovableHandle] = []
         self._losses = PendingLosses()
+        self._was_called = False
 
     def __enter__(self) -> Self:
         if self._handles:
@@ -115,6 +116,13 @@ class RoutingMonitor:
         by the first training pass after a backward pass through their forward pass: a monitor that is used
         for its statistics alone keeps no graphs.
         """
+        if not self._was_called and self._handles:
+            warnings.warn(
+                "no gate was called since the monitor was entered, so that aux_loss is 0: enter it before the "
+                "first call of a compiled model, with the model itself and not a copy of it",
+                stacklevel=2,
+            )
+            self._was_called = True
         return self._losses.read()
 
     def statistics(self, evaluation: bool = False) -> dict[str, dict[str, Any]]:
@@ -165,6 +173,7 @@ class RoutingMonitor:
         if torch._C._current_graph_task_id() != -1:  # within a backward pass: a checkpoint computes again
             self._losses.refuse_lost(name, routing)
             return
+        self._was_called = True
         if gate.training and torch.is_grad_enabled():
             self._losses.add(routing)
         record = self._records[name]

@@ -1,0 +1,193 @@
+"""The monitor warns about gates that collapse, once, with what to try; and not about those that route."""
+
+import copy
+import io
+import pickle
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from comet_moe import CollapseWarning, MoE, Permutation, PermutedGate, Routing, RoutingMonitor
+from comet_moe.exceptions import StaticRoutingWarning
+from comet_moe.experts import DenseExperts
+from comet_moe.gates import Gate, SoftmaxGate, TopKGate
+from comet_moe.monitor import routing_warning
+
+P, N = 8, 4
+
+
+def make_model(gate):
+    moe = MoE(experts=DenseExperts(N, P, P), gate=gate, return_routing=False)
+    return nn.Sequential(nn.Linear(P, P), moe, nn.Linear(P, 1))
+
+
+def train(model, steps, **options):
+    """A little training loop; the warnings about routing that it gave, and the monitor."""
+    torch.manual_seed(0)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    with warnings.catch_warnings(record=True) as given, RoutingMonitor(model, **options) as monitor:
+        warnings.simplefilter("always")
+        for _ in range(steps):
+            x = torch.randn(32, P)
+            loss = nn.functional.mse_loss(model(x).squeeze(-1), x[:, 0]) + monitor.aux_loss
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return [warning.message for warning in given if issubclass(warning.category, CollapseWarning)], monitor
+
+
+def constant_gate():
+    """All samples go to experts 0 and 1."""
+    gate = TopKGate(P, N, k=2)
+    with torch.no_grad():
+        gate.bias.copy_(torch.tensor([100.0, 99.0, 0.0, 0.0]))
+        gate.weight.zero_()
+    gate.requires_grad_(False)
+    return gate
+
+
+def collapsed_gate():
+    """Expert 0 for all samples but a few."""
+    gate = TopKGate(P, N, k=1)
+    with torch.no_grad():
+        gate.weight.zero_()
+        gate.weight[1, 0] = 1.0
+        gate.bias.copy_(torch.tensor([2.6, 0.0, -9.0, -9.0]))
+    gate.requires_grad_(False)
+    return gate
+
+
+def test_a_static_gate_is_warned_of_once_after_a_full_window():
+    given, _ = train(make_model(constant_gate()), steps=5, interval=2, window=3)
+    (warning,) = given
+    assert type(warning) is StaticRoutingWarning
+    assert "gate 1.gates.0 is static" in str(warning)
+    assert "2.00 per sample, in 96 samples" in str(warning)
+    assert "information=" in str(warning)
+    assert "dense network of the same cost" in str(warning)
+    given, _ = train(make_model(constant_gate()), steps=4, interval=2, window=3)
+    assert given == []
+    given, _ = train(make_model(constant_gate()), steps=40, interval=2, window=3)
+    assert len(given) == 1
+
+
+def identity_model(gate):
+    """The gate sees the features themselves."""
+    return MoE(experts=DenseExperts(N, P, 1), gate=gate, return_routing=False)
+
+
+def test_a_collapsed_gate_is_warned_of_with_how_to_balance_its_load():
+    given, monitor = train(identity_model(collapsed_gate()), steps=40, interval=1, window=40)
+    (warning,) = given
+    assert type(warning) is CollapseWarning
+    assert "gate gates.0 has collapsed" in str(warning)
+    assert "load_balance=0.01" in str(warning)
+    assert "bias_update=1e-3" in str(warning)
+    statistics = monitor.statistics()["gates.0"]
+    assert statistics["verdict"] == "collapsed"
+    assert statistics["dead_experts"] == [2, 3]
+
+
+def test_a_gate_that_routes_gives_no_warning():
+    given, monitor = train(make_model(TopKGate(P, N, k=2)), steps=30, interval=1, window=10)
+    assert given == []
+    assert monitor.statistics()["1.gates.0"]["verdict"] == "routes"
+
+
+def test_a_dense_gate_gives_no_warning():
+    gate = SoftmaxGate(P, N)
+    nn.init.zeros_(gate.weight)
+    given, monitor = train(make_model(gate), steps=10, interval=1, window=5)
+    assert given == []
+    assert monitor.statistics()["1.gates.0"]["verdict"] == "dense"
+
+
+def test_a_gate_whose_search_is_still_soft_gives_no_warning():
+    gate = PermutedGate(constant_gate(), Permutation(N, steps=100, tau=(1e-3, 1e-7)))
+    given, _ = train(make_model(gate), steps=10, interval=1, window=5)
+    assert given == []
+    gate.search.fixed.copy_(torch.arange(N))
+    for _ in range(100):
+        gate.search.step()
+    given, _ = train(make_model(gate), steps=10, interval=1, window=5)
+    assert len(given) == 1
+
+
+class HardeningGate(Gate):
+    """The same for every sample: all experts in the first passes, one later."""
+
+    def __init__(self, soft_passes):
+        super().__init__()
+        self.num_experts = N
+        self.soft_passes = soft_passes
+
+    def forward(self, x, keys=None, mask=None):
+        self.soft_passes -= 1
+        weights = torch.full((N,), 1 / N) if self.soft_passes >= 0 else torch.eye(N)[0]
+        return Routing(weights=weights.expand(len(x), N))
+
+
+def test_a_window_that_began_soft_gives_no_warning_the_next_one_does():
+    assert train(make_model(HardeningGate(3)), steps=5, interval=1, window=5)[0] == []
+    assert len(train(make_model(HardeningGate(3)), steps=10, interval=1, window=5)[0]) == 1
+
+
+def test_the_warning_is_none_for_a_gate_that_routes():
+    assert routing_warning("gate", Routing(weights=torch.eye(3)).statistics()) is None
+
+
+def test_statistics_are_those_of_the_window_and_of_the_last_evaluation():
+    gate = TopKGate(P, N, k=1)
+    x = torch.randn(5, 6, P)
+    with RoutingMonitor(gate, interval=2, window=2) as monitor:
+        for batch in x:
+            gate(batch)
+        assert monitor.statistics(evaluation=True) == {}
+        gate.eval()
+        for _ in range(2):
+            gate(torch.randn(3, P))
+        gate.train()
+        gate(x[0])
+        gate.eval()
+        for batch in x:
+            gate(batch)
+        training, evaluation = monitor.statistics()["gate"], monitor.statistics(evaluation=True)["gate"]
+    wanted = gate.train()(x[[2, 4]]).statistics() | {"verdict": "routes"}
+    del wanted["execution"]
+    assert training == wanted
+    assert evaluation["samples"] == 30
+    assert evaluation["share_of_samples"] == gate(x).statistics()["share_of_samples"]
+
+
+@pytest.mark.parametrize("make_copy", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_copy_of_the_model_works_and_is_not_monitored(make_copy):
+    model, x = make_model(TopKGate(P, N)), torch.randn(6, P)
+    with RoutingMonitor(model, interval=1) as monitor:
+        model(x)
+        copied = make_copy(model)
+        torch.testing.assert_close(copied(x), model(x), rtol=0, atol=0)
+    assert monitor.statistics()["1.gates.0"]["samples"] == 12
+
+
+def test_a_model_saved_whole_can_be_loaded():
+    model, file = make_model(TopKGate(P, N)), io.BytesIO()
+    with RoutingMonitor(model):
+        torch.save(model, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=False)
+    assert loaded(torch.randn(2, P)).shape == (2, 1)
+
+
+def test_wrong_arguments_are_one_sentence():
+    with pytest.raises(ValueError, match="Linear has none"):
+        RoutingMonitor(nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="interval must be an integer of at least 1, got 0"):
+        RoutingMonitor(TopKGate(P, N), interval=0)
+    with pytest.raises(ValueError, match="window must be an integer of at least 1, got 0"):
+        RoutingMonitor(TopKGate(P, N), window=0)
+    with pytest.raises(ValueError, match=r"names must be 1 different names, one per gate \(gate\), got"):
+        RoutingMonitor(TopKGate(P, N), names=["a", "b"])
+    with pytest.raises(ValueError, match="log must be a TensorBoard SummaryWriter.*got int"):
+        RoutingMonitor(TopKGate(P, N), log=3)
