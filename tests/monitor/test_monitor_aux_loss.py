@@ -224,9 +224,8 @@ def test_reentrant_checkpointing_is_refused_where_an_auxiliary_loss_would_be_los
 
 def test_hooks_are_removed_at_the_end_also_after_an_error(model, x):
     monitor = RoutingMonitor(model)
-    with pytest.raises(ZeroDivisionError), monitor:
-        model(x)
-        raise ZeroDivisionError
+    with pytest.raises(ValueError, match="features"), monitor:
+        model(x[:, :3])
     assert not any(module._forward_hooks for module in model.modules())
     model(x)
     assert monitor.aux_loss == 0
@@ -242,6 +241,7 @@ def test_a_compiled_model_has_the_same_losses(x):
     gate = TopKGate(P, N, k=2)
     gate.register_forward_hook(lambda gate, args, routing: setattr(routing, "_aux_loss", gate.weight.sum()))
     moe = MoE(experts=DenseExperts(N, P, 1), gate=gate, return_routing=False, execution="dense")
+    torch.compiler.reset()  # graphs of other tests have no hooks, and torch does not notice new ones
     compiled = torch.compile(moe, backend="aot_eager")
     with RoutingMonitor(moe, interval=1) as monitor:
         for passes in (1, 2):

@@ -189,5 +189,5 @@ def test_wrong_arguments_are_one_sentence():
         RoutingMonitor(TopKGate(P, N), window=0)
     with pytest.raises(ValueError, match=r"names must be 1 different names, one per gate \(gate\), got"):
         RoutingMonitor(TopKGate(P, N), names=["a", "b"])
-    with pytest.raises(ValueError, match="log must be a TensorBoard SummaryWriter.*got int"):
+    with pytest.raises(ValueError, match=r"log must be a TensorBoard SummaryWriter.*got int"):
         RoutingMonitor(TopKGate(P, N), log=3)

@@ -118,8 +118,8 @@ class RoutingMonitor:
         """
         if not self._was_called and self._handles:
             warnings.warn(
-                "no gate was called since the monitor was entered, so that aux_loss is 0: enter it before the "
-                "first call of a compiled model, with the model itself and not a copy of it",
+                "no gate was called since the monitor was entered, so that aux_loss is 0: enter it with the "
+                "model itself, not a copy, and before the first call of a compiled model",
                 stacklevel=2,
             )
             self._was_called = True
