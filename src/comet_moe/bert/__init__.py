@@ -17,14 +17,14 @@ from comet_moe.bert.modeling import (
     CometBertModel,
 )
 from comet_moe.hf import experts as _experts_function
-from comet_moe.hf.callbacks import SearchCallback
+from comet_moe.hf.callbacks import MoECallback
 
 __all__ = [
     "CometBertConfig",
     "CometBertForQuestionAnswering",
     "CometBertForSequenceClassification",
     "CometBertModel",
-    "SearchCallback",
+    "MoECallback",
     "convert_bert",
     "importance",
 ]

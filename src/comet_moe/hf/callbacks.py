@@ -1,27 +1,129 @@
 """A callback for the Trainer of transformers."""
 
+from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from comet_moe.exceptions import needs_extra
-from comet_moe.local_search import Permutation
+from comet_moe.monitor import RoutingMonitor
+from comet_moe.monitor.hooks import Hook
+from comet_moe.stepping import step
 
 with needs_extra("bert", "comet_moe.hf"):
-    from transformers import TrainerCallback
+    from transformers import Trainer, TrainerCallback
 
 
-class SearchCallback(TrainerCallback):
-    """Steps every local search in the model after each optimiser step.
+class MoECallback(TrainerCallback):
+    """Everything that mixtures need in a training run: ``MoECallback().add_to(trainer)``.
 
-    Use it as ``Trainer(model=student, args=arguments, train_dataset=rows, callbacks=[SearchCallback()])``.
+    - The auxiliary losses of all gates are added to the ``loss`` that the model returns in training, unless
+      its output has an ``aux_loss``: models with such a field have added it themselves.
+    - After each optimiser step :func:`comet_moe.step` moves searches, warm-ups and balancing biases.
+    - A :class:`~comet_moe.RoutingMonitor` adds statistics to the Trainer's logs and warns about gates that
+      have collapsed.
+
+    With ``Trainer(callbacks=[MoECallback()])`` it does the same, but the Trainer's own callbacks for
+    TensorBoard, W&B and others run first and do not see the statistics; ``trainer.state.log_history`` has
+    them.
+
+    Args:
+        add_aux_loss: True adds the auxiliary losses, also to a loss that has others; False does not, for
+            instance where ``compute_loss_func`` adds ``callback.monitor.aux_loss``; None decides by the
+            model's output, as said above.
+        interval, window, names: see :class:`~comet_moe.RoutingMonitor`.
+
+    Attributes:
+        monitor: the monitor of the current or last training; None before the first.
     """
+
+    def __init__(
+        self,
+        *,
+        add_aux_loss: bool | None = None,
+        interval: int = 20,
+        window: int = 20,
+        names: Sequence[str] | None = None,
+    ):
+        self.add_aux_loss = add_aux_loss
+        self.monitor: RoutingMonitor | None = None
+        self._options: dict[str, Any] = {"interval": interval, "window": window, "names": names}
+        self._open = ExitStack()
+
+    def add_to(self, trainer: Trainer) -> None:
+        """Add this callback to ``trainer``, before those that report to TensorBoard, W&B and others."""
+        trainer.callback_handler.callbacks.insert(0, self)
+
+    def on_train_begin(
+        self, args: Any, state: Any, control: Any, model: nn.Module | None = None, **kwargs: Any
+    ) -> None:
+        """Start to monitor."""
+        assert model is not None
+        self._open.close()  # of a training that was interrupted
+        self.monitor = RoutingMonitor(model, **self._options)
+        self._open.enter_context(self.monitor)
+        if self.add_aux_loss is not False:
+            share = 1 / args.gradient_accumulation_steps
+            if args.average_tokens_across_devices:
+                share /= args.world_size
+            hook = _AuxLossHook(self.monitor, self.add_aux_loss, share)
+            self._open.callback(model.register_forward_hook(hook, with_kwargs=True).remove)
 
     def on_optimizer_step(
         self, args: Any, state: Any, control: Any, model: nn.Module | None = None, **kwargs: Any
     ) -> None:
-        """Step every :class:`~comet_moe.Permutation` of ``model``."""
+        """Move what moves with training."""
         assert model is not None
-        for module in model.modules():
-            if isinstance(module, Permutation):
-                module.step()
+        step(model)
+
+    def on_log(
+        self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any
+    ) -> None:
+        """Add the statistics to the logs."""
+        if self.monitor is not None and logs is not None:
+            values = self.monitor.log(state.global_step)
+            logs.update(values)
+            state.log_history[-1].update(values)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Remove all hooks."""
+        self._open.close()
+
+
+class _AuxLossHook(Hook):
+    """Adds the auxiliary losses to the loss in a model's output.
+
+    Args:
+        monitor: has the losses.
+        add_aux_loss: see :class:`MoECallback`.
+        share: what to multiply them by where the model has the number of items of all batches that the
+            optimiser step accumulates, since the Trainer then sums the losses of these batches.
+    """
+
+    def __init__(self, monitor: RoutingMonitor, add_aux_loss: bool | None, share: float):
+        self._monitor = monitor
+        self._add_aux_loss = add_aux_loss
+        self._share = share
+
+    def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        if not model.training:
+            return output
+        is_dict = isinstance(output, dict)
+        if self._add_aux_loss is None and is_dict and output.get("aux_loss") is not None:
+            return output
+        aux_loss = self._monitor.aux_loss
+        if kwargs.get("num_items_in_batch") is not None:
+            aux_loss = aux_loss * self._share
+        loss = output.get("loss") if is_dict else output[0]
+        if not isinstance(loss, Tensor) or loss.dim() > 0:
+            if not aux_loss.requires_grad:
+                return output
+            raise ValueError(
+                f"{type(model).__name__} returned no loss to add the auxiliary losses of its gates to: use "
+                "MoECallback(add_aux_loss=False) and add callback.monitor.aux_loss where the loss is computed"
+            )
+        if not is_dict:
+            return (loss + aux_loss, *output[1:])
+        output["loss"] = loss + aux_loss
+        return output

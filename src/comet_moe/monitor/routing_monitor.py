@@ -2,7 +2,7 @@
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
 import torch
@@ -11,6 +11,7 @@ from torch.utils.hooks import RemovableHandle
 
 from comet_moe import checks
 from comet_moe.gates.base import Gate
+from comet_moe.monitor.hooks import Hook
 from comet_moe.monitor.pending_losses import PendingLosses
 from comet_moe.monitor.window import GateRecord, routing_warning
 from comet_moe.monitor.writers import make_writer, scalars
@@ -95,7 +96,7 @@ class RoutingMonitor:
         if self._handles:
             raise ValueError("the monitor is already in use: make one RoutingMonitor per block")
         for name, gate in self.gates.items():
-            self._handles.append(gate.register_forward_hook(_Hook(self, name), with_kwargs=True))
+            self._handles.append(gate.register_forward_hook(_GateHook(self, name), with_kwargs=True))
         return self
 
     def __exit__(self, *failure: object) -> None:
@@ -196,8 +197,8 @@ class RoutingMonitor:
             warnings.warn(warning, stacklevel=2)
 
 
-class _Hook:
-    """The forward hook of one gate; a copy of it, in a copy of the model, does nothing."""
+class _GateHook(Hook):
+    """The forward hook of one gate."""
 
     def __init__(self, monitor: RoutingMonitor, name: str):
         self._monitor = monitor
@@ -205,17 +206,6 @@ class _Hook:
 
     def __call__(self, gate: Gate, args: tuple[Any, ...], kwargs: dict[str, Any], routing: Routing) -> None:
         self._monitor._observe(self._name, gate, routing, kwargs.get("mask"))
-
-    def __reduce__(self) -> tuple[Callable[[], Any], tuple[()]]:
-        return _no_hook, ()
-
-
-def _no_hook() -> Callable[..., None]:
-    return _do_nothing
-
-
-def _do_nothing(*args: object) -> None:
-    return None
 
 
 def _outermost_gates(model: nn.Module) -> Iterator[tuple[str, Gate]]:
