@@ -56,11 +56,8 @@ class MoECallback(Callback):
         self.monitor = RoutingMonitor(pl_module, log=trainer.loggers, **self._options)
         self._open.enter_context(self.monitor)
         if self.add_aux_loss:
-            if "training_step" in vars(pl_module):
-                self._open.callback(setattr, pl_module, "training_step", pl_module.training_step)
-            else:
-                self._open.callback(delattr, pl_module, "training_step")
-            pl_module.training_step = _with_aux_loss(pl_module.training_step, self.monitor)  # type: ignore
+            self._open.callback(_restore_training_step, pl_module, vars(pl_module).get("training_step"))
+            vars(pl_module)["training_step"] = _with_aux_loss(pl_module.training_step, self.monitor)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Count optimiser steps from here, also in a run that is resumed."""
@@ -95,3 +92,10 @@ def _with_aux_loss(training_step: Callable[..., Any], monitor: RoutingMonitor) -
         return output + aux_loss
 
     return training_step_with_aux_loss
+
+
+def _restore_training_step(module: LightningModule, own: Callable[..., Any] | None) -> None:
+    """Undo the replacement; ``own`` was an attribute of the module itself, None if it was its class's."""
+    del vars(module)["training_step"]
+    if own is not None:
+        vars(module)["training_step"] = own

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from comet_moe.bench import MEASUREMENTS
+from comet_moe.bench.monitor import make_monitored_steps
 from comet_moe.bench.network import hard_gate, make_step, network, soft_gate
 from comet_moe.bench.operations import measure_operations
 from comet_moe.bench.result import Result, timed_result
@@ -125,6 +126,15 @@ def test_the_steps_of_the_network_run_as_they_say():
         routing = model({"user": torch.arange(512), "item": torch.arange(512)})[1][0]
         assert routing.execution == execution
         assert routing.statistics()["experts_per_sample"] <= most
+
+
+def test_the_steps_with_a_monitor_have_one_batch_in_their_statistics():
+    logged = []
+    steps = make_monitored_steps(network([hard_gate(), hard_gate()]), log=logged.append)
+    steps()
+    steps()
+    assert len(logged) == 2
+    assert logged[0]["routing/moe.gates.1/information"] > 0.1
 
 
 @pytest.mark.slow

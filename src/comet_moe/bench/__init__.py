@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 
 from comet_moe.bench.dispatch import measure_dispatch, measure_mixtral, measure_sparse
 from comet_moe.bench.gates import measure_gate, measure_growth, measure_memory, measure_soft_paths
+from comet_moe.bench.monitor import measure_monitor
 from comet_moe.bench.network import measure_movielens
 from comet_moe.bench.operations import measure_operations
 from comet_moe.bench.result import Result
@@ -17,6 +18,7 @@ MEASUREMENTS: dict[str, Callable[[bool], Iterator[Result]]] = {
     "sparse": measure_sparse,
     "mixtral": measure_mixtral,
     "movielens": measure_movielens,
+    "monitor": measure_monitor,
     "operations": measure_operations,
 }
 

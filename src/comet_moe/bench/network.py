@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from comet_moe.bench.result import Result, timed_result
 from comet_moe.bench.timing import Ratio, measure_ratios
@@ -42,8 +42,13 @@ def hard_gate() -> CometGate:
     return gate
 
 
-def make_step(model: RatingModel) -> Callable[[], None]:
-    """A function that does one training step on a fixed batch."""
+def make_step(model: RatingModel, aux_loss: Callable[[], Tensor] | None = None) -> Callable[[], None]:
+    """A function that does one training step on a fixed batch.
+
+    Args:
+        model: the network.
+        aux_loss: the auxiliary losses after a forward pass; None takes those of the routings.
+    """
     features = {"user": torch.randint(USERS, (BATCH,)), "item": torch.randint(ITEMS, (BATCH,))}
     targets = {"watched": torch.randint(2, (BATCH,)), "rating": torch.rand(BATCH)}
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-6, fused=True)
@@ -51,11 +56,11 @@ def make_step(model: RatingModel) -> Callable[[], None]:
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
         outputs, routings = model(features)
-        loss = sum(routing.aux_loss for routing in routings)
+        loss = aux_loss() if aux_loss else sum(routing.aux_loss for routing in routings)
         for task, output in zip(model.tasks, outputs, strict=True):
             total, count = task.loss(output, targets)
             loss = loss + task.weight * total / count
-        assert isinstance(loss, torch.Tensor)
+        assert isinstance(loss, Tensor)
         loss.backward()
         optimizer.step()
 

@@ -10,7 +10,18 @@ import typer
 if TYPE_CHECKING:
     from comet_moe.bench import Result
 
-NAMES = ("gate", "soft", "growth", "memory", "dispatch", "sparse", "mixtral", "movielens", "operations")
+NAMES = (
+    "gate",
+    "soft",
+    "growth",
+    "memory",
+    "dispatch",
+    "sparse",
+    "mixtral",
+    "movielens",
+    "monitor",
+    "operations",
+)
 
 
 def bench(
