@@ -11,7 +11,8 @@ from torch.utils.checkpoint import checkpoint
 
 from comet_moe import MoE, MultiGateMoE, Permutation, PermutedGate, RoutingMonitor
 from comet_moe.experts import DenseExperts
-from comet_moe.gates import CometGate, Gate, TopKGate
+from comet_moe.gates import CometGate, Gate, JointSelection, TopKGate
+from comet_moe.gates.losses import Regularizer
 
 P, N = 8, 4
 
@@ -75,6 +76,17 @@ def test_a_gate_that_is_called_twice_in_one_pass_counts_twice(x):
         assert list(monitor.gates) == ["0.gates.0"]
         torch.testing.assert_close(monitor.aux_loss, first + second)
         assert monitor.statistics()["0.gates.0"]["samples"] == 2 * len(x)
+
+
+@pytest.mark.parametrize("joint", [None, JointSelection(k_shared=2)])
+def test_losses_over_all_gates_of_a_mixture_count(x, joint):
+    gates = [CometGate(P, N, k=2, gamma=1.0, entropy=0.5) for _ in range(2)]
+    regularizer = Regularizer(load_balance=0.3)
+    moe = MultiGateMoE(experts=DenseExperts(N, P, 1), gates=gates, regularizer=regularizer, joint=joint)
+    with RoutingMonitor(nn.Sequential(nn.Identity(), moe)) as monitor:
+        _, routings = moe(x)
+        assert list(monitor.gates) == ["1.gates.0", "1.gates.1"]
+        torch.testing.assert_close(monitor.aux_loss, sum(routing.aux_loss for routing in routings))
 
 
 @pytest.mark.parametrize("execution", ["dense", "sparse"])

@@ -9,11 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from comet_moe import CollapseWarning, MoE, Permutation, PermutedGate, Routing, RoutingMonitor
+from comet_moe import CollapseWarning, MoE, MultiGateMoE, Permutation, PermutedGate, Routing, RoutingMonitor
 from comet_moe.exceptions import StaticRoutingWarning
 from comet_moe.experts import DenseExperts
-from comet_moe.gates import Gate, SoftmaxGate, TopKGate
-from comet_moe.monitor import routing_warning
+from comet_moe.gates import Gate, JointSelection, SoftmaxGate, SubsetGate, TopKGate
 
 P, N = 8, 4
 
@@ -82,9 +81,8 @@ def test_a_collapsed_gate_is_warned_of_with_how_to_balance_its_load():
     given, monitor = train(identity_model(collapsed_gate()), steps=40, interval=1, window=40)
     (warning,) = given
     assert type(warning) is CollapseWarning
-    assert "gate gates.0 has collapsed" in str(warning)
+    assert "gate gates.0 is collapsed" in str(warning)
     assert "load_balance=0.01" in str(warning)
-    assert "bias_update=1e-3" in str(warning)
     statistics = monitor.statistics()["gates.0"]
     assert statistics["verdict"] == "collapsed"
     assert statistics["dead_experts"] == [2, 3]
@@ -134,8 +132,23 @@ def test_a_window_that_began_soft_gives_no_warning_the_next_one_does():
     assert len(train(make_model(HardeningGate(3)), steps=10, interval=1, window=5)[0]) == 1
 
 
-def test_the_warning_is_none_for_a_gate_that_routes():
-    assert routing_warning("gate", Routing(weights=torch.eye(3)).statistics()) is None
+def test_a_gate_that_is_dense_over_its_own_experts_gives_no_warning():
+    gate = SubsetGate(SoftmaxGate(P, 2), experts=[0, 3], num_experts=N)
+    given, monitor = train(make_model(gate), steps=5, interval=1, window=5)
+    assert given == []
+    assert monitor.statistics()["1.gates.0"]["verdict"] == "dense"
+
+
+def test_statistics_are_those_after_a_joint_choice():
+    gates = [TopKGate(P, N, k=2) for _ in range(2)]
+    moe = MultiGateMoE(experts=DenseExperts(N, P, 1), gates=gates, joint=JointSelection(k_shared=1))
+    mask = torch.arange(16) > 3
+    with RoutingMonitor(moe, interval=1, names=["watched", "rating"]) as monitor:
+        _, routings = moe(torch.randn(16, P), mask=mask)
+    for statistics, routing in zip(monitor.statistics().values(), routings, strict=True):
+        assert statistics["experts_per_sample"] <= 1
+        assert statistics["samples"] == 12
+        assert statistics["share_of_samples"] == routing.statistics()["share_of_samples"]
 
 
 def test_statistics_are_those_of_the_window_and_of_the_last_evaluation():

@@ -1,6 +1,5 @@
 """Is the gate routing? Statistics and auxiliary losses of every gate in a model, in any training loop."""
 
 from comet_moe.monitor.routing_monitor import RoutingMonitor
-from comet_moe.monitor.window import routing_warning
 
-__all__ = ["RoutingMonitor", "routing_warning"]
+__all__ = ["RoutingMonitor"]

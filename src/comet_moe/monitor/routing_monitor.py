@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from comet_moe import checks
-from comet_moe.gates.base import Gate
+from comet_moe.gates import Gate, GateWrapper
+from comet_moe.moe import MultiGateMoE
 from comet_moe.monitor.hooks import Hook
 from comet_moe.monitor.pending_losses import PendingLosses
-from comet_moe.monitor.window import GateRecord, routing_warning
+from comet_moe.monitor.window import GateRecord, make_warning
 from comet_moe.monitor.writers import make_writer, scalars
 from comet_moe.routing import Routing
 
@@ -76,7 +77,7 @@ class RoutingMonitor:
     ):
         self.interval = checks.at_least_one("interval", interval)
         self.window = checks.at_least_one("window", window)
-        found = dict(_outermost_gates(model))
+        found = {name: (gate, mixture) for name, gate, mixture in _outermost_gates(model)}
         if not found:
             raise ValueError(
                 f"the model must hold a gate of comet_moe.gates, {type(model).__name__} has none"
@@ -85,8 +86,13 @@ class RoutingMonitor:
             raise ValueError(
                 f"names must be {len(found)} different names, one per gate ({', '.join(found)}), got {names}"
             )
-        self.gates: dict[str, Gate] = dict(zip(names or found, found.values(), strict=True))
-        self._records = {name: GateRecord(self.window) for name in self.gates}
+        self.gates: dict[str, Gate] = {}
+        self._mixtures: dict[MultiGateMoE, list[str]] = {}
+        for name, (gate, mixture) in zip(names or found, found.values(), strict=True):
+            self.gates[name] = gate
+            if mixture is not None:
+                self._mixtures.setdefault(mixture, []).append(name)
+        self._records = {name: GateRecord(self.window, _choices(gate)) for name, gate in self.gates.items()}
         self._writers = [make_writer(one) for one in _as_list(log)]
         self._handles: list[RemovableHandle] = []
         self._losses = PendingLosses()
@@ -95,8 +101,12 @@ class RoutingMonitor:
     def __enter__(self) -> Self:
         if self._handles:
             raise ValueError("the monitor is already in use: make one RoutingMonitor per block")
-        for name, gate in self.gates.items():
-            self._handles.append(gate.register_forward_hook(_GateHook(self, name), with_kwargs=True))
+        in_mixtures = {name for names in self._mixtures.values() for name in names}
+        for name in self.gates.keys() - in_mixtures:
+            hook = _GateHook(self, name)
+            self._handles.append(self.gates[name].register_forward_hook(hook, with_kwargs=True))
+        for mixture, names in self._mixtures.items():
+            self._handles.append(mixture.register_forward_hook(_MixtureHook(self, names)))
         return self
 
     def __exit__(self, *failure: object) -> None:
@@ -169,8 +179,9 @@ class RoutingMonitor:
         return values
 
     @torch.compiler.disable
-    def _observe(self, name: str, gate: Gate, routing: Routing, mask: Tensor | None) -> None:
-        """Add one call of a gate; ``routing`` has no ``mask`` yet."""
+    def _observe(self, name: str, routing: Routing, mask: Tensor | None) -> None:
+        """Add one call of a gate; ``routing`` need not be masked yet."""
+        gate = self.gates[name]
         if torch._C._current_graph_task_id() != -1:  # within a backward pass: a checkpoint computes again
             self._losses.refuse_lost(name, routing)
             return
@@ -183,15 +194,15 @@ class RoutingMonitor:
                 # A copy, since forms of the weights that are computed here have no graph.
                 record.add(copy.copy(routing).masked(mask), gate.training)
             if gate.training:
-                self._warn(name, gate)
+                self._warn(name)
 
-    def _warn(self, name: str, gate: Gate) -> None:
-        record = self._records[name]
+    def _warn(self, name: str) -> None:
+        gate, record = self.gates[name], self._records[name]
         if record.has_warned or not record.is_full_again() or gate.soft_in_training or record.began_dense():
             return
         statistics = record.result(evaluation=False)
         assert statistics is not None
-        warning = routing_warning(name, statistics)
+        warning = make_warning(name, statistics)
         if warning is not None:
             record.has_warned = True
             warnings.warn(warning, stacklevel=2)
@@ -205,24 +216,51 @@ class _GateHook(Hook):
         self._name = name
 
     def __call__(self, gate: Gate, args: tuple[Any, ...], kwargs: dict[str, Any], routing: Routing) -> None:
-        self._monitor._observe(self._name, gate, routing, kwargs.get("mask"))
+        self._monitor._observe(self._name, routing, kwargs.get("mask"))
 
 
-def _outermost_gates(model: nn.Module) -> Iterator[tuple[str, Gate]]:
-    """Gates that are not inside another gate, each once, with their names in the model."""
+class _MixtureHook(Hook):
+    """The forward hook of a mixture that changes what its gates decide, or adds losses of them together."""
+
+    def __init__(self, monitor: RoutingMonitor, names: list[str]):
+        self._monitor = monitor
+        self._names = names
+
+    def __call__(self, mixture: MultiGateMoE, args: tuple[Any, ...], output: Any) -> None:
+        for name, routing in zip(self._names, output[1], strict=True):
+            self._monitor._observe(name, routing, routing.mask)
+
+
+def _outermost_gates(model: nn.Module) -> Iterator[tuple[str, Gate, MultiGateMoE | None]]:
+    """Gates that are not inside another gate, each once: name in the model, gate, and a mixture.
+
+    The mixture is None unless it has a joint choice or losses over its gates, so that only it knows the
+    routings.
+    """
     seen: set[nn.Module] = set()
 
-    def walk(module: nn.Module, name: str) -> Iterator[tuple[str, Gate]]:
+    def walk(
+        module: nn.Module, name: str, mixture: MultiGateMoE | None
+    ) -> Iterator[tuple[str, Gate, MultiGateMoE | None]]:
         if module in seen:
             return
         seen.add(module)
         if isinstance(module, Gate):
-            yield name or "gate", module
+            yield name or "gate", module, mixture
             return
         for child_name, child in module.named_children():
-            yield from walk(child, f"{name}.{child_name}" if name else child_name)
+            child_mixture = mixture
+            if isinstance(module, MultiGateMoE):
+                is_joint = module.joint is not None or module.regularizer is not None
+                child_mixture = module if is_joint and child is module.gates else None
+            yield from walk(child, f"{name}.{child_name}" if name else child_name, child_mixture)
 
-    return walk(model, "")
+    return walk(model, "", None)
+
+
+def _choices(gate: Gate) -> int:
+    """How many experts a gate can choose among: a wrapper may spread few over many."""
+    return min(gate.num_experts, _choices(gate.gate)) if isinstance(gate, GateWrapper) else gate.num_experts
 
 
 def _as_list(log: Any) -> list[Any]:

@@ -10,9 +10,15 @@ from comet_moe.statistics import RoutingStatistics
 
 
 class GateRecord:
-    """The statistics of one gate."""
+    """The statistics of one gate.
 
-    def __init__(self, window: int):
+    Args:
+        window: batches to keep.
+        choices: number of experts that the gate can choose among.
+    """
+
+    def __init__(self, window: int, choices: int):
+        self._choices = choices
         self.passes = 0
         self.has_new = False
         self.has_warned = False
@@ -50,7 +56,7 @@ class GateRecord:
 
     def began_dense(self) -> bool:
         """Whether the gate was still soft at the beginning of the window."""
-        return _verdict(self._window[0].result()) == "dense"
+        return self._verdict(self._window[0].result()) == "dense"
 
     def result(self, evaluation: bool) -> dict[str, Any] | None:
         """Of the window or the last evaluation; None if no batch was added."""
@@ -62,25 +68,25 @@ class GateRecord:
             total.merge(batch)
         statistics = total.result()
         del statistics["execution"]
-        return {**statistics, "verdict": _verdict(statistics)}
+        return {**statistics, "verdict": self._verdict(statistics)}
+
+    def _verdict(self, statistics: dict[str, Any]) -> Verdict:
+        return verdict(
+            statistics["experts_per_sample"],
+            statistics["effective_experts"],
+            statistics["information"],
+            self._choices,
+        )
 
 
-def routing_warning(name: str, statistics: dict[str, Any]) -> CollapseWarning | None:
+def make_warning(name: str, statistics: dict[str, Any]) -> CollapseWarning | None:
     """What to tell the user about gate ``name``; None if it routes or is dense.
 
     Args:
         name: the gate's.
-        statistics: see :meth:`comet_moe.statistics.RoutingStatistics.result`.
-
-    Example:
-        >>> import torch
-        >>> from comet_moe import Routing
-        >>> from comet_moe.monitor import routing_warning
-        >>> weights = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
-        >>> print(routing_warning("watched", Routing(weights=weights).statistics()))
-        gate watched is static: every sample gets the same experts (information 0.000 nats, ...
+        statistics: see :meth:`GateRecord.result`.
     """
-    found = _verdict(statistics)
+    found: Verdict = statistics["verdict"]
     if found not in ("static", "collapsed"):
         return None
     numbers = (
@@ -90,12 +96,3 @@ def routing_warning(name: str, statistics: dict[str, Any]) -> CollapseWarning | 
     )
     kind = StaticRoutingWarning if found == "static" else CollapseWarning
     return kind(explain(found, [name], numbers))
-
-
-def _verdict(statistics: dict[str, Any]) -> Verdict:
-    return verdict(
-        statistics["experts_per_sample"],
-        statistics["effective_experts"],
-        statistics["information"],
-        len(statistics["share_of_samples"]),
-    )
