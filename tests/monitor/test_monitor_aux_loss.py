@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from comet_moe import MoE, MultiGateMoE, Permutation, PermutedGate, RoutingMonitor
+from comet_moe import MoE, MultiGateMoE, Permutation, PermutedGate, Routing, RoutingMonitor
 from comet_moe.experts import DenseExperts
 from comet_moe.gates import CometGate, Gate, JointSelection, TopKGate
 from comet_moe.gates.losses import Regularizer
@@ -207,6 +207,29 @@ def test_no_graph_is_kept(x, is_read):
         if is_read:
             assert remembering.alive() == 0
     assert remembering.alive() == 0
+
+
+class ParameterGate(Gate):
+    """Its weights are a parameter, and its auxiliary loss is another."""
+
+    def __init__(self):
+        super().__init__()
+        self.num_experts = N
+        self.table = nn.Parameter(torch.eye(N))
+        self.loss = nn.Parameter(torch.ones(()))
+
+    def forward(self, x, keys=None, mask=None):
+        return Routing(weights=self.table, aux_loss=self.loss)
+
+
+def test_no_hook_stays_on_a_parameter(x):
+    gate = ParameterGate()
+    with RoutingMonitor(gate) as monitor:
+        for _ in range(3):
+            (gate(x[:N]).weights.square().sum() + monitor.aux_loss).backward()
+    assert not gate.table._backward_hooks
+    assert not gate.loss._backward_hooks
+    assert gate.loss.grad == 3
 
 
 @pytest.mark.parametrize("interval", [1, 2])

@@ -33,7 +33,7 @@ class PendingLosses:
         self._passes += 1
         self._waiting[self._passes] = routing.aux_loss
         weights = routing.held_weights
-        if weights.requires_grad:
+        if weights.grad_fn is not None:  # a hook on a parameter would stay
             weights.register_hook(partial(_end_pass, self._ended, self._passes))
 
     def read(self) -> Tensor:
@@ -46,7 +46,7 @@ class PendingLosses:
             for loss in losses[1:]:
                 total = total + loss.to(total.device)
             self._total = total
-            if total.requires_grad:
+            if total.grad_fn is not None:
                 total.register_hook(partial(_keep_value, weakref.ref(self), self._passes))
         return self._total
 
