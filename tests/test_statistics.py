@@ -8,7 +8,8 @@ import torch
 
 from comet_moe import Routing
 from comet_moe.diagnosis import explain, verdict
-from comet_moe.statistics import RoutingStatistics
+from comet_moe.routing import Pairs
+from comet_moe.statistics import GroupStatistics, RoutingStatistics
 
 
 def entropy(distribution):
@@ -139,3 +140,35 @@ def test_an_explanation_names_the_gates_and_what_to_try():
     assert several.startswith("gates layer 1, layer 2 are collapsed: ")
     assert "load_balance=0.01" in several
     assert "\n" not in one + several
+
+
+def group_shares(weights, groups, count):
+    """By definition: the mean over the rows of each group of the weights divided by their sum."""
+    g = weights.double().numpy()
+    g = g / g.sum(1, keepdims=True)
+    return [g[groups.numpy() == group].mean(0).tolist() for group in range(count)]
+
+
+def test_shares_of_groups_are_exact_over_batches_and_forms_of_a_routing():
+    weights = sparse_weights(60, 5, 2, seed=4) * torch.linspace(0.5, 2.0, 60).unsqueeze(-1)
+    groups = torch.arange(60) % 3
+    sample, expert = weights.nonzero(as_tuple=True)
+    dense, pairs = GroupStatistics(3), GroupStatistics(3)
+    for rows in torch.arange(60).split([1, 40, 19]):
+        dense.add(Routing(weights=weights[rows]), groups[rows])
+        inside = (sample >= rows[0]) & (sample <= rows[-1])
+        of_batch = Pairs(sample[inside] - rows[0], expert[inside], weights[sample, expert][inside])
+        pairs.add(Routing.from_pairs(of_batch, torch.Size([len(rows)]), 5), groups[rows])
+    expected = group_shares(weights, groups, 3)
+    for statistics in (dense, pairs):
+        result = statistics.result()
+        assert result["samples"] == [20, 20, 20]
+        np.testing.assert_allclose(result["shares"], expected, rtol=1e-5)  # weights are float32
+
+
+def test_rows_without_an_expert_and_padding_count_in_no_group():
+    statistics = GroupStatistics(3)
+    weights = torch.cat((torch.eye(2), torch.zeros(1, 2), torch.eye(2)))
+    mask = torch.tensor([True, True, True, True, False])
+    statistics.add(Routing(weights=weights).masked(mask), torch.tensor([0, 0, 0, 1, 1]))
+    assert statistics.result() == {"samples": [2, 1, 0], "shares": [[0.5, 0.5], [1.0, 0.0], [0.0, 0.0]]}

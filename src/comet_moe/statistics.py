@@ -119,10 +119,61 @@ class RoutingStatistics:
         }
 
 
+class GroupStatistics:
+    """Sums over batches of the weights that the samples of each group give to each expert.
+
+    A group is any set of samples: a class, a domain, a value of a column. Weights count as in
+    :class:`RoutingStatistics`, each row divided by its sum; padding and rows without an expert do not count.
+
+    Args:
+        num_groups: G, the number of groups.
+
+    Example:
+        >>> import torch
+        >>> from comet_moe import Routing
+        >>> from comet_moe.statistics import GroupStatistics
+        >>> statistics = GroupStatistics(num_groups=2)
+        >>> weights = torch.tensor([[1.0, 0.0], [0.5, 0.5], [0.0, 1.0]])
+        >>> statistics.add(Routing(weights=weights), torch.tensor([0, 0, 1]))
+        >>> statistics.result()
+        {'samples': [2, 1], 'shares': [[0.75, 0.25], [0.0, 1.0]]}
+    """
+
+    def __init__(self, num_groups: int) -> None:
+        self.num_groups = num_groups
+        self._weight: Tensor | None = None
+        self._samples: Tensor | None = None
+
+    @torch.no_grad()
+    def add(self, routing: Weights, groups: Tensor) -> None:
+        """Add one batch; ``groups`` has the group of each of its rows, integers (B, ...) below G."""
+        n = routing.num_experts
+        if routing.in_pairs:
+            sample, expert, _, probability, row_sum = _pair_probability(routing)
+            groups = groups.flatten().to(sample.device, torch.int64)
+            cells = torch.bincount(
+                groups[sample] * n + expert, weights=probability, minlength=self.num_groups * n
+            )
+            weight = cells.reshape(self.num_groups, n)
+        else:
+            _, probability, row_sum = _dense_probability(routing)
+            groups = groups.flatten().to(probability.device, torch.int64)
+            weight = probability.new_zeros((self.num_groups, n), dtype=torch.float64)
+            weight.index_add_(0, groups, probability.double())
+        samples = torch.bincount(groups, weights=(row_sum.flatten() > 0).double(), minlength=self.num_groups)
+        self._weight = weight if self._weight is None else self._weight + weight
+        self._samples = samples if self._samples is None else self._samples + samples
+
+    def result(self) -> dict[str, Any]:
+        """``samples``, G counts, and ``shares``, (G, n) mean weights; at least one batch must be added."""
+        assert self._weight is not None
+        assert self._samples is not None
+        shares = self._weight / self._samples.clamp_min(1).unsqueeze(-1)
+        return {"samples": [int(count) for count in self._samples.tolist()], "shares": shares.tolist()}
+
+
 def _dense_sums(routing: Weights) -> dict[str, Tensor]:
-    weights = routing.weights.reshape(-1, routing.num_experts)
-    row_sum = weights.sum(-1, keepdim=True)
-    probability = weights / row_sum.masked_fill(row_sum == 0, 1.0)
+    weights, probability, row_sum = _dense_probability(routing)
     return {
         "count": (weights > SELECTED_WEIGHT).sum(0).double(),
         "weight": weights.sum(0, dtype=torch.float64),
@@ -132,11 +183,16 @@ def _dense_sums(routing: Weights) -> dict[str, Tensor]:
     }
 
 
+def _dense_probability(routing: Weights) -> tuple[Tensor, Tensor, Tensor]:
+    """Weights (rows, n), the same divided by the sum of their row, and these sums (rows, 1)."""
+    weights = routing.weights.reshape(-1, routing.num_experts)
+    row_sum = weights.sum(-1, keepdim=True)
+    return weights, weights / row_sum.masked_fill(row_sum == 0, 1.0), row_sum
+
+
 def _pair_sums(routing: Weights) -> dict[str, Tensor]:
-    sample, expert, weight = routing.pairs()
-    n, weight = routing.num_experts, weight.double()
-    row_sum = weight.new_zeros(prod(routing.batch_shape)).index_add(0, sample, weight)
-    probability = weight / row_sum[sample]
+    _, expert, weight, probability, row_sum = _pair_probability(routing)
+    n = routing.num_experts
     return {
         "count": torch.bincount(expert[weight > SELECTED_WEIGHT], minlength=n).double(),
         "weight": torch.bincount(expert, weights=weight, minlength=n),
@@ -144,6 +200,14 @@ def _pair_sums(routing: Weights) -> dict[str, Tensor]:
         "entropy": torch.special.entr(probability).sum(),
         "routed": (row_sum > 0).sum().double(),
     }
+
+
+def _pair_probability(routing: Weights) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Sample, expert, weight (pairs,), weight divided by the sum of its row, and these sums (rows,)."""
+    sample, expert, weight = routing.pairs()
+    weight = weight.double()
+    row_sum = weight.new_zeros(prod(routing.batch_shape)).index_add(0, sample, weight)
+    return sample, expert, weight, weight / row_sum[sample], row_sum
 
 
 def _tree_sums(selectors: Tensor, mask: Tensor | None) -> dict[str, Tensor]:

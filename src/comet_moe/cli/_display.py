@@ -113,6 +113,8 @@ class LiveRuns:
         def on_each_epoch(record: "EpochRecord") -> None:
             for function in (row.on_epoch, *on_epoch):
                 function(record)
+            for warning in record.warnings:
+                self._log(f"{row.name}: warning: {warning}")
             if self.log_epochs and not self.console.is_terminal:
                 self._log(
                     f"{row.name}: epoch {record.epoch}/{row.epochs}, train {as_number(record.train_loss)}, "
@@ -169,7 +171,7 @@ def print_result(folder: Any, result: "ResultRecord", as_json: bool) -> None:
 
 
 def print_summary(summary: "SummaryRecord", title: str) -> None:
-    """Print losses, metrics of each task and experts per sample under ``title``."""
+    """Print losses, metrics of each task, experts per sample and what each gate does under ``title``."""
     typer.echo(title)
     for name, value, decimals in (
         (f"{summary.test_split} loss x100", summary.test_loss, 3),
@@ -180,3 +182,8 @@ def print_summary(summary: "SummaryRecord", title: str) -> None:
     for task, metrics in summary.tasks.items():
         values = ", ".join(f"{name} {'-' if v is None else f'{v:.4f}'}" for name, v in metrics.items())
         typer.echo(f"  {task}: {values}")
+    for owner, record in summary.routing.items():
+        typer.echo(
+            f"  gate of {owner}: {record.verdict}, information {record.information:.3f} nats, "
+            f"{record.effective_experts:.2f} effective experts of {len(record.share_of_samples)}"
+        )

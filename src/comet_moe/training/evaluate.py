@@ -1,5 +1,6 @@
 """A model of a recipe on a split: losses, metrics of each task, and how its gates use the experts."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,14 @@ from comet_moe.data import Dataset, Split
 from comet_moe.models import ImageModel, RatingModel, Task
 from comet_moe.statistics import RoutingStatistics
 from comet_moe.training.batches import evaluation_batches
-from comet_moe.training.records import EvaluationRecord, Metrics, RoutingRecord, SummaryRecord
+from comet_moe.training.groups import GateGroups, Grouping, Groups
+from comet_moe.training.records import (
+    EvaluationRecord,
+    GroupsRecord,
+    Metrics,
+    RoutingRecord,
+    SummaryRecord,
+)
 
 EVALUATION_BATCH = 4096
 """Rows of a batch; not the training batch size, so that metrics do not depend on it."""
@@ -21,27 +29,43 @@ EVALUATION_BATCH = 4096
 def evaluate_held_out(model: RatingModel | ImageModel, dataset: Dataset) -> SummaryRecord:
     """Evaluate ``model`` on the validation and the test split."""
     return SummaryRecord.from_evaluations(
-        evaluate(model, dataset.validation), evaluate(model, dataset.test), test_split="test"
+        evaluate(model, dataset.validation),
+        evaluate(model, dataset.test, dataset.meta.get("groups", {})),
+        test_split="test",
     )
 
 
 @torch.no_grad()
 @without_value_checks()  # NaN weights give a NaN loss, which ends the run with a reason, not with an error
-def evaluate(model: RatingModel | ImageModel, split: Split) -> EvaluationRecord:
-    """Evaluate ``model`` in eval mode on all rows of ``split``; its mode is restored afterwards."""
+def evaluate(model: RatingModel | ImageModel, split: Split, groups: Groups | None = None) -> EvaluationRecord:
+    """Evaluate ``model`` in eval mode on all rows of ``split``; its mode is restored afterwards.
+
+    Args:
+        model: the model.
+        split: the rows.
+        groups: columns by which the use of the experts is recorded, beside the class of each task; None
+            records it by no column at all.
+    """
     was_training = model.training
     model.eval()
     accumulators = [_TaskMetrics(task) for task in model.tasks]
     statistics = {task.name: RoutingStatistics() for task in model.tasks}
-    flops = 0
+    by_group = _gate_groups(model.tasks, split, groups)
+    flops = start = 0
     for batch in evaluation_batches(split, EVALUATION_BATCH):
         outputs, routings = model(batch.features)
         flops += model.flops(routings)
         for metrics, output, routing in zip(accumulators, outputs, routings, strict=True):
             metrics.add(output, batch.targets)
             statistics[metrics.task.name].add(routing)
+            if metrics.task.name in by_group:
+                by_group[metrics.task.name].add(routing, start)
+        start += len(batch)
     model.train(was_training)
-    routing_records = {name: routing_record(sums) for name, sums in statistics.items()}
+    routing_records = {
+        name: routing_record(sums, by_group[name].records() if name in by_group else {})
+        for name, sums in statistics.items()
+    }
     return EvaluationRecord(
         loss=100 * sum(metrics.task.weight * metrics.loss() for metrics in accumulators),
         tasks={metrics.task.name: metrics.metrics() for metrics in accumulators},
@@ -51,10 +75,25 @@ def evaluate(model: RatingModel | ImageModel, split: Split) -> EvaluationRecord:
     )
 
 
-def routing_record(statistics: RoutingStatistics) -> RoutingRecord:
+def _gate_groups(tasks: Sequence[Task], split: Split, groups: Groups | None) -> dict[str, GateGroups]:
+    """For each task, how its gate's statistics are grouped; a classification task by its class, too."""
+    if groups is None or not len(split):
+        return {}
+    classes = [task.name for task in tasks if task.kind != "value"]
+    groupings = {name: Grouping(name, split, groups.get(name)) for name in dict.fromkeys((*classes, *groups))}
+    return {
+        task.name: GateGroups([groupings[name] for name in groupings if name in groups or name == task.name])
+        for task in tasks
+    }
+
+
+def routing_record(
+    statistics: RoutingStatistics, groups: dict[str, GroupsRecord] | None = None
+) -> RoutingRecord:
     """The statistics of a gate as they are written."""
     result = statistics.result()
-    return RoutingRecord(**{name: result[name] for name in RoutingRecord.model_fields})
+    fields = {name: result[name] for name in RoutingRecord.model_fields if name != "groups"}
+    return RoutingRecord(**fields, groups=groups or {})
 
 
 class _TaskMetrics:

@@ -9,6 +9,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from comet_moe.diagnosis import Verdict, verdict
+
 Number = float | None
 """None stands for NaN and infinity, which JSON does not have."""
 
@@ -28,6 +30,36 @@ class Record(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
+class GroupsRecord(Record):
+    """Which experts the samples of each group use, such as those of each class.
+
+    Attributes:
+        labels: (G,) name of each group; the smallest ones together are the last, "other".
+        samples: (G,) number of samples.
+        shares: (G, n) P(expert | group), the mean weight of each expert over the samples of a group.
+    """
+
+    labels: list[str]
+    samples: list[int]
+    shares: list[list[float]]
+
+    def lift(self) -> list[list[float | None]]:
+        """(G, n) P(expert | group) / P(expert): above 1 where an expert prefers a group.
+
+        None for an expert that no sample uses.
+        """
+        total = max(sum(self.samples), 1)
+        columns = zip(*self.shares, strict=True)
+        overall = [
+            sum(count * share for count, share in zip(self.samples, column, strict=True)) / total
+            for column in columns
+        ]
+        return [
+            [share / mean if mean > 0 else None for share, mean in zip(row, overall, strict=True)]
+            for row in self.shares
+        ]
+
+
 class RoutingRecord(Record):
     """How one gate used its experts, as means over samples.
 
@@ -42,6 +74,8 @@ class RoutingRecord(Record):
         tree_entropy: mean entropy of a tree or selector, in nats; None for a gate without trees.
         one_hot_trees: share of (sample, tree) pairs whose tree is one-hot; None for a gate without trees.
         leaf_share: (k, n) mean distribution of each tree or selector; None for a gate without trees.
+        groups: use of the experts by the samples of each group, by the name of the grouping: the class of a
+            classification task, and what the data set names; on the test split only.
     """
 
     experts_per_sample: float
@@ -54,6 +88,13 @@ class RoutingRecord(Record):
     tree_entropy: Number = None
     one_hot_trees: Number = None
     leaf_share: list[list[float]] | None = None
+    groups: dict[str, GroupsRecord] = {}
+
+    @property
+    def verdict(self) -> Verdict:
+        """In a word, what the gate does: see :func:`comet_moe.diagnosis.verdict`."""
+        n = len(self.share_of_samples)
+        return verdict(self.experts_per_sample, self.effective_experts, self.information, n)
 
 
 class EvaluationRecord(Record):
@@ -92,6 +133,7 @@ class EpochRecord(Record):
         tau, sinkhorn_iterations: schedule of the local search at the end of the epoch, or None.
         permutations: hard permutation of each local search.
         soft_permutations: soft permutation matrix of each local search that has not ended.
+        warnings: sentences about gates that, after this epoch, for the first time do not route.
         samples_per_second: speed of training, without evaluation.
         validation: the model on the validation split.
         best_validation_loss: validation loss of the best epoch so far.
@@ -109,6 +151,7 @@ class EpochRecord(Record):
     sinkhorn_iterations: int | None = None
     permutations: list[Order] = []
     soft_permutations: list[Matrix] = []
+    warnings: list[str] = []
     samples_per_second: float
     validation: EvaluationRecord
     best_validation_loss: Number
@@ -153,7 +196,7 @@ class ResultRecord(SummaryRecord):
         parameters: number of trainable parameters.
         epochs: number of epochs trained.
         best_epoch: the epoch whose weights were kept, from 1; 0 if there is none.
-        notes: what a reader of the metrics should know of the data.
+        notes: what a reader of the metrics should know of the data and of gates that do not route.
     """
 
     status: Literal["complete", "failed", "running"]

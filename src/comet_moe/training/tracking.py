@@ -10,8 +10,9 @@ from comet_moe.training.records import EpochRecord
 class TensorBoard:
     """Writes every number of an epoch's record to ``folder``; a context manager.
 
-    Numbers in nested records have a path as their name, such as ``validation/loss``; lists are left out. An
-    epoch that is trained twice because the run was killed is written twice, with the same values.
+    Numbers in nested records have a path as their name, such as ``validation/loss`` or
+    ``validation/routing/rating/information``. Dead experts are counted, other lists are left out. An epoch
+    that is trained twice because the run was killed is written twice, with the same values.
     """
 
     def __init__(self, folder: Path):
@@ -40,6 +41,8 @@ def _scalars(values: dict[str, Any], prefix: str = "") -> list[tuple[str, float]
     for name, value in values.items():
         if isinstance(value, dict):
             scalars += _scalars(value, f"{prefix}{name}/")
+        elif name == "dead_experts":
+            scalars.append((prefix + name, float(len(value))))
         elif isinstance(value, int | float):
             scalars.append((prefix + name, float(value)))
     return scalars

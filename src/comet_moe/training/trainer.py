@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 
 from comet_moe.checks import without_value_checks
 from comet_moe.exceptions import DivergedError
+from comet_moe.gates import Gate
 from comet_moe.local_search import Permutation
 from comet_moe.routing import Routing
 from comet_moe.statistics import RoutingStatistics
@@ -28,6 +29,7 @@ from comet_moe.stepping import step as step_modules
 from comet_moe.training.distributed import Processes, num_threads
 from comet_moe.training.evaluate import routing_record
 from comet_moe.training.records import EpochRecord, EvaluationRecord, ResultRecord, SummaryRecord
+from comet_moe.training.routing_warnings import routing_warnings
 from comet_moe.training.run import RunFolder, Tensors, environment
 
 ROUTING_INTERVAL = 20
@@ -154,6 +156,7 @@ class Trainer:
         self.best_loss = math.inf
         self.best_weights: Tensors = {}
         self.seconds = 0.0
+        self.warned: dict[str, list[str]] = {}  # each warning so far, with the gates that it is about
 
     def run(self) -> ResultRecord:
         """Train to the end, from the last checkpoint if there is one; returns the result as it is written."""
@@ -181,9 +184,12 @@ class Trainer:
             self.best_loss = validation_loss(validation)
             self.best_weights = {name: value.clone() for name, value in self.model.state_dict().items()}
         self.seconds += time.perf_counter() - started
+        warnings = self._routing_warnings(validation)
+        self.warned |= warnings
         record = EpochRecord(
             epoch=self.epoch,
             **trained,
+            warnings=list(warnings),
             samples_per_second=samples_per_second,
             validation=validation,
             best_validation_loss=self.best_loss,
@@ -235,6 +241,13 @@ class Trainer:
             ],
         }
 
+    def _routing_warnings(self, validation: EvaluationRecord) -> dict[str, list[str]]:
+        """Warnings about gates, each with its gates; none while a search or a warm-up is on."""
+        if any(isinstance(module, Gate) and module.soft_in_training for module in self.model.modules()):
+            return {}
+        known = {gate for gates in self.warned.values() for gate in gates}
+        return routing_warnings(validation.routing, self.epoch, known)
+
     def _set_learning_rates(self, step: int) -> None:
         if self.schedule is not None:
             factor = self.schedule(step)
@@ -261,6 +274,7 @@ class Trainer:
             "best_selection_loss": self.best_selection_loss,
             "best_loss": self.best_loss,
             "seconds": self.seconds,
+            "warned": self.warned,
         }
         self.folder.write_checkpoint(pack_state(self.model, self.best_weights, self.optimizer), state)
 
@@ -273,7 +287,7 @@ class Trainer:
         self.best_weights = unpack_state(tensors, self.model, self.optimizer)
         self.epoch, self.best_epoch = state["epoch"], state["best_epoch"]
         self.best_selection_loss, self.best_loss = state["best_selection_loss"], state["best_loss"]
-        self.seconds = state["seconds"]
+        self.seconds, self.warned = state["seconds"], state["warned"]
 
     def _last_checkpoint(self) -> tuple[Tensors, dict[str, Any]] | None:
         self.folder.remove_temporary_files()
@@ -292,7 +306,12 @@ class Trainer:
         return self._write_result(self.result.model_copy(update={"status": "complete", **fields}))
 
     def _write_result(self, result: ResultRecord) -> ResultRecord:
-        state = {"epochs": self.epoch, "best_epoch": self.best_epoch, "seconds": self.seconds}
+        state = {
+            "epochs": self.epoch,
+            "best_epoch": self.best_epoch,
+            "seconds": self.seconds,
+            "notes": [*result.notes, *self.warned],
+        }
         self.folder.write_result(result.model_copy(update=state))
         return self.folder.result()
 
