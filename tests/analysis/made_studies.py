@@ -9,7 +9,31 @@ from comet_moe.analysis.records import TrialRecord
 from comet_moe.analysis.study import Study, to_frame
 
 GATES = ["softmax", "topk", "topk+", "dselect", "comet", "comet+"]
-MEANS = {"softmax": 17.5, "hash": 19.0, "topk": 17.4, "dselect": 17.2, "comet": 16.9}
+MEANS = {
+    "dense": 17.6,
+    "dense-wide": 17.5,
+    "softmax": 17.5,
+    "hash": 19.0,
+    "topk": 17.4,
+    "dselect": 17.2,
+    "comet": 16.9,
+}
+
+
+# Experts per sample, effective experts, information and dead experts of the gate of each task.
+ROUTING = {"top_left": (2.0, 6.0, 1.2, 0), "bottom_right": (2.0, 2.0, 0.0, 6)}
+
+
+def routing(per_sample, effective, information, dead):
+    """What a trial records of one gate of its model, over 8 experts."""
+    return {
+        "experts": 8,
+        "experts_per_sample": per_sample,
+        "effective_experts": effective,
+        "information": information,
+        "load_ratio": 1.5,
+        "dead_experts": dead,
+    }
 
 
 def trial(gate, index, validation, test, **changes):
@@ -30,6 +54,7 @@ def trial(gate, index, validation, test, **changes):
         }
         if complete
         else {},
+        "routing": {owner: routing(*numbers) for owner, numbers in ROUTING.items()} if complete else {},
     }
     trial = {
         "gate": gate,

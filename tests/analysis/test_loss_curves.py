@@ -119,3 +119,22 @@ def test_a_gate_without_a_complete_trial_has_no_curve():
         ranked_test_losses(study, "topk")
     with pytest.raises(StudyError, match="repeats must be at least 2 to have a spread, got 1"):
         compute_loss_curves(study, repeats=1)
+
+
+def test_information_is_that_of_the_trial_that_is_kept():
+    """Information 0, 1 and 2 by rank: the best of two of three is the first with 2/3, the second with 1/3."""
+    gate = {"experts": 8, "experts_per_sample": 1.0, "load_ratio": 1.0, "dead_experts": 0}
+
+    def routing(value):
+        return {"a": {**gate, "information": value, "effective_experts": 1 + value}}
+
+    lines = [trial("comet", at, float(at), 5.0, routing=routing(at)) for at in range(3)]
+    by_budget = {row["budget"]: row for row in compute_loss_curves(made_study(lines), repeats=2)}
+    assert by_budget[1]["information"] == pytest.approx(1)
+    assert by_budget[2]["information"] == pytest.approx(1 / 3)
+    assert by_budget[2]["effective_experts"] == pytest.approx(4 / 3)
+    failed = trial("comet", 3, None, None)
+    by_budget = {row["budget"]: row for row in compute_loss_curves(made_study([*lines, failed]), repeats=2)}
+    assert by_budget[1]["information"] == pytest.approx(1)  # a draw that failed has none
+    unrecorded = made_study([*lines[:2], trial("comet", 2, 2.0, 5.0, routing={})])
+    assert all(row["information"] is None for row in compute_loss_curves(unrecorded, repeats=2))

@@ -15,7 +15,7 @@ from comet_moe.analysis.render import (
     TextTable,
     choose_decimals,
     escape_tex,
-    flatten_metrics,
+    flatten_row,
     format_p_value,
     number_cell,
     to_csv,
@@ -24,7 +24,14 @@ from comet_moe.analysis.render import (
     to_tex,
 )
 from comet_moe.analysis.table import compare_gates
-from comet_moe.analysis.text_tables import curve_table, result_notes, result_tables, speedup_table
+from comet_moe.analysis.text_tables import (
+    curve_table,
+    kept_routing_table,
+    result_notes,
+    result_tables,
+    routing_tables,
+    speedup_table,
+)
 
 TABLE = TextTable(
     "50%_a|b [x]",
@@ -102,35 +109,74 @@ def test_result_table_has_the_columns_of_the_paper_and_p_values():
     results = [(study, rows)]
     text = to_markdown(result_tables(results)[0])
     assert "| experts | gate | used/complete | failed | test loss x100 | experts per sample |" in text
-    assert r"| accuracy | mse\_5 | p vs best existing | p vs no search |" in text
+    assert r"| routing | accuracy | mse\_5 | p vs best existing | p vs no search |" in text
     (comet,) = (row for row in rows if row["gate"] == "comet+")
     (line,) = (line for line in text.splitlines() if "| comet+ |" in line)
     assert line.startswith(f"| 8 | comet+ | 3/57 | 3 | \\* **{comet['test_loss_mean']:.2f}** ± ")
     assert f"| {comet['p_existing']:.3f} ({comet['best_existing']}) | {comet['p_search']:.3f} |" in line
-    printed = to_tex(result_tables(results), result_notes([study], 5))
+    printed = to_tex(result_tables(results), result_notes(results, 5))
     assert "made (alpha=0.9) & 8 & Softmax & $" in printed
     assert r"mse\_5 \\ \hline" in printed
     body = printed[printed.index(r"\begin") :]
     rows_of_tex = [line for line in body.splitlines() if "&" in line]
-    assert {line.count("&") for line in rows_of_tex} == {6}
+    assert {line.count("&") for line in rows_of_tex} == {7}
     assert body.count("{") == body.count("}")
     assert body.count("$") % 2 == 0
     assert not re.search(r"(?<!\\)[%#_]", body)
 
 
 def test_notes_explain_which_trials_count_and_the_asterisk():
-    tuning, ablation = (made_study(random_trials(["comet"], 3), kind=kind) for kind in ("tuning", "ablation"))
-    assert [len(result_notes(studies, 5)) for studies in ([tuning], [ablation], [tuning, ablation])] == [
-        2,
-        2,
+    studies = [made_study(random_trials(["comet"], 3), kind=kind) for kind in ("tuning", "ablation")]
+    tuning, ablation = ((study, compare_gates(study)) for study in studies)
+    assert [len(result_notes(results, 5)) for results in ([tuning], [ablation], [tuning, ablation])] == [
         3,
+        3,
+        4,
     ]
-    assert "the best 7.5 % of the trials" in result_notes([tuning], 7.5)[1]
-    assert "Welch" in result_notes([ablation], 5)[1]
+    assert "the best 7.5 % of the trials" in result_notes([tuning], 7.5)[2]
+    assert "Welch" in result_notes([ablation], 5)[2]
+
+
+def test_notes_begin_with_whether_a_mixture_pays_in_each_study():
+    study = made_study(random_trials(["dense", "comet"], 40), kind="ablation")
+    result = (study, compare_gates(study))
+    (row,) = (row for row in result[1] if row["gate"] == "comet")
+    answer = result_notes([result], 5)[0]
+    assert answer.startswith("Does a mixture pay on this data? Yes, ")
+    assert row["p_dense"] < 0.001
+    assert answer.endswith("comet has the lowest p-value of 1, p < 0.001.")
+    assert result_notes([result, result], 5)[:2] == [f"made: {answer}"] * 2
+    (table,) = result_tables([result])
+    assert table.columns[-1].name == "p vs dense"
+    assert [cells[-1].text for cells in table.rows] == ["", "<0.001"]
+
+
+def test_a_table_of_its_own_says_how_the_gates_use_their_experts():
+    study = made_study([trial("topk", 0, 1.0, 2.0), trial("comet", 0, 1.0, 2.0, routing={})])
+    (table,) = routing_tables([(study, compare_gates(study))])
+    assert to_markdown(table).splitlines() == [
+        "**made: routing**",
+        "",
+        "| gate | routing | information | effective experts | load ratio | dead experts |",
+        "| --- | --- | --- | --- | --- | --- |",
+        "| topk | routes / static | 0.600 | 4.00 | 1.50 | 3.0 |",
+        "| comet |  |  |  |  |  |",
+    ]
+    unrecorded = made_study([trial("comet", 0, 1.0, 2.0, routing={})])
+    results = [(unrecorded, compare_gates(unrecorded))]
+    assert routing_tables(results) == []
+    assert "routing" not in [column.name for column in result_tables(results)[0].columns]
+
+
+def test_csv_has_the_routing_of_each_task():
+    row = flatten_row(compare_gates(made_study([trial("topk", 0, 1.0, 2.0)]))[0])
+    assert (row["top_left.verdict"], row["bottom_right.verdict"]) == ("routes", "static")
+    assert (row["top_left.information_mean"], row["bottom_right.dead_experts_mean"]) == (1.2, 6.0)
+    assert not any(isinstance(value, dict) for value in row.values())
 
 
 def test_csv_has_every_number_in_full_precision():
-    rows = [flatten_metrics(row) for row in compare_gates(made_study(random_trials(GATES, 60)))]
+    rows = [flatten_row(row) for row in compare_gates(made_study(random_trials(GATES, 60)))]
     read = list(csv.DictReader(io.StringIO(to_csv(rows))))
     assert len(read) == len(rows)
     for written, row in zip(read, rows, strict=True):
@@ -181,3 +227,18 @@ def test_tables_of_few_trials(count):
     )
     assert "comet" in to_markdown(result_tables([(study, compare_gates(study))])[0])
     assert to_markdown(speedup_table(study, compute_speedups(study, [("comet", "topk")]))).count("\n") >= 5
+
+
+def test_curves_have_a_table_of_how_the_kept_trial_routes():
+    gate = {"experts": 8, "experts_per_sample": 2.0, "load_ratio": 1.0, "dead_experts": 0}
+    lines = [
+        trial("topk", at, float(at), 1.0, routing={"a": {**gate, "information": at, "effective_experts": 4}})
+        for at in range(2)
+    ]
+    lines += [trial("comet", at, 1.0, 1.0, routing={}) for at in range(2)]
+    study = made_study(lines)
+    table = kept_routing_table(study, compute_loss_curves(study, repeats=2))
+    assert [column.name for column in table.columns] == ["trials", "topk"]
+    assert [[cell.text for cell in row] for row in table.rows] == [["1", "0.50 (4.0)"], ["2", "0.00 (4.0)"]]
+    without = made_study(lines[2:])
+    assert kept_routing_table(without, compute_loss_curves(without, repeats=2)) is None

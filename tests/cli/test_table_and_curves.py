@@ -34,7 +34,19 @@ def test_table_prints_one_row_per_gate_as_json(study):
         best = sorted(complete, key=lambda line: line["validation_loss"])[:3]
         assert row["test_loss_mean"] == pytest.approx(np.mean([line["test_loss"] for line in best]))
         assert row["test_loss_se"] == pytest.approx(sem([line["test_loss"] for line in best]))
-    assert rows[0]["p_existing"] is None
+    assert rows[0]["p_existing"] is rows[0]["p_dense"] is None
+    assert rows[0]["verdict"] == "routes / static"
+    assert rows[0]["routing"]["top_left"]["information_mean"] == 1.2
+
+
+def test_gates_are_tested_against_the_network_without_a_mixture(tmp_path):
+    folder = write_study(tmp_path / "s", random_trials(["dense", "topk", "comet"], 20), kind="ablation")
+    dense, topk, comet = succeed("table", folder, "--json").json["rows"]
+    assert (dense["p_dense"], dense["significant_dense"]) == (None, None)
+    assert comet["p_dense"] < 0.05 < topk["p_dense"]
+    text = succeed("table", folder).out
+    assert "Does a mixture pay on this data? Yes, " in text
+    assert "| p vs dense |" in text
 
 
 def test_formats_agree(study):
@@ -55,7 +67,8 @@ def test_several_studies_are_printed_in_one_table(study, tmp_path):
     rows = succeed("table", study, other, "--json").json["rows"]
     assert [row["study"] for row in rows] == ["made"] * 6 + ["search"] * 2
     assert [row["trials_used"] for row in rows] == [3] * 6 + [9] * 2
-    assert succeed("table", study, other, "--format", "tex").out.count("tabular") == 2
+    # one table of results and one of routing, each with a beginning and an end
+    assert succeed("table", study, other, "--format", "tex").out.count("tabular") == 4
 
 
 def test_unfinished_trials_are_reported_on_stderr(tmp_path):
@@ -84,6 +97,7 @@ def test_curves_print_losses_and_speedups(study):
     text = succeed("curves", study, "--repeats", "100").out
     assert "| trials | softmax | topk | topk+ | dselect | comet | comet+ |" in text
     assert "**made: speedup**" in text
+    assert "**made: routing**" in text
     read = list(csv.DictReader(io.StringIO(succeed("curves", study, "--format", "csv").out)))
     assert [float(line["expected"]) for line in read] == [row["expected"] for row in result["rows"]]
 

@@ -7,6 +7,7 @@ Shapes: N trials, S budgets, R repeats. Losses are given by rank, that of the lo
 """
 
 from collections.abc import Sequence
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -86,7 +87,9 @@ def compute_loss_curves(study: Study, repeats: int = DEFAULT_REPEATS, seed: int 
 
     ``expected``: the exact mean over all draws of s trials. ``mean``, ``mean_se``: the mean of ``repeats``
     random draws, as in the paper, and its standard error. ``low``, ``high``: the 5 % and 95 % quantiles of
-    these draws. ``all_failed_probability``: that all s trials of a draw failed.
+    these draws. ``all_failed_probability``: that all s trials of a draw failed. ``information``,
+    ``effective_experts``: expected values of the trial that is kept, as means over the gates of its model,
+    over the draws that did not fail; None where trials have not recorded them.
     """
     if repeats < 2:
         raise StudyError(f"repeats must be at least 2 to have a spread, got {repeats}")
@@ -96,6 +99,8 @@ def compute_loss_curves(study: Study, repeats: int = DEFAULT_REPEATS, seed: int 
 def _loss_curve(study: Study, gate: str, repeats: int, seed: int) -> list[dict[str, Any]]:
     losses = ranked_test_losses(study, gate)
     num_failed = count_failed(study.trials_of(gate))
+    complete = rank_trials(study.trials_of(gate))
+    routing = {name: complete[name].to_numpy() for name in ("information", "effective_experts")}
     budgets = np.array(budget_grid(len(losses)))
     probabilities = best_rank_probabilities(budgets, len(losses))
     draws = losses[draw_best_ranks(budgets, len(losses), repeats, np.random.default_rng(seed))]
@@ -106,8 +111,16 @@ def _loss_curve(study: Study, gate: str, repeats: int, seed: int) -> list[dict[s
         | {"budget": int(budget), "expected": float(probability @ losses)}
         | _spread(sample)
         | {"all_failed_probability": float(probability[len(losses) - num_failed :].sum())}
+        | {name: _expected_if_complete(probability, values) for name, values in routing.items()}
         for budget, probability, sample in zip(budgets, probabilities, draws.T, strict=True)
     ]
+
+
+def _expected_if_complete(probability: Floats, values: Floats) -> float | None:
+    """Expected value of the trial that is kept, given that it is a complete one; None if one has no value."""
+    kept = probability[: len(values)]
+    expected = float(kept @ values / kept.sum())
+    return expected if isfinite(expected) else None
 
 
 def _spread(draws: Floats) -> dict[str, float | None]:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import AliasChoices, AliasPath, BaseModel, Field, PositiveInt, ValidationError
 
-from comet_moe.analysis.records import RESULT_FIELDS, StudyRecord, TrialRecord
+from comet_moe.analysis.records import RESULT_FIELDS, StudyRecord, TrialRecord, trial_routing
 from comet_moe.analysis.study import Study, to_frame
 from comet_moe.exceptions import StudyError
 from comet_moe.gate_names import GATE_NAMES
@@ -203,5 +203,6 @@ def _read_run(run: Path, settings: _RunSettings, index: int) -> TrialRecord:
         gate=settings.gate_name,
         index=index,
         params={"seed": settings.seed},
+        routing=trial_routing(result),
         **result.model_dump(include=set(RESULT_FIELDS)),
     )

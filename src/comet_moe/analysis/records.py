@@ -6,10 +6,12 @@ and infinity are written as null and read back as None.
 
 import math
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
+from comet_moe.diagnosis import Verdict, verdict
 from comet_moe.training.records import Metrics, Number, Record, ResultRecord
 
 StudyKind = Literal["tuning", "ablation"]
@@ -48,6 +50,32 @@ class StudyRecord(Record):
     space: dict[str, dict[str, Any]] = Field(default_factory=dict)
 
 
+class GateRecord(Record):
+    """How one gate of a trial used its experts on the test split: the numbers of a `RoutingRecord`.
+
+    Attributes:
+        experts: number of experts.
+        experts_per_sample, effective_experts, information, load_ratio: see `RoutingRecord`.
+        dead_experts: number of experts that no sample selected.
+    """
+
+    experts: PositiveInt
+    experts_per_sample: float
+    effective_experts: float
+    information: float
+    load_ratio: float
+    dead_experts: NonNegativeInt
+
+    @property
+    def verdict(self) -> Verdict:
+        """In a word, what the gate does: see `comet_moe.diagnosis.verdict`."""
+        return verdict(self.experts_per_sample, self.effective_experts, self.information, self.experts)
+
+
+ROUTING_COLUMNS = ("information", "effective_experts", "load_ratio", "dead_experts")
+"""Fields of a `GateRecord` whose means over the gates of a trial are columns of ``Study.trials``."""
+
+
 class TrialRecord(Record):
     """A line of ``trials.jsonl``: one trial, and the result of its run.
 
@@ -59,6 +87,7 @@ class TrialRecord(Record):
         worker: HOST:PID of the last worker that started it.
         run: the run's folder, relative to the study's.
         params: the settings that were sampled, and the seed.
+        routing: each gate of the model, by task or layer; empty for a model without experts.
         validation_loss and what follows: of the run, see `ResultRecord`; None until the trial is complete.
     """
 
@@ -70,6 +99,7 @@ class TrialRecord(Record):
     worker: str | None = None
     run: str | None = None
     params: dict[str, Any] = Field(default_factory=dict)
+    routing: dict[str, GateRecord] = Field(default_factory=dict)
     validation_loss: Number = None
     test_loss: Number = None
     experts_per_sample: Number = None
@@ -91,7 +121,10 @@ class TrialRecord(Record):
         Args:
             run: the run's folder, None if it is not on this machine.
         """
-        row = self.model_dump() | {"run": run}
+        row = self.model_dump() | {"run": run, "routing": self.routing}
+        for name in ROUTING_COLUMNS:
+            values = [getattr(gate, name) for gate in self.routing.values()]
+            row[name] = fmean(values) if values else None
         for name in ("validation_loss", "test_loss"):
             if self.status == "complete" and not _is_finite(row[name]):
                 row |= {"status": "failed", "reason": f"{name} is {row[name]}"}
@@ -100,8 +133,25 @@ class TrialRecord(Record):
         return row
 
 
-RESULT_FIELDS = frozenset(TrialRecord.model_fields.keys() & ResultRecord.model_fields.keys() - {"gate"})
-"""The fields that a trial copies from the result of its run."""
+RESULT_FIELDS = frozenset(
+    TrialRecord.model_fields.keys() & ResultRecord.model_fields.keys() - {"gate", "routing"}
+)
+"""The fields that a trial copies from the result of its run; beside those it has `trial_routing`."""
+
+
+def trial_routing(result: ResultRecord) -> dict[str, GateRecord]:
+    """``routing`` of a trial from the result of its run."""
+    return {
+        owner: GateRecord(
+            experts=len(record.share_of_samples),
+            experts_per_sample=record.experts_per_sample,
+            effective_experts=record.effective_experts,
+            information=record.information,
+            load_ratio=record.load_ratio,
+            dead_experts=len(record.dead_experts),
+        )
+        for owner, record in result.routing.items()
+    }
 
 
 def _is_finite(value: float | None) -> bool:

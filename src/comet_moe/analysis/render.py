@@ -104,12 +104,24 @@ def to_csv(rows: list[dict[str, Any]]) -> str:
     return text.getvalue()
 
 
-def flatten_metrics(row: dict[str, Any]) -> dict[str, Any]:
-    """A row with ``metrics`` as columns ``NAME_mean`` and ``NAME_se``, as CSV needs it."""
-    columns = {
+def flatten_row(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of a comparison as CSV needs it, without dictionaries in it.
+
+    ``metrics`` become columns ``NAME_mean`` and ``NAME_se``, ``routing`` columns such as
+    ``TASK.information_mean`` and ``TASK.verdict``.
+    """
+    metrics = {
         f"{name}_{part}": value for name, parts in row["metrics"].items() for part, value in parts.items()
     }
-    return {name: value for name, value in row.items() if name != "metrics"} | columns
+    routing = {
+        f"{owner}.{name}": value
+        for owner, parts in row["routing"].items()
+        for name, value in parts.items()
+        if name != "verdicts"
+    }
+    return (
+        {name: value for name, value in row.items() if name not in ("metrics", "routing")} | metrics | routing
+    )
 
 
 def to_rich(table: TextTable) -> Table:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import pandas as pd
 
+from comet_moe.analysis.records import ROUTING_COLUMNS
 from comet_moe.exceptions import StudyError
 
 METRIC_COLUMNS = (
@@ -23,10 +24,22 @@ METRIC_COLUMNS = (
     "epochs",
     "best_epoch",
     "seconds",
+    *ROUTING_COLUMNS,
 )
 """Columns of floats, NaN where a trial has no value."""
 
-COLUMNS = ("gate", "index", "status", "reason", "attempts", "run", *METRIC_COLUMNS, "params", "tasks")
+COLUMNS = (
+    "gate",
+    "index",
+    "status",
+    "reason",
+    "attempts",
+    "run",
+    *METRIC_COLUMNS,
+    "params",
+    "tasks",
+    "routing",
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +61,8 @@ class Study:
         trials: one row per trial with the columns ``COLUMNS``. Those of ``METRIC_COLUMNS`` are floats, NaN
             where there is no value; losses are times 100. ``status`` is "complete", "failed", "running" or
             "waiting", and a complete trial has finite losses. ``run`` is the absolute path of the run's
-            folder, None if it is not on this machine. ``params`` and ``tasks`` are dictionaries.
+            folder, None if it is not on this machine. ``params``, ``tasks`` and ``routing`` (a `GateRecord`
+            per gate of the model) are dictionaries.
     """
 
     path: Path

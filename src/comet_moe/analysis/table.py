@@ -1,13 +1,17 @@
 """The comparison of gates in a study: one row per gate, with t-tests."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 import pandas as pd
 
 from comet_moe.analysis.defaults import TOP_PERCENT
+from comet_moe.analysis.records import ROUTING_COLUMNS, GateRecord
 from comet_moe.analysis.stats import (
+    SIGNIFICANCE_LEVEL,
     Summary,
     is_significant,
     student_t_test,
@@ -16,9 +20,13 @@ from comet_moe.analysis.stats import (
     welch_t_test,
 )
 from comet_moe.analysis.study import Study, count_failed, select_trials
+from comet_moe.gate_names import GATE_KINDS
 
-EXISTING_GATES = ("softmax", "hash", "topk", "dselect")
 COMET_GATES = ("comet", "comet+")
+DENSE = "dense"
+"""No mixture, one expert as costly as the selected ones: what every gate is compared with."""
+DENSE_GATES = (DENSE, "dense-wide")
+EXISTING_GATES = tuple(kind for kind in GATE_KINDS if kind not in (*COMET_GATES, *DENSE_GATES))
 
 TTest = Callable[[Summary, Summary], float | None]
 
@@ -39,16 +47,22 @@ def compare_gates(study: Study, top_percent: float = TOP_PERCENT) -> list[dict[s
     ``test_loss_mean`` and the other means are over ``trials_used`` trials: the best ``top_percent`` % by
     validation loss in a tuning study, all complete ones elsewhere. ``p_existing``: Student's t-test of COMET
     and COMET+ against ``best_existing``, the gate of ``EXISTING_GATES`` with the lowest mean test loss.
-    ``p_search``: Welch's t-test of a gate with local search against the same without. ``asterisk``: the test
-    that the paper marks is significant, p_existing in a tuning study and p_search elsewhere. ``lowest``: the
-    gate has the lowest mean test loss of the study.
+    ``p_search``: Welch's t-test of a gate with local search against the same without. ``p_dense``: Welch's
+    t-test of a gate against ``dense``, if the study has it. ``asterisk``: the test that the paper marks is
+    significant, p_existing in a tuning study and p_search elsewhere. ``lowest``: the gate has the lowest mean
+    test loss of the study.
+
+    ``information_mean``, ``effective_experts_mean``, ``load_ratio_mean`` and ``dead_experts_mean`` are also
+    over the gates of a model (one per task or layer), and ``routing`` has them for each of these gates, with
+    ``verdicts``, how many trials got each word, and ``verdict``, the word of most trials. The ``verdict`` of
+    the row has the words of all gates, such as "static / routes".
     """
     gates = {name: _summarise_gate(study, name, top_percent) for name in study.gates}
     best_existing = _lowest(gates[name] for name in study.gates if name in EXISTING_GATES)
     lowest = _lowest(gates.values())
     return [
         _describe(study, gate)
-        | _test(study, gate, best_existing, _without_search(gate, gates))
+        | _test(study, gate, best_existing, _without_search(gate, gates), gates.get(DENSE))
         | {"lowest": gate is lowest}
         for gate in gates.values()
     ]
@@ -84,6 +98,7 @@ def _describe(study: Study, gate: _Gate) -> dict[str, Any]:
         "validation_loss_mean": _mean(gate.selected, "validation_loss"),
         **_mean_and_se("experts_per_sample", summarise(_values(gate.selected, "experts_per_sample"))),
         "flops_per_sample_mean": _mean(gate.selected, "flops_per_sample"),
+        **_describe_routing(gate),
         "metrics": {
             name: {"mean": summary.mean, "se": summary.se}
             for name, summary in summarise_metrics(gate.selected["tasks"]).items()
@@ -91,20 +106,51 @@ def _describe(study: Study, gate: _Gate) -> dict[str, Any]:
     }
 
 
+def _describe_routing(gate: _Gate) -> dict[str, Any]:
+    by_owner: dict[str, list[GateRecord]] = {}
+    for routing in gate.selected["routing"]:  # the lowest validation loss first
+        for owner, record in routing.items():
+            by_owner.setdefault(owner, []).append(record)
+    routing = {owner: _describe_owner(records) for owner, records in by_owner.items()}
+    words = list(dict.fromkeys(described["verdict"] for described in routing.values()))
+    if not words and gate.name in DENSE_GATES and gate.test_loss:
+        words = ["dense"]
+    return {
+        "verdict": " / ".join(words) or None,
+        **{f"{name}_mean": _mean(gate.selected, name) for name in ROUTING_COLUMNS},
+        "routing": routing,
+    }
+
+
+def _describe_owner(records: list[GateRecord]) -> dict[str, Any]:
+    """One gate of the model over the trials; of words that are equally common, that of the best trial."""
+    verdicts = Counter(record.verdict for record in records)
+    return {
+        "verdict": verdicts.most_common(1)[0][0],
+        "verdicts": dict(verdicts),
+        **{f"{name}_mean": fmean(getattr(record, name) for record in records) for name in ROUTING_COLUMNS},
+    }
+
+
 def _without_search(gate: _Gate, gates: dict[str, _Gate]) -> _Gate | None:
     return gates.get(gate.name[:-1]) if gate.name.endswith("+") else None
 
 
-def _test(study: Study, gate: _Gate, best_existing: _Gate | None, plain: _Gate | None) -> dict[str, Any]:
+def _test(
+    study: Study, gate: _Gate, best_existing: _Gate | None, plain: _Gate | None, dense: _Gate | None
+) -> dict[str, Any]:
     existing = best_existing if gate.name in COMET_GATES else None
     p_existing = _p_value(student_t_test, gate, existing)
     p_search = _p_value(welch_t_test, gate, plain)
+    p_dense = _p_value(welch_t_test, gate, None if gate is dense else dense)
     return {
         "best_existing": existing and existing.name,
         "p_existing": p_existing,
         "significant_existing": is_significant(p_existing),
         "p_search": p_search,
         "significant_search": is_significant(p_search),
+        "p_dense": p_dense,
+        "significant_dense": is_significant(p_dense),
         "asterisk": bool(is_significant(p_existing if study.kind == "tuning" else p_search)),
     }
 
@@ -128,3 +174,32 @@ def _values(trials: pd.DataFrame, column: str) -> list[float]:
 def _mean(trials: pd.DataFrame, column: str) -> float | None:
     summary = summarise(_values(trials, column))
     return None if summary is None else summary.mean
+
+
+def does_a_mixture_pay(rows: list[dict[str, Any]], format_p: Callable[[float], str]) -> str | None:
+    """Whether a gate has a lower test loss than ``dense``, in one sentence; None without ``dense``.
+
+    Args:
+        rows: of one study, from `compare_gates`.
+        format_p: makes text of a p-value, such as "p = 0.012".
+    """
+    mixtures = [row for row in rows if row["gate"] not in DENSE_GATES and row["test_loss_mean"] is not None]
+    dense = next((row for row in rows if row["gate"] == DENSE), None)
+    if dense is None or dense["test_loss_mean"] is None or not mixtures:
+        return None
+    tested = [row for row in mixtures if row["p_dense"] is not None]
+    question = "Does a mixture pay on this data?"
+    if not tested:
+        return f"{question} That takes two trials of {DENSE} and of another gate to test."
+    best = min(tested, key=lambda row: (row["p_dense"], row["test_loss_mean"]))
+    versus = f"{best['gate']} has the lowest p-value of {len(tested)}, {format_p(best['p_dense'])}"
+    if best["significant_dense"]:
+        return f"{question} Yes, its test loss is below that of {DENSE}: {versus}."
+    if best["p_dense"] > 1 - SIGNIFICANCE_LEVEL:
+        closest = min(tested, key=lambda row: row["test_loss_mean"])
+        reverse = format_p(1 - best["p_dense"])  # the largest of the p-values that dense is below a gate
+        return (
+            f"{question} No, the test loss of {DENSE} is below that of every gate, {reverse} or less; the "
+            f"closest is {closest['gate']}."
+        )
+    return f"{question} That is not shown: no test loss is significantly below that of {DENSE}; {versus}."

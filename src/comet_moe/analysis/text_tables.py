@@ -19,6 +19,7 @@ from comet_moe.analysis.render import (
 )
 from comet_moe.analysis.stats import select_task_means
 from comet_moe.analysis.study import Study
+from comet_moe.analysis.table import does_a_mixture_pay
 
 Row = dict[str, Any]
 
@@ -26,6 +27,11 @@ _PAPER_NAMES = {
     "softmax": "Softmax",
     "hash": "Hash-r",
     "topk": "Top-k",
+    "switch": "Switch",
+    "sigmoid": "Sigmoid",
+    "relu": "ReLU",
+    "dense": "Dense",
+    "dense-wide": "Dense-wide",
     "dselect": "DSelect-k",
     "comet": "COMET",
 }
@@ -33,9 +39,17 @@ _RESULT_NOTE = (
     "Mean ± standard error over the trials used. Bold: the lowest mean of the study. p: one-sided t-tests, "
     "against the best existing gate, which is in parentheses, and against the same gate without local search."
 )
+_DENSE_NOTE = "p vs dense: Welch's one-sided t-test against dense, the network without a mixture."
+_ROUTING_NOTE = (
+    "routing: what the gates do in most of the trials used, in a word: routes (different samples have "
+    "different experts), static (every sample has the same), collapsed (nearly all samples share theirs) or "
+    "dense (every sample uses every expert); several words where tasks or layers differ. information: "
+    "between sample and expert in nats, 0 for a static gate. load ratio: largest load / mean load. Numbers "
+    "are means over the gates of a model."
+)
 _TUNING_NOTE = (
     "Tuning: over the best {top_percent:g} % of the trials by validation loss; * where a gate is below the "
-    "best existing one (softmax, hash, topk, dselect) with p < 0.05 in Student's one-sided t-test."
+    "best existing one with p < 0.05 in Student's one-sided t-test."
 )
 _OTHER_NOTE = (
     "Ablation or plain runs: over all complete trials; * where a gate with local search is below the same "
@@ -44,6 +58,10 @@ _OTHER_NOTE = (
 CURVE_NOTE = (
     "Test loss x100 of the trial with the lowest validation loss among that many trials drawn at random: "
     "expected value, and the range of the middle 90 % of the draws."
+)
+KEPT_ROUTING_NOTE = (
+    "Of the same trials: expected information between sample and expert in nats, and in parentheses the "
+    "expected number of effective experts, as means over the gates of a model."
 )
 SPEEDUP_NOTE = (
     "loss: expected test loss of the baseline with half or all of its trials; baseline trials, gate trials: "
@@ -59,6 +77,8 @@ def result_tables(results: Sequence[tuple[Study, list[Row]]]) -> list[TextTable]
             name for _, rows in results for row in rows for name in select_task_means(row["metrics"])
         )
     )
+    with_routing = any(row["verdict"] is not None for _, rows in results for row in rows)
+    with_dense = any(row["p_dense"] is not None for _, rows in results for row in rows)
     columns = [
         Column("experts", "$n$"),
         Column("gate", "Gate"),
@@ -66,16 +86,59 @@ def result_tables(results: Sequence[tuple[Study, list[Row]]]) -> list[TextTable]
         Column("failed"),
         Column("test loss x100", r"Test Loss ($\times100$) $\downarrow$"),
         Column("experts per sample", r"$n/s$ $\downarrow$"),
+        *([Column("routing", "Routing")] if with_routing else []),
         *(Column(name, escape_tex(name)) for name in metrics),
         Column("p vs best existing"),
         Column("p vs no search"),
+        *([Column("p vs dense")] if with_dense else []),
     ]
-    return [TextTable(study.title, columns, _result_cells(study, rows, metrics)) for study, rows in results]
+    optional = (with_routing, with_dense)
+    return [
+        TextTable(study.title, columns, _result_cells(study, rows, metrics, *optional))
+        for study, rows in results
+    ]
 
 
-def result_notes(studies: Sequence[Study], top_percent: float) -> list[str]:
-    """How to read the result tables."""
-    notes = [_RESULT_NOTE]
+def routing_tables(results: Sequence[tuple[Study, list[Row]]]) -> list[TextTable]:
+    """How the gates use their experts: one table per study that has recorded it, from `compare_gates`."""
+    columns = [
+        Column("gate", "Gate"),
+        Column("routing", "Routing"),
+        Column("information", "Information (nats)"),
+        Column("effective experts", "Effective experts"),
+        Column("load ratio", "Load ratio"),
+        Column("dead experts", "Dead experts"),
+    ]
+    return [
+        TextTable(f"{study.title}: routing", columns, [_routing_cells(row) for row in rows])
+        for study, rows in results
+        if any(row["routing"] for row in rows)
+    ]
+
+
+def _routing_cells(row: Row) -> list[Cell]:
+    return [
+        _gate_cell(row["gate"]),
+        Cell(row["verdict"] or ""),
+        number_cell(row["information_mean"], None, 3),
+        number_cell(row["effective_experts_mean"], None, 2),
+        number_cell(row["load_ratio_mean"], None, 2),
+        number_cell(row["dead_experts_mean"], None, 1),
+    ]
+
+
+def result_notes(results: Sequence[tuple[Study, list[Row]]], top_percent: float) -> list[str]:
+    """Whether a mixture pays in each study, and how to read the tables."""
+    studies = [study for study, _ in results]
+    answers = [(study, does_a_mixture_pay(rows, _p_equation)) for study, rows in results]
+    notes = [
+        answer if len(studies) == 1 else f"{study.title}: {answer}" for study, answer in answers if answer
+    ]
+    notes.append(_RESULT_NOTE)
+    if any(row["p_dense"] is not None for _, rows in results for row in rows):
+        notes.append(_DENSE_NOTE)
+    if any(row["verdict"] is not None for _, rows in results for row in rows):
+        notes.append(_ROUTING_NOTE)
     if any(study.kind == "tuning" for study in studies):
         notes.append(_TUNING_NOTE.format(top_percent=top_percent))
     if any(study.kind != "tuning" for study in studies):
@@ -83,7 +146,14 @@ def result_notes(studies: Sequence[Study], top_percent: float) -> list[str]:
     return notes
 
 
-def _result_cells(study: Study, rows: list[Row], metrics: list[str]) -> list[list[Cell]]:
+def _p_equation(p: float) -> str:
+    text = format_p_value(p, " ")
+    return f"p {text}" if text.startswith("<") else f"p = {text}"
+
+
+def _result_cells(
+    study: Study, rows: list[Row], metrics: list[str], with_routing: bool, with_dense: bool
+) -> list[list[Cell]]:
     places = choose_decimals(row["test_loss_se"] for row in rows)
     return [
         [
@@ -93,9 +163,11 @@ def _result_cells(study: Study, rows: list[Row], metrics: list[str]) -> list[lis
             Cell(str(row["trials_failed"] or "")),
             number_cell(row["test_loss_mean"], row["test_loss_se"], places, row["lowest"], row["asterisk"]),
             number_cell(row["experts_per_sample_mean"], row["experts_per_sample_se"], 2),
+            *([Cell(row["verdict"] or "")] if with_routing else []),
             *(_metric_cell(rows, row, name) for name in metrics),
             _existing_cell(row),
             Cell(format_p_value(row["p_search"])),
+            *([Cell(format_p_value(row["p_dense"]))] if with_dense else []),
         ]
         for row in rows
     ]
@@ -128,6 +200,27 @@ def curve_table(study: Study, rows: list[Row]) -> TextTable:
         for budget in sorted({row["budget"] for row in rows})
     ]
     return TextTable(study.title, [Column("trials"), *map(Column, gates)], cells)
+
+
+def kept_routing_table(study: Study, rows: list[Row]) -> TextTable | None:
+    """As `curve_table`, how the trial that is kept routes; None if no trial has recorded it."""
+    gates = [
+        gate for gate in study.gates if any(_has_information(row) for row in rows if row["gate"] == gate)
+    ]
+    if not gates:
+        return None
+    cells = {(row["gate"], row["budget"]): _information_cell(row) for row in rows if _has_information(row)}
+    budgets = sorted({budget for _, budget in cells})
+    body = [[Cell(str(budget)), *(cells.get((gate, budget), EMPTY) for gate in gates)] for budget in budgets]
+    return TextTable(f"{study.title}: routing", [Column("trials"), *map(Column, gates)], body)
+
+
+def _has_information(row: Row) -> bool:
+    return row["information"] is not None
+
+
+def _information_cell(row: Row) -> Cell:
+    return Cell(f"{row['information']:.2f} ({row['effective_experts']:.1f})")
 
 
 def _loss_cell(row: Row | None, places: int) -> Cell:

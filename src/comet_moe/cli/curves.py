@@ -32,7 +32,7 @@ def curves(
     seed: Annotated[int, typer.Option(min=0, help="Random seed of the draws.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Show the test loss by number of trials, and how many fewer trials a gate needs than another.
+    """Show test loss and routing by number of trials, and how many fewer trials a gate needs than another.
 
     For 1, 2, 5, 10, ... trials drawn at random: the test loss (times 100) of the one with the lowest
     validation loss. The speedup of a gate over a baseline is the ratio of the numbers of trials that reach
@@ -41,7 +41,14 @@ def curves(
     from comet_moe.analysis.budget import compute_loss_curves, compute_speedups, parse_pair, select_pairs
     from comet_moe.analysis.reading import read_studies
     from comet_moe.analysis.render import to_csv
-    from comet_moe.analysis.text_tables import CURVE_NOTE, SPEEDUP_NOTE, curve_table, speedup_table
+    from comet_moe.analysis.text_tables import (
+        CURVE_NOTE,
+        KEPT_ROUTING_NOTE,
+        SPEEDUP_NOTE,
+        curve_table,
+        kept_routing_table,
+        speedup_table,
+    )
     from comet_moe.cli.table import print_tables, warn_unfinished
 
     studies = read_studies(paths)
@@ -62,6 +69,9 @@ def curves(
     else:
         curve_tables = [curve_table(study, of_study) for study, of_study in losses if of_study]
         print_tables(curve_tables, [CURVE_NOTE], as_markdown=format == "md")
+        routing = [table for study, of_study in losses if (table := kept_routing_table(study, of_study))]
+        if routing:
+            print_tables(routing, [KEPT_ROUTING_NOTE], as_markdown=format == "md")
         if speedups:
             speedup_tables = [speedup_table(study, of_study) for study, of_study in speedups]
             print_tables(speedup_tables, [SPEEDUP_NOTE], as_markdown=format == "md")

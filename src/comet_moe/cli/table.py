@@ -28,15 +28,15 @@ def table(
     ] = TOP_PERCENT,
     as_json: AsJson = False,
 ) -> None:
-    """Compare gates: mean test loss, experts per sample, metrics and t-tests.
+    """Compare gates: mean test loss, experts per sample, whether they route, metrics and t-tests.
 
     For a tuning study the means are over the best 5 % of the trials by validation loss, as in the paper; for
     an ablation or for runs over all complete ones. Losses are times 100.
     """
     from comet_moe.analysis.reading import read_studies
-    from comet_moe.analysis.render import flatten_metrics, to_csv, to_tex
+    from comet_moe.analysis.render import flatten_row, to_csv, to_tex
     from comet_moe.analysis.table import compare_gates
-    from comet_moe.analysis.text_tables import result_notes, result_tables
+    from comet_moe.analysis.text_tables import result_notes, result_tables, routing_tables
 
     studies = read_studies(paths)
     results = [(study, compare_gates(study, top)) for study in studies]
@@ -45,11 +45,14 @@ def table(
     if as_json:
         typer.echo(json.dumps({"rows": rows}, allow_nan=False))
     elif format == "csv":
-        typer.echo(to_csv([flatten_metrics(row) for row in rows]), nl=False)
+        typer.echo(to_csv([flatten_row(row) for row in rows]), nl=False)
     elif format == "tex":
-        typer.echo(to_tex(result_tables(results), result_notes(studies, top)), nl=False)
+        typer.echo(to_tex(result_tables(results), result_notes(results, top)), nl=False)
+        if routing := routing_tables(results):
+            typer.echo(to_tex(routing, []), nl=False)
     else:
-        print_tables(result_tables(results), result_notes(studies, top), as_markdown=format == "md")
+        tables = [*result_tables(results), *routing_tables(results)]
+        print_tables(tables, result_notes(results, top), as_markdown=format == "md")
 
 
 def warn_unfinished(studies: "Sequence[Study]") -> None:

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from comet_moe.analysis.records import RESULT_FIELDS, TrialRecord, TrialStatus
+from comet_moe.analysis.records import RESULT_FIELDS, TrialRecord, TrialStatus, trial_routing
 from comet_moe.config import Choice, Distribution, LogUniform
 from comet_moe.exceptions import StudyError, needs_extra
 from comet_moe.training.records import ResultRecord
@@ -169,6 +169,7 @@ class TrialQueue:
             self._end(claim, TrialState.FAIL, reason=result.reason)
             return
         kept = json.loads(result.model_dump_json(include=set(RESULT_FIELDS - {"status", "reason"})))
+        kept["routing"] = {owner: gate.model_dump() for owner, gate in trial_routing(result).items()}
         self._end(claim, TrialState.COMPLETE, [result.validation_loss], result=kept)
 
     def release(self, claim: Claim) -> None:
