@@ -1,6 +1,21 @@
-"""The names of the gates in recipes, runs and tables, in the order of the paper's tables. No imports."""
+"""The names of the gates in recipes, runs and tables, in the order of tables. No imports."""
 
-GATE_KINDS = ("softmax", "hash", "topk", "dselect", "comet")
+DENSE_KINDS = ("dense", "dense-wide")
+"""No mixture: one expert as costly as the k selected ones, or with as many parameters as all experts."""
 
-GATE_NAMES = tuple(kind + plus for kind in GATE_KINDS for plus in ("", "+"))
-"""Each kind without and with local search (``+``)."""
+GATE_KINDS = (
+    *DENSE_KINDS,
+    "softmax",
+    "hash",
+    "topk",
+    "switch",
+    "sigmoid",
+    "dselect",
+    "relu",
+    "comet",
+)
+
+GATE_NAMES = tuple(
+    kind + plus for kind in GATE_KINDS for plus in (("",) if kind in DENSE_KINDS else ("", "+"))
+)
+"""Each kind without and, if there is something to permute, with local search (``+``)."""

@@ -77,7 +77,7 @@ def test_distillation_brings_the_student_closer_to_its_teacher(workspace, tmp_pa
 @pytest.mark.parametrize(
     "settings",
     [
-        ["gate=topk", "gate.k=2", "loss.load_balance=0.1"],
+        ["gate=topk", "gate.k=2", "gate.load_balance=0.1"],
         ["gate=dselect+", "experts.route_by=sentence"],
         ["gate=hash", "gate.balanced=true"],
         ["gate=softmax", "experts.importance=false", "experts.execution=dense"],

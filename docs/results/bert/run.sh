@@ -27,8 +27,8 @@ student() {  # task gate seed
   line="comet-moe bert distill $out/$1-teacher --gate $2 --set seed=$3 --set search.epochs=1"
   for setting in $learning; do line+=" --set training.$setting"; done
   case $2 in
-    topk*)  line+=" --set loss.load_balance=1" ;;
-    comet*) line+=" --set loss.load_balance=1 --set gate.gamma=0.1 --set gate.entropy=1" ;;
+    topk*)  line+=" --set gate.load_balance=1" ;;
+    comet*) line+=" --set gate.load_balance=1 --set gate.gamma=0.1 --set gate.entropy=1" ;;
   esac
   echo "$line --out $out/$1-$2-$3 --resume"
 }

@@ -13,6 +13,7 @@ from comet_moe.bert.evaluate import evaluate, evaluate_held_out, stored_paramete
 from comet_moe.bert.gating import build_layer_gate
 from comet_moe.bert.run import BertFolder, save_model
 from comet_moe.config import BertConfig
+from comet_moe.config.schema import DenseConfig
 from comet_moe.exceptions import RecipeError
 from comet_moe.local_search import Permutation, parameter_groups
 from comet_moe.training.batches import steps_per_epoch
@@ -107,11 +108,12 @@ def check_student(config: BertConfig, dense: Any) -> None:
         config: configuration of the student.
         dense: transformers' configuration of the dense BERT.
     """
-    experts = config.experts
     names = ("experts.count", "experts.size", "experts.shared")
     try:
-        count_neurons(dense.intermediate_size, experts.count, experts.size, experts.shared, names)
-        build_layer_gate(sparse_config(dense, num_experts=experts.count, **_settings(config, steps=1)), 0)
+        count, size, shared = expert_sizes(config, dense.intermediate_size)
+        count_neurons(dense.intermediate_size, count, size, shared, names)
+        settings = {"num_experts": count, "expert_size": size, **_settings(config, steps=1)}
+        build_layer_gate(sparse_config(dense, **settings), 0)
     except ValueError as error:  # fits the schema, not the others: a hash gate that routes by sentence
         raise RecipeError(f"recipe {config.recipe}: {error}") from error
 
@@ -126,32 +128,45 @@ def build_student(config: BertConfig, teacher: Any, data: TaskData, importance: 
         importance: (L, neurons) of the teacher's neurons; None to assign neurons to experts in their order.
     """
     check_student(config, teacher.config)
-    experts = config.experts
+    count, size, shared = expert_sizes(config, teacher.config.intermediate_size)
     steps = steps_per_epoch(len(data.splits["train"]), config.training.batch_size)
     balanced = getattr(config.gate, "balanced", False)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         return convert_bert(
             teacher,
-            experts=experts.count,
-            shared=experts.shared,
+            experts=count,
+            expert_size=size,
+            shared=shared,
             importance=importance,
             frequencies=_token_frequencies(data, teacher.config.vocab_size) if balanced else None,
             **_settings(config, steps),
         )
 
 
+def expert_sizes(config: BertConfig, neurons: int) -> tuple[int, int, int]:
+    """Experts per layer, neurons of each, and how many of these all experts have.
+
+    Without a mixture it is one expert: ``dense`` has the neurons of k experts, ``dense-wide`` of all, at most
+    the ``neurons`` of the teacher's layer.
+    """
+    experts, gate = config.experts, config.gate
+    if not isinstance(gate, DenseConfig):
+        return experts.count, experts.size, experts.shared
+    size = min(neurons, experts.size * (gate.k if gate.name == "dense" else experts.count))
+    return 1, size, min(experts.shared, size)
+
+
 def _settings(config: BertConfig, steps: int) -> dict[str, Any]:
     """Fields of a CometBertConfig, for ``steps`` optimiser steps per epoch."""
     search, experts = config.search, config.experts
-    gate = config.gate.model_dump(exclude={"name", "balanced"})
+    gate = config.gate.model_dump(exclude={"name", "balanced", "warmup_epochs"})
     return {
         "gate": config.gate.name,
         **gate,
-        "expert_size": experts.size,
+        "warmup_steps": getattr(config.gate, "warmup_epochs", 0) * steps,
         "route_by": experts.route_by,
         "execution": experts.execution,
-        "load_balance": config.loss.load_balance,
         "hash_seed": 1000 * config.seed,
         "search_steps": search.epochs * steps if config.uses_search else 0,
         "zeta": search.zeta,

@@ -5,7 +5,7 @@ from typing import Any
 from huggingface_hub.dataclasses import strict
 from transformers import BertConfig
 
-from comet_moe.gate_names import GATE_KINDS
+from comet_moe.gate_names import GATE_NAMES
 
 
 @strict
@@ -13,7 +13,7 @@ class CometBertConfig(BertConfig):
     """A BERT whose feed-forward layers are mixtures of experts.
 
     Args:
-        gate: "softmax", "hash", "topk", "dselect" or "comet"; with "+" for local search.
+        gate: a name of :data:`comet_moe.gate_names.GATE_NAMES`; with "+" for local search.
         num_experts: E, experts per layer.
         expert_size: neurons per expert.
         k: experts per token at most, once the gate is hard.
@@ -23,7 +23,10 @@ class CometBertConfig(BertConfig):
         normalize: softmax over the "selected" or over "all" logits (Top-k). None means "selected", and at
             k=1 "all", since a gate with "selected" does not learn there.
         route_by: "token", or "sentence" to route by the mean over the unmasked tokens.
-        load_balance: weight of E·Σ_e P_e f_e in the auxiliary loss, for gates with parameters.
+        bias_update, groups, top_groups, scale: of Top-k and sigmoid gates, see ``TopKGate``.
+        load_balance, z_loss, information: weights of auxiliary losses, see ``RegularizedGate``; a hash gate has
+            none.
+        warmup_steps: optimiser steps in which a gate turns from equal weights to its own.
         hash_seed: seed of the hash table of the first layer; layer l has the seed hash_seed + l.
         search_steps: optimiser steps of local search, one search per layer; above 0, "+" may be left out.
         zeta, tau, sinkhorn_iterations, gumbel, search_lr_factor: local search, see ``Permutation``.
@@ -42,7 +45,14 @@ class CometBertConfig(BertConfig):
     noise: bool = False
     normalize: str | None = None
     route_by: str = "token"
-    load_balance: float | int = 0.0
+    bias_update: float | int | None = None
+    groups: int = 1
+    top_groups: int = 1
+    scale: float | int = 1.0
+    load_balance: float | int | None = None
+    z_loss: float | int = 0.0
+    information: float | int = 0.0
+    warmup_steps: int = 0
     hash_seed: int = 0
     search_steps: int = 0
     zeta: float | int = 1e-4
@@ -54,10 +64,8 @@ class CometBertConfig(BertConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)
-        if self.kind not in GATE_KINDS:
-            raise ValueError(
-                f"gate must be one of {', '.join(GATE_KINDS)}, with or without +, got {self.gate!r}"
-            )
+        if self.gate not in GATE_NAMES:
+            raise ValueError(f"gate must be one of {', '.join(GATE_NAMES)}, got {self.gate!r}")
         if self.route_by not in ("token", "sentence"):
             raise ValueError(f'route_by must be "token" or "sentence", got {self.route_by!r}')
         if self.kind == "hash" and self.route_by == "sentence":

@@ -125,7 +125,7 @@ def convert_bert(
     route_by: str = "token",
     search_steps: int = 0,
     zeta: float = 1e-4,
-    load_balance: float = 0.0,
+    load_balance: float | None = None,
     *,
     frequencies: Tensor | None = None,
     **settings: Any,
@@ -137,7 +137,7 @@ def convert_bert(
 
     Args:
         model: a BertModel, BertForSequenceClassification or BertForQuestionAnswering.
-        gate: "softmax", "hash", "topk", "dselect" or "comet", with "+" for local search.
+        gate: a name of :data:`comet_moe.gate_names.GATE_NAMES`, with "+" for local search.
         experts: E, experts per layer.
         expert_size: neurons per expert.
         shared: neurons that every expert has.
@@ -147,7 +147,7 @@ def convert_bert(
         route_by: "token" or "sentence".
         search_steps: optimiser steps of local search, one search per layer.
         zeta: weight of the entropy loss of the search.
-        load_balance: weight of the load-balancing loss.
+        load_balance: weight of the load-balancing loss; None is 0, and 0.01 for "switch".
         frequencies: (vocabulary,) how often each token occurs, for hash tables with an even load.
         settings: more of :class:`~comet_moe.bert.CometBertConfig`: ``hash_seed``, ``tau``, and so on.
 

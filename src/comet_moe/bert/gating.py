@@ -7,21 +7,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from comet_moe.bert.configuration import CometBertConfig
-from comet_moe.gates import CometGate, DSelectKGate, Gate, GateWrapper, HashGate, SoftmaxGate, TopKGate
-from comet_moe.gates.top_k import default_normalize
+from comet_moe.gates import Gate, GateWrapper, HashGate
+from comet_moe.gates.build import build_gate
 from comet_moe.local_search import Permutation, PermutedGate
 from comet_moe.routing import Routing
-from comet_moe.statistics import SELECTED_WEIGHT
 
 
 def build_layer_gate(config: CometBertConfig, layer: int) -> Gate:
     """The gate that ``config`` describes, for ``layer`` (from 0)."""
     gate = _build_gate(config, layer)
-    if config.load_balance > 0 and config.kind != "hash":
-        gate = BalancedGate(gate, config.load_balance)
     if config.route_by == "sentence":
         gate = SentenceGate(gate)
     if not config.uses_search:
@@ -40,16 +36,28 @@ def build_layer_gate(config: CometBertConfig, layer: int) -> Gate:
 
 def _build_gate(config: CometBertConfig, layer: int) -> Gate:
     p, n = config.hidden_size, config.num_experts
-    if config.kind == "comet":
-        return CometGate(p, n, config.k, config.gamma, config.entropy)
-    if config.kind == "dselect":
-        return DSelectKGate(p, n, config.k, config.gamma, config.entropy, config.reachability)
-    if config.kind == "topk":
-        normalize: Any = config.normalize or default_normalize(config.k)
-        return TopKGate(p, n, config.k, config.noise, normalize)
     if config.kind == "hash":
         return TokenHashGate(config.vocab_size, n, config.hash_seed + layer)
-    return SoftmaxGate(p, n)
+    normalize: Any = config.normalize
+    return build_gate(
+        config.kind,
+        p,
+        n,
+        k=config.k,
+        gamma=config.gamma,
+        entropy=config.entropy,
+        reachability=config.reachability,
+        noise=config.noise,
+        normalize=normalize,
+        bias_update=config.bias_update,
+        groups=config.groups,
+        top_groups=config.top_groups,
+        scale=config.scale,
+        load_balance=config.load_balance,
+        z_loss=config.z_loss,
+        information=config.information,
+        warmup_steps=config.warmup_steps,
+    )
 
 
 class TokenHashGate(HashGate):
@@ -94,50 +102,3 @@ class SentenceGate(GateWrapper):
         counted = routing.gate_flops
         token_routing.gate_flops = self.gate.flops() * sentences if counted is None else counted
         return token_routing
-
-
-class BalancedGate(GateWrapper):
-    """``gate`` with the load-balancing loss ``weight``·E·Σ_e P_e f_e, in training.
-
-    P_e is the mean probability of expert e over the rows, f_e its share of the (row, expert) pairs. The
-    probabilities are the softmax over all experts for a Top-k gate, and the weights for any other.
-
-    Args:
-        gate: a gate with parameters.
-        weight: weight of the load-balancing loss.
-    """
-
-    def __init__(self, gate: Gate, weight: float):
-        super().__init__(gate)
-        self.weight = weight
-
-    def forward(self, x: Tensor, keys: Tensor | None = None, mask: Tensor | None = None) -> Routing:
-        """Route ``x`` as the gate does."""
-        routing = self.gate(x, keys=keys, mask=mask)
-        if not self.training:
-            return routing
-        return Routing(
-            weights=routing.weights,
-            aux_loss=routing.aux_loss + self.weight * self._imbalance(x, routing),
-            logits=routing.logits,
-            selectors=routing.selectors,
-            contributions=routing.contributions,
-            mask=routing.mask,
-        )
-
-    def _imbalance(self, x: Tensor, routing: Routing) -> Tensor:
-        """E·Σ_e P_e f_e: 1 where the load is even, E where one expert has all rows."""
-        weights = routing.weights.flatten(0, -2)
-        pairs = (weights > SELECTED_WEIGHT).sum(0)
-        share = pairs / pairs.sum().clamp_min(1)
-        probabilities = self._probabilities(x, routing.weights).flatten(0, -2)
-        if routing.mask is not None:
-            probabilities = probabilities[routing.mask.flatten()]
-        mean = probabilities.sum(0) / max(len(probabilities), 1)
-        return self.num_experts * (mean * share).sum()
-
-    def _probabilities(self, x: Tensor, weights: Tensor) -> Tensor:
-        if not isinstance(self.gate, TopKGate):
-            return weights
-        weight, bias = self.gate.weight.to(weights.dtype), self.gate.bias.to(weights.dtype)
-        return F.linear(x.to(weights.dtype), weight, bias).softmax(-1)

@@ -7,10 +7,15 @@ from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, Po
 
 from comet_moe.config.schema import (
     CometConfig,
+    DenseConfig,
     DSelectKConfig,
+    GateSection,
+    ReluConfig,
     SearchConfig,
     Section,
+    SigmoidConfig,
     SoftmaxConfig,
+    SwitchConfig,
     TopKConfig,
     absolute_path,
 )
@@ -100,7 +105,7 @@ class ExpertsConfig(Section):
     )
 
 
-class TokenHashConfig(Section):
+class TokenHashConfig(GateSection):
     """One expert per token id: drawn at random, or balanced by the frequencies of tokens in training."""
 
     name: Literal["hash", "hash+"] = Field(description="one fixed expert per token id, not trained")
@@ -110,18 +115,24 @@ class TokenHashConfig(Section):
 
 
 GateConfig = Annotated[
-    SoftmaxConfig | TokenHashConfig | TopKConfig | DSelectKConfig | CometConfig, Field(discriminator="name")
+    DenseConfig
+    | SoftmaxConfig
+    | TokenHashConfig
+    | TopKConfig
+    | SwitchConfig
+    | SigmoidConfig
+    | DSelectKConfig
+    | ReluConfig
+    | CometConfig,
+    Field(discriminator="name"),
 ]
 
 
 class DistillationLossConfig(Section):
-    """Task loss + ``load_balance``·E·Σ P f + ``distillation``·D."""
+    """Task loss + ``distillation``·D + the auxiliary losses of the gates."""
 
     distillation: NonNegativeFloat = Field(
         default=1.0, description="weight of D, the distance of hidden states and predictions to the teacher's"
-    )
-    load_balance: NonNegativeFloat = Field(
-        default=0.0, description="weight of the load-balancing loss E·Σ_e P_e f_e of learned gates"
     )
 
 
@@ -162,8 +173,8 @@ class BertConfig(Section):
 
     @property
     def num_experts(self) -> int:
-        """Number of experts per layer."""
-        return self.experts.count
+        """Number of experts per layer; 1 without a mixture."""
+        return 1 if isinstance(self.gate, DenseConfig) else self.experts.count
 
     @property
     def stage_training(self) -> FinetuneConfig:

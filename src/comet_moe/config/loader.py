@@ -277,7 +277,16 @@ def _gate_settings(name: Any, gates: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of the gate ``name``; those of a name with ``+`` override those of the name without."""
     if name not in GATE_NAMES:
         raise RecipeError(f"gate must be one of {', '.join(GATE_NAMES)}, got {name!r}")
-    return {**(gates.get(name.removesuffix("+")) or {}), **(gates.get(name) or {}), "name": name}
+    kind = name.removesuffix("+")
+    return {**_common_k(kind, gates), **(gates.get(kind) or {}), **(gates.get(name) or {}), "name": name}
+
+
+def _common_k(kind: str, gates: Mapping[str, Any]) -> dict[str, Any]:
+    """The k of ``topk``, or else of ``comet``, for the kinds that recipes seldom name."""
+    if kind not in ("dense", "dense-wide", "sigmoid", "relu"):
+        return {}
+    given = next((gates[name]["k"] for name in ("topk", "comet") if "k" in (gates.get(name) or {})), None)
+    return {} if given is None else {"k": given}
 
 
 def _given_for(gate: str, gates: Mapping[str, Any], overrides: Sequence[Override]) -> dict[str, Any]:

@@ -98,19 +98,46 @@ class ImageModelConfig(Section):
     )
 
 
-class SoftmaxConfig(Section):
+class GateSection(Section):
+    """What all gates have: losses that balance them, and a warm-up."""
+
+    load_balance: NonNegativeFloat | None = Field(
+        default=None, description="weight of the load-balancing loss; null is 0, and 0.01 for `switch`"
+    )
+    z_loss: NonNegativeFloat = Field(
+        default=0.0, description="weight of the z-loss, which keeps logits small; for gates with logits"
+    )
+    information: NonNegativeFloat = Field(
+        default=0.0,
+        description="weight of the information between sample and expert; replaces `entropy` of trees",
+    )
+    warmup_epochs: NonNegativeInt = Field(
+        default=0, description="epochs in which the gate turns from equal weights to its own"
+    )
+
+
+class DenseConfig(Section):
+    """No mixture: one expert of another size."""
+
+    name: Literal["dense", "dense-wide"] = Field(
+        description="no mixture: one expert as costly as `k` experts, or with as many parameters as all"
+    )
+    k: PositiveInt = Field(default=2, description="number of experts whose cost the one expert has")
+
+
+class SoftmaxConfig(GateSection):
     """Every expert, weighted by a softmax."""
 
     name: Literal["softmax", "softmax+"] = Field(description="all experts, weighted by a softmax")
 
 
-class HashConfig(Section):
+class HashConfig(GateSection):
     """One expert per user, drawn at random before training."""
 
     name: Literal["hash", "hash+"] = Field(description="one random expert per user, not trained")
 
 
-class TopKConfig(Section):
+class TopKConfig(GateSection):
     """The k experts with the largest logits."""
 
     name: Literal["topk", "topk+"] = Field(description="the k experts with the largest logits")
@@ -121,9 +148,38 @@ class TopKConfig(Section):
         description="softmax over the selected logits or over all; unset: `all` at k=1, where only that lets "
         "the gate learn, else `selected`",
     )
+    bias_update: NonNegativeFloat = Field(
+        default=0.0, description="change per step of the bias that balances the choice without a loss"
+    )
+    groups: PositiveInt = Field(default=1, description="groups into which the experts are divided")
+    top_groups: PositiveInt = Field(default=1, description="best groups, among whose experts are chosen")
 
 
-class DSelectKConfig(Section):
+class SwitchConfig(GateSection):
+    """The expert with the largest logit, weighted by its probability, and a load-balancing loss."""
+
+    name: Literal["switch", "switch+"] = Field(
+        description="the one expert with the largest logit, with a load-balancing loss"
+    )
+    noise: bool = Field(default=False, description="add trainable Gaussian noise to the logits in training")
+
+
+class SigmoidConfig(GateSection):
+    """The k experts with the largest sigmoid scores, balanced by a bias (DeepSeek-V3)."""
+
+    name: Literal["sigmoid", "sigmoid+"] = Field(
+        description="the k experts with the largest sigmoid score, balanced by a bias"
+    )
+    k: PositiveInt = Field(description="number of experts per sample")
+    bias_update: NonNegativeFloat = Field(
+        default=1e-3, description="change per step of the bias that balances the choice without a loss"
+    )
+    groups: PositiveInt = Field(default=1, description="groups into which the experts are divided")
+    top_groups: PositiveInt = Field(default=1, description="best groups, among whose experts are chosen")
+    scale: PositiveFloat = Field(default=1.0, description="factor on the weights")
+
+
+class DSelectKConfig(GateSection):
     """k selectors that encode an expert in binary."""
 
     name: Literal["dselect", "dselect+"] = Field(description="k selectors that encode an expert in binary")
@@ -138,7 +194,14 @@ class DSelectKConfig(Section):
     )
 
 
-class CometConfig(Section):
+class ReluConfig(GateSection):
+    """Weights relu(Wx + b), and a loss that leads to k of them (ReMoE)."""
+
+    name: Literal["relu", "relu+"] = Field(description="positive logits are the weights (ReMoE)")
+    k: PositiveInt = Field(description="number of experts per sample that its loss aims at")
+
+
+class CometConfig(GateSection):
     """k decision trees."""
 
     name: Literal["comet", "comet+"] = Field(description="k decision trees whose leaves are the experts")
@@ -150,8 +213,20 @@ class CometConfig(Section):
 
 
 GateConfig = Annotated[
-    SoftmaxConfig | HashConfig | TopKConfig | DSelectKConfig | CometConfig, Field(discriminator="name")
+    DenseConfig
+    | SoftmaxConfig
+    | HashConfig
+    | TopKConfig
+    | SwitchConfig
+    | SigmoidConfig
+    | DSelectKConfig
+    | ReluConfig
+    | CometConfig,
+    Field(discriminator="name"),
 ]
+
+
+ANNEALED_SCHEDULE = {"tau": (1e-1, 10**-3.5), "iterations": (40, 40), "lr_factor": 40.0}
 
 
 class SearchConfig(Section):
@@ -159,6 +234,10 @@ class SearchConfig(Section):
 
     epochs: NonNegativeInt = Field(
         default=5, description="epochs in which the permutation is learned, after which it is fixed"
+    )
+    schedule: Literal["paper", "annealed"] = Field(
+        default="paper",
+        description="defaults of tau, iterations and lr_factor: the paper's, or [0.1, 0.000316], [40, 40] and 40",
     )
     zeta: NonNegativeFloat = Field(
         default=1e-4, description="weight of the entropy of the soft permutation in the auxiliary loss"
@@ -177,12 +256,31 @@ class SearchConfig(Section):
         default=0.0, description="scale of Gumbel noise on the permutation's logits during the search"
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _follow_schedule(cls, values: Any) -> Any:
+        if isinstance(values, Mapping) and values.get("schedule") == "annealed":
+            return {**ANNEALED_SCHEDULE, **values}
+        return values
+
 
 class MultiGateSearchConfig(SearchConfig):
     """Local search around the gates of several tasks."""
 
     shared: Literal["all", "gate", "tree"] = Field(
         default="all", description="one permutation for all gates, one per gate, or one per tree"
+    )
+
+
+class JointConfig(Section):
+    """One choice of experts for all tasks of a sample."""
+
+    k_shared: PositiveInt | None = Field(
+        default=None, description="experts per sample that all tasks share; null: each task chooses by itself"
+    )
+    k_private: NonNegativeInt = Field(default=0, description="further experts of each task")
+    score: Literal["sum", "max"] = Field(
+        default="sum", description="of the tasks' weights, by which the shared experts are chosen"
     )
 
 
@@ -194,6 +292,10 @@ class LossConfig(Section):
         ge=0,
         le=1,
         description="α in α·BCE(watched) + (1-α)·MSE(rating), 0.9 and 0.1 in the paper; null for images",
+    )
+    balance: Literal["each", "together"] = Field(
+        default="each",
+        description="whether load_balance, z_loss and information are of each task's gate or of all together",
     )
 
 
@@ -232,6 +334,7 @@ class TrainConfig(Section):
     model: Annotated[RatingModelConfig | ImageModelConfig, Field(discriminator="kind")]
     gate: GateConfig
     search: MultiGateSearchConfig = MultiGateSearchConfig()
+    joint: JointConfig = JointConfig()
     loss: LossConfig = LossConfig()
     training: TrainingConfig
 
@@ -249,5 +352,5 @@ class TrainConfig(Section):
 
     @property
     def num_experts(self) -> int:
-        """Number of experts in the mixture."""
-        return self.model.experts
+        """Number of experts in the mixture; 1 without a mixture."""
+        return 1 if isinstance(self.gate, DenseConfig) else self.model.experts

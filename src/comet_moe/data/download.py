@@ -11,11 +11,19 @@ from comet_moe.exceptions import DataError
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file at its publisher; ``member`` is the file to unpack if it is a zip archive."""
+    """A file at its publisher.
+
+    Attributes:
+        url: its address.
+        sha256: its checksum.
+        member: the file to unpack if it is a zip archive.
+        folder: the folder below that of the data set in which it is stored.
+    """
 
     url: str
     sha256: str
     member: str | None = None
+    folder: str = "."
 
     @property
     def name(self) -> str:
@@ -34,7 +42,7 @@ def download_files(files: Sequence[RemoteFile], folder: Path, instructions: str)
     for file in files:
         unpack = pooch.Unzip(members=[file.member], extract_dir=".") if file.member else None
         try:
-            pooch.retrieve(file.url, f"sha256:{file.sha256}", fname=file.name, path=folder, processor=unpack)
+            pooch.retrieve(file.url, f"sha256:{file.sha256}", fname=file.name, path=folder / file.folder, processor=unpack)
         except Exception as error:  # requests, pooch, zipfile and the disk each raise their own
             reason = " ".join(str(error).split())[:200].rstrip(".")
             raise DataError(f"{file.url} could not be downloaded ({reason}): {instructions}") from error

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -61,7 +61,7 @@ class LabelledImages:
 
 def build_multimnist(files: Mapping[str, Path], request: Request) -> RawDataset:
     """Build 36x36 overlays; both images are drawn with replacement, for test from the test images."""
-    train, test = (_read_mnist(files, part, request.strict) for part in ("train", "test"))
+    train, test = (read_mnist(files, part, request.strict) for part in ("train", "test"))
     return _build_overlays((train, train, test), _MNIST_SHIFT, request, ["the overlay is by maximum"])
 
 
@@ -74,8 +74,38 @@ def build_multidigits(files: Mapping[str, Path], request: Request) -> RawDataset
     labels = digits.target.astype(np.uint8)
     rows = random_split(percent_sizes(len(images), 70), request.make_rng("source digits"))
     train, validation, test = (LabelledImages(images[index], labels[index]) for index in rows)
-    notes = ["not of the paper: MultiMNIST's construction with 8x8 digits shifted by 2 pixels"]
-    return _build_overlays((train, validation, test), _DEMO_SHIFT, request, notes)
+    notes = [
+        "not of the paper: MultiMNIST's construction with 8x8 digits shifted by 2 pixels, half of the images "
+        "inverted"
+    ]
+    return _invert_half(_build_overlays((train, validation, test), _DEMO_SHIFT, request, notes), request)
+
+
+def _invert_half(dataset: RawDataset, request: Request) -> RawDataset:
+    """Invert the images of about half of the rows: two kinds, in which experts can specialise."""
+    splits = []
+    for name in SPLITS:
+        split: RawSplit = getattr(dataset, name)
+        image = split.features["image"]
+        assert isinstance(image, BlockwiseArray)
+        kind = request.make_rng(f"{name} kinds").integers(0, 2, image.shape[0])
+        inverted = replace(image, make_blocks=partial(_inverted_blocks, image, kind))
+        splits.append(RawSplit({"image": inverted, "kind": kind}, split.targets))
+    return replace(
+        dataset,
+        train=splits[0],
+        validation=splits[1],
+        test=splits[2],
+        meta={**dataset.meta, "groups": {"kind": ["plain", "inverted"]}},
+    )
+
+
+def _inverted_blocks(image: BlockwiseArray, kind: Index) -> Iterator[Array]:
+    first = 0
+    for block in image.make_blocks():
+        is_inverted = kind[first : first + len(block), None, None, None] == 1
+        yield np.where(is_inverted, 255 - block, block)
+        first += len(block)
 
 
 def _build_overlays(
@@ -134,7 +164,7 @@ def build_digits(files: Mapping[str, Path], request: Request) -> RawDataset:
     MNIST: a sixth of the train images is for validation, the test images are for test. SVHN: all images are
     pooled, 75,000 of each 630,420 for validation and as many for test.
     """
-    mnist = [_read_mnist(files, part, request.strict) for part in ("train", "test")]
+    mnist = [read_mnist(files, part, request.strict) for part in ("train", "test")]
     svhn = [_read_svhn(files[f"svhn {part}"], part, request.strict) for part in _SVHN_IMAGES]
     padding = (_SVHN_SIDE - _MNIST_SIDE) // 2
     grey = [np.pad(part.images, ((0, 0), (padding, padding), (padding, padding))) for part in mnist]
@@ -190,7 +220,7 @@ def _take_blocks(parts: list[Array], rows: Index) -> Iterator[Array]:
         yield block
 
 
-def _read_mnist(files: Mapping[str, Path], part: str, strict: bool) -> LabelledImages:
+def read_mnist(files: Mapping[str, Path], part: str, strict: bool) -> LabelledImages:
     """Read the images and labels of "train" or "test" and check that they belong together."""
     image_path, label_path = files[f"{part} images"], files[f"{part} labels"]
     images, labels = read_idx(image_path, 3), read_idx(label_path, 1)

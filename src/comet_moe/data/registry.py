@@ -22,6 +22,11 @@ from comet_moe.data.images import (
 )
 from comet_moe.data.io import RequiredFile
 from comet_moe.data.jester import JESTER_FILES, build_jester
+from comet_moe.data.mnist_fashion import (
+    MNIST_FASHION_FILES,
+    MNIST_FASHION_SIZES,
+    build_mnist_fashion,
+)
 from comet_moe.data.movielens import (
     ML1M_FILES,
     ML100K_FILES,
@@ -217,6 +222,19 @@ _SPECS = (
         publisher="https://github.com/zalandoresearch/fashion-mnist",
         licence="Zalando SE: MIT.",
         downloads=_FASHION_GZ,
+    ),
+    DatasetSpec(
+        "mnist-fashion",
+        build_mnist_fashion,
+        MNIST_FASHION_FILES,
+        publisher=f"{_MULTIMNIST.publisher} in mnist/ and https://github.com/zalandoresearch/fashion-mnist in "
+        "fashion-mnist/",
+        licence=f"{_MNIST_LICENCE} Zalando SE: MIT.",
+        downloads=(
+            *(replace(file, folder="mnist") for file in _MNIST_GZ),
+            *(replace(file, folder="fashion-mnist") for file in _FASHION_GZ),
+        ),
+        options=MNIST_FASHION_SIZES,
     ),
     DatasetSpec(
         "celeba",

@@ -3,27 +3,30 @@
 Shapes: B rows, p features that the gates read, n experts.
 """
 
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from comet_moe.config.schema import (
     CometConfig,
+    DenseConfig,
     DSelectKConfig,
-    GateConfig,
-    HashConfig,
+    GateSection,
     RatingModelConfig,
-    TopKConfig,
     TrainConfig,
 )
 from comet_moe.data import Dataset
 from comet_moe.exceptions import RecipeError
-from comet_moe.experts import ConvExperts, DenseExperts
-from comet_moe.gates import CometGate, DSelectKGate, Gate, HashGate, SoftmaxGate, TopKGate
+from comet_moe.experts import ConvExperts, DenseExperts, Experts
+from comet_moe.gates import Gate, JointSelection, Regularizer
+from comet_moe.gates.build import build_gate
 from comet_moe.gates.top_k import default_normalize
 from comet_moe.local_search import Permutation, PermutedGate, parameter_groups
 from comet_moe.models import ImageModel, RatingModel, image_tasks, rating_tasks
+from comet_moe.models.single_expert import build_wider_expert, operations, parameters, scale_widths
 from comet_moe.training.batches import Batch, steps_per_epoch, training_batches
 from comet_moe.training.distributed import Processes
 from comet_moe.training.evaluate import evaluate, evaluate_held_out
@@ -32,6 +35,7 @@ from comet_moe.training.run import RunFolder
 from comet_moe.training.trainer import Callbacks, StepLoss, Trainer
 
 Model = RatingModel | ImageModel
+ExpertsType = TypeVar("ExpertsType", bound=Experts)
 
 ADAM_EPSILON = 1e-7  # that of Keras, with which the paper was written
 
@@ -133,6 +137,12 @@ def build_model(config: TrainConfig, meta: dict[str, Any]) -> Model:
             raise RecipeError(f"recipe {config.recipe}: {error}") from error
     model.moe.execution = config.training.execution
     model.moe.sparse_share = config.training.sparse_share
+    if config.joint.k_shared is not None:
+        model.moe.joint = JointSelection(config.joint.k_shared, config.joint.k_private, config.joint.score)
+    if config.loss.balance == "together" and isinstance(config.gate, GateSection):
+        model.moe.regularizer = Regularizer(
+            config.gate.load_balance or 0.0, config.gate.z_loss, config.gate.information
+        )
     return model
 
 
@@ -147,7 +157,12 @@ def _build_rating_model(config: TrainConfig, meta: dict[str, Any]) -> Model:
         num_users=meta["num_users"],
         num_items=meta["num_items"],
         embedding_width=shape.embedding,
-        experts=DenseExperts(shape.experts, in_features, shape.units, dropout=shape.dropout),
+        experts=_build_experts(
+            config,
+            lambda n, factor: DenseExperts(
+                n, in_features, *scale_widths((shape.units,), factor), dropout=shape.dropout
+            ),
+        ),
         gates=build_gates(config, meta, in_features, len(tasks)),
         head_units=shape.head,
     )
@@ -160,12 +175,35 @@ def _build_image_model(config: TrainConfig, meta: dict[str, Any]) -> Model:
     tasks = image_tasks(meta["classes"])
     return ImageModel(
         tasks=tasks,
-        experts=ConvExperts(
-            shape.experts, (channels, height, width), shape.filters, shape.kernel_size, shape.units
+        experts=_build_experts(
+            config,
+            lambda n, factor: ConvExperts(
+                n,
+                (channels, height, width),
+                scale_widths(shape.filters, factor),
+                shape.kernel_size,
+                scale_widths(shape.units, factor),
+            ),
         ),
         gates=build_gates(config, meta, channels * height * width, len(tasks)),
         head_units=shape.head,
     )
+
+
+def _build_experts(config: TrainConfig, build: Callable[[int, float], ExpertsType]) -> ExpertsType:
+    """The experts of the mixture, or the one expert of a network without.
+
+    Args:
+        config: configuration of the run.
+        build: ``build(num_experts, factor)`` builds experts whose layers are wider by a factor.
+    """
+    gate, n = config.gate, config.model.experts
+    if not isinstance(gate, DenseConfig):
+        return build(n, 1.0)
+    with torch.device("meta"):
+        one = build(1, 1.0)
+    cost_of, count = (operations, min(gate.k, n)) if gate.name == "dense" else (parameters, n)
+    return cast(ExpertsType, build_wider_expert(partial(build, 1), cost_of, count * cost_of(one)))
 
 
 def build_gates(config: TrainConfig, meta: dict[str, Any], in_features: int, num_tasks: int) -> list[Gate]:
@@ -177,15 +215,25 @@ def build_gates(config: TrainConfig, meta: dict[str, Any], in_features: int, num
         in_features: p, the number of features that the gates read.
         num_tasks: number of tasks, and so of gates.
     """
-    n, num_keys = config.model.experts, meta.get("num_users")
+    n, steps = config.num_experts, steps_per_epoch(meta["rows"]["train"], config.training.batch_size)
+    settings = config.gate.model_dump(exclude={"name", "warmup_epochs"})
+    if config.loss.balance == "together":
+        settings |= {"load_balance": 0.0, "z_loss": 0.0, "information": 0.0}
     gates = [
-        build_gate(config.gate, in_features, n, num_keys, seed=config.seed + task)
+        build_gate(
+            config.gate.name.removesuffix("+"),
+            in_features,
+            n,
+            **settings,
+            warmup_steps=getattr(config.gate, "warmup_epochs", 0) * steps,
+            num_keys=meta.get("num_users"),
+            seed=config.seed + task,
+        )
         for task in range(num_tasks)
     ]
     if not config.uses_search:
         return gates
-    search = config.search
-    search_steps = search.epochs * steps_per_epoch(meta["rows"]["train"], config.training.batch_size)
+    search, search_steps = config.search, config.search.epochs * steps
 
     def build_search(trees: int | None = None) -> Permutation:
         return Permutation(
@@ -207,22 +255,3 @@ def build_gates(config: TrainConfig, meta: dict[str, Any], in_features: int, num
         shared = build_search()
         return [PermutedGate(gate, shared) for gate in gates]
     return [PermutedGate(gate, build_search(gate.k if search.shared == "tree" else None)) for gate in gates]
-
-
-def build_gate(gate: GateConfig, in_features: int, num_experts: int, num_keys: int | None, seed: int) -> Gate:
-    """The gate that ``gate`` describes, without local search; ``num_keys`` is the size of a hash table."""
-    if isinstance(gate, CometConfig):
-        return CometGate(in_features, num_experts, gate.k, gate.gamma, gate.entropy)
-    if isinstance(gate, DSelectKConfig):
-        return DSelectKGate(in_features, num_experts, gate.k, gate.gamma, gate.entropy, gate.reachability)
-    if isinstance(gate, TopKConfig):
-        return TopKGate(
-            in_features, num_experts, gate.k, gate.noise, gate.normalize or default_normalize(gate.k)
-        )
-    if isinstance(gate, HashConfig):
-        if num_keys is None:
-            raise ValueError(
-                "a hash gate needs keys such as users, and this data set has none: choose another gate"
-            )
-        return HashGate(num_keys, num_experts, seed)
-    return SoftmaxGate(in_features, num_experts)
