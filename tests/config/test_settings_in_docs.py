@@ -10,6 +10,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from comet_moe.config import BertConfig, TrainConfig
+from comet_moe.config.schema import GateSection
 
 DOCS = Path(__file__).parents[2] / "docs"
 COMPARISONS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
@@ -20,13 +21,18 @@ UNION_TAGS = ("name", "kind")
 def table_rows(section: type[BaseModel], prefix: str = "", only_for: str = "") -> list[str]:
     """One Markdown row per setting: name, default, range, meaning."""
     rows: list[str] = []
+    shared = set(GateSection.model_fields) if section is not GateSection else set()
     for name, field in section.model_fields.items():
+        if issubclass(section, GateSection) and name in shared:
+            continue  # listed once, after the settings of the single gates
         sections = [kind for kind in union_members(field.annotation) if is_section(kind)]
         if len(sections) == 1:
             rows += table_rows(sections[0], f"{prefix}{name}.")
         elif sections:  # a section whose settings depend on its name or kind
             for kind in sections:
                 rows += table_rows(kind, f"{prefix}{name}.", section_tag(kind))
+            if any(issubclass(kind, GateSection) for kind in sections):
+                rows += table_rows(GateSection, f"{prefix}{name}.")
         else:
             suffix = f" ({only_for})" if only_for and name not in UNION_TAGS else ""
             cells = (f"`{prefix}{name}`{suffix}", default_text(field), range_text(field), field.description)

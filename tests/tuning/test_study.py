@@ -4,7 +4,7 @@ import pytest
 
 from comet_moe.config import load_config
 from comet_moe.exceptions import RecipeError, StudyError
-from comet_moe.tuning.study import StudyOptions, ablation_gates, open_study
+from comet_moe.tuning.study import StudyOptions, default_gates, open_study
 
 SMALL = [f"data.options.{part}_size=32" for part in ("train", "validation", "test")]
 RECIPE = """
@@ -52,8 +52,8 @@ def test_a_recipe_that_is_right_for_some_trials_is_accepted(tmp_path, write_reci
     [("multidigits", False), ("celeba", False), ("movielens", True), ("bert-rte", True)],
 )
 def test_an_ablation_has_hash_gates_where_the_data_has_keys(recipe, has_hash):
-    gates = ablation_gates(load_config(recipe))
-    assert gates == [*(["hash", "hash+"] if has_hash else []), "topk", "topk+", "comet", "comet+"]
+    gates = default_gates("ablation", load_config(recipe))
+    assert gates == ["dense", *(["hash", "hash+"] if has_hash else []), "topk", "topk+", "comet", "comet+"]
 
 
 def test_an_ablation_of_images_starts_with_its_default_gates(tmp_path):

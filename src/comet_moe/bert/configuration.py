@@ -24,8 +24,7 @@ class CometBertConfig(BertConfig):
             k=1 "all", since a gate with "selected" does not learn there.
         route_by: "token", or "sentence" to route by the mean over the unmasked tokens.
         bias_update, groups, top_groups, scale: of Top-k and sigmoid gates, see ``TopKGate``.
-        load_balance, z_loss, information: weights of auxiliary losses, see ``RegularizedGate``; a hash gate has
-            none.
+        load_balance, z_loss, information: weights of losses, see ``RegularizedGate``; not for hash gates.
         warmup_steps: optimiser steps in which a gate turns from equal weights to its own.
         hash_seed: seed of the hash table of the first layer; layer l has the seed hash_seed + l.
         search_steps: optimiser steps of local search, one search per layer; above 0, "+" may be left out.

@@ -16,7 +16,7 @@ from comet_moe.cli._study_options import (
     Storage,
     Workers,
 )
-from comet_moe.tuning.defaults import ABLATION_GATES, DEFAULT_TRIALS
+from comet_moe.tuning.defaults import DEFAULT_GATES, DEFAULT_TRIALS
 
 
 def ablate(
@@ -25,7 +25,7 @@ def ablate(
         str | None,
         typer.Option(
             help="Gates to compare, separated by commas (+ is local search).",
-            show_default=f"{','.join(ABLATION_GATES)}; without hash for images",
+            show_default=f"{','.join(DEFAULT_GATES['ablation'])}; without hash for images",
         ),
     ] = None,
     seeds: Annotated[

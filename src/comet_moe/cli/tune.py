@@ -16,14 +16,17 @@ from comet_moe.cli._study_options import (
     Storage,
     Workers,
 )
-from comet_moe.tuning.defaults import DEFAULT_SEED, DEFAULT_TRIALS
+from comet_moe.tuning.defaults import DEFAULT_GATES, DEFAULT_SEED, DEFAULT_TRIALS
 
 
 def tune(
     recipe: Recipe,
     gates: Annotated[
         str | None,
-        typer.Option(help="Gates to tune, separated by commas, as in topk,comet,comet+ (+ is local search)."),
+        typer.Option(
+            help="Gates to tune, separated by commas (+ is local search).",
+            show_default=f"{','.join(DEFAULT_GATES['tuning'])}; without hash for images",
+        ),
     ] = None,
     trials: Annotated[
         int | None,

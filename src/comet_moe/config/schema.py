@@ -237,7 +237,7 @@ class SearchConfig(Section):
     )
     schedule: Literal["paper", "annealed"] = Field(
         default="paper",
-        description="defaults of tau, iterations and lr_factor: the paper's, or [0.1, 0.000316], [40, 40] and 40",
+        description="defaults of tau, iterations, lr_factor: the paper's, or [0.1, 0.000316], [40, 40], 40",
     )
     zeta: NonNegativeFloat = Field(
         default=1e-4, description="weight of the entropy of the soft permutation in the auxiliary loss"

@@ -42,7 +42,13 @@ def download_files(files: Sequence[RemoteFile], folder: Path, instructions: str)
     for file in files:
         unpack = pooch.Unzip(members=[file.member], extract_dir=".") if file.member else None
         try:
-            pooch.retrieve(file.url, f"sha256:{file.sha256}", fname=file.name, path=folder / file.folder, processor=unpack)
+            pooch.retrieve(
+                file.url,
+                f"sha256:{file.sha256}",
+                fname=file.name,
+                path=folder / file.folder,
+                processor=unpack,
+            )
         except Exception as error:  # requests, pooch, zipfile and the disk each raise their own
             reason = " ".join(str(error).split())[:200].rstrip(".")
             raise DataError(f"{file.url} could not be downloaded ({reason}): {instructions}") from error

@@ -227,8 +227,8 @@ _SPECS = (
         "mnist-fashion",
         build_mnist_fashion,
         MNIST_FASHION_FILES,
-        publisher=f"{_MULTIMNIST.publisher} in mnist/ and https://github.com/zalandoresearch/fashion-mnist in "
-        "fashion-mnist/",
+        publisher=f"{_MULTIMNIST.publisher} in mnist/ and "
+        "https://github.com/zalandoresearch/fashion-mnist in fashion-mnist/",
         licence=f"{_MNIST_LICENCE} Zalando SE: MIT.",
         downloads=(
             *(replace(file, folder="mnist") for file in _MNIST_GZ),

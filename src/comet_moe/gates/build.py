@@ -52,7 +52,7 @@ def build_gate(
         in_features: p.
         num_experts: n.
         k: experts per sample; for "relu" the number that it aims at; "switch" has 1.
-        gamma, entropy: of COMET and DSelect-k. With ``information`` there is no entropy loss: it has that part.
+        gamma, entropy: of COMET and DSelect-k; ``information`` replaces the entropy loss.
         reachability: of DSelect-k.
         noise, normalize, groups, top_groups, scale: of Top-k and sigmoid gates.
         bias_update: of Top-k and sigmoid gates; None means 0, and 1e-3 for "sigmoid".

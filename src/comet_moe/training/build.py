@@ -23,7 +23,6 @@ from comet_moe.exceptions import RecipeError
 from comet_moe.experts import ConvExperts, DenseExperts, Experts
 from comet_moe.gates import Gate, JointSelection, Regularizer
 from comet_moe.gates.build import build_gate
-from comet_moe.gates.top_k import default_normalize
 from comet_moe.local_search import Permutation, PermutedGate, parameter_groups
 from comet_moe.models import ImageModel, RatingModel, image_tasks, rating_tasks
 from comet_moe.models.single_expert import build_wider_expert, operations, parameters, scale_widths

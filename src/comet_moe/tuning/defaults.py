@@ -9,5 +9,8 @@ DEFAULT_SEED = 0
 DEFAULT_HEARTBEAT = 10
 """Seconds."""
 
-ABLATION_GATES = ("hash", "hash+", "topk", "topk+", "comet", "comet+")
-"""As in the paper, Table 1."""
+DEFAULT_GATES = {
+    "tuning": ("dense", "softmax", "hash", "topk", "topk+", "dselect", "comet", "comet+"),
+    "ablation": ("dense", "hash", "hash+", "topk", "topk+", "comet", "comet+"),
+}
+"""By kind of study: the gates of the paper's tables, and the network without a mixture."""

@@ -8,7 +8,7 @@ from comet_moe.analysis.records import StudyKind, StudyRecord
 from comet_moe.config import AnyConfig, BertConfig, TrainConfig, load_config, parse_setting
 from comet_moe.config.schema import absolute_path
 from comet_moe.exceptions import RecipeError, StudyError
-from comet_moe.tuning.defaults import ABLATION_GATES, DEFAULT_HEARTBEAT, DEFAULT_SEED, DEFAULT_TRIALS
+from comet_moe.tuning.defaults import DEFAULT_GATES, DEFAULT_HEARTBEAT, DEFAULT_SEED, DEFAULT_TRIALS
 from comet_moe.tuning.definition import StudyDefinition, check_same_study, define_study
 from comet_moe.tuning.folder import StudyFolder
 from comet_moe.tuning.queue import TrialQueue
@@ -125,8 +125,6 @@ def _create_study(folder: StudyFolder, options: StudyOptions) -> tuple[StudyHand
     if options.gates is None and options.storage is not None:  # to join a study its gates need not be given
         queue = TrialQueue(Storage(options.storage), name)
         definition = queue.find_definition()
-        if definition is None and options.kind == "tuning":
-            raise StudyError(f"the storage has no study {name}: give its gates with --gates to create it")
     definition = definition or _define_study(options)
     queue = queue or TrialQueue(Storage(options.storage or folder.sqlite_url), name)
     saved = queue.create(definition)
@@ -137,10 +135,8 @@ def _create_study(folder: StudyFolder, options: StudyOptions) -> tuple[StudyHand
 
 def _define_study(options: StudyOptions) -> StudyDefinition:
     gates = options.gates
-    if gates is None and options.kind == "ablation":
-        gates = ablation_gates(load_config(options.recipe, options.settings))
     if gates is None:
-        raise StudyError("--gates is missing: give the gates to compare, as in --gates topk,comet,comet+")
+        gates = default_gates(options.kind, load_config(options.recipe, options.settings))
     definition = define_study(
         options.kind,
         options.recipe,
@@ -154,10 +150,10 @@ def _define_study(options: StudyOptions) -> StudyDefinition:
     return definition
 
 
-def ablation_gates(config: AnyConfig) -> list[str]:
-    """The gates of an ablation that names none; images have no keys, so that a hash gate cannot be used."""
+def default_gates(kind: str, config: AnyConfig) -> list[str]:
+    """The gates of a study that names none; images have no keys, so that a hash gate cannot be used."""
     has_keys = isinstance(config, BertConfig) or config.model.kind == "rating"
-    return [gate for gate in ABLATION_GATES if has_keys or not gate.startswith("hash")]
+    return [gate for gate in DEFAULT_GATES[kind] if has_keys or not gate.startswith("hash")]
 
 
 def _load_study(folder: StudyFolder, options: StudyOptions) -> tuple[StudyHandle, StudyDefinition]:
