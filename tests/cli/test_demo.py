@@ -31,7 +31,15 @@ def test_one_epoch_of_the_demo_prints_one_json_object_and_writes_a_page(tmp_path
     page = (tmp_path / "demo.html").read_text()
     rows = message["rows"]
     assert all(f"{row['test_loss']:.2f}" in page for row in rows)
-    assert [row["gate"] for row in rows] == ["dense", "softmax", "topk", "topk+", "dselect", "comet", "comet+"]
+    assert [row["gate"] for row in rows] == [
+        "dense",
+        "softmax",
+        "topk",
+        "topk+",
+        "dselect",
+        "comet",
+        "comet+",
+    ]
     for row in rows:
         assert row["accuracy"].keys() == {"top_left", "bottom_right"}
         assert all(0 < share < 1 for share in row["accuracy"].values())

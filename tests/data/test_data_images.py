@@ -144,3 +144,59 @@ def test_an_unofficial_number_of_images_is_an_error(tmp_path):
 def test_a_size_that_is_not_a_positive_integer_is_an_error(tmp_path, size):
     with pytest.raises(DataError, match="option train_size is"):
         prepare("multidigits", source=None, cache=tmp_path, train_size=size)
+
+
+def test_half_of_the_demo_images_are_inverted_and_say_so(tmp_path):
+    dataset = prepare("multidigits", source=None, cache=tmp_path, **SMALL)
+    assert dataset.meta["groups"] == {"kind": ["plain", "inverted"]}
+    for split in (dataset.train, dataset.validation, dataset.test):
+        image, kind = split.features["image"], split.features["kind"]
+        # The corners beside the diagonal are background.
+        corner = image[:, 0, -1, 0]
+        assert np.array_equal(corner, np.where(kind == 1, 255, 0))
+        assert 0 < kind.mean() < 1
+
+
+def write_both_kinds(folder):
+    for seed, name in enumerate(("mnist", "fashion-mnist")):
+        (folder / name).mkdir(parents=True)
+        write_mnist(folder / name, seed=seed)
+    return folder
+
+
+def test_digits_and_clothes_are_mixed_half_and_half_without_repetition(tmp_path):
+    source = write_both_kinds(tmp_path / "raw")
+    dataset = prepare("mnist-fashion", source=source, cache=tmp_path / "c", strict=False, **SMALL)
+    assert dataset.meta["classes"] == {"class": 20}
+    for split, prefix in (("train", "train"), ("validation", "train"), ("test", "t10k")):
+        part = getattr(dataset, split)
+        kind, label = part.features["kind"], part.targets["class"]
+        assert len(part) == SMALL[f"{split}_size"]
+        assert kind.sum() == SMALL[f"{split}_size"] // 2
+        assert np.array_equal(label // 10, kind)
+        for number, name in enumerate(("mnist", "fashion-mnist")):
+            images, labels = read_source(source / name, prefix)
+            own = part.features["image"][kind == number, 0]
+            same = (own[:, None] == images[None]).all(axis=(2, 3))
+            assert (same.sum(axis=1) == 1).all()
+            assert len(set(same.argmax(axis=1))) == len(own)
+            assert np.array_equal(labels[same.argmax(axis=1)], label[kind == number] % 10)
+    train, validation = (
+        {image.tobytes() for image in getattr(dataset, split).features["image"]}
+        for split in ("train", "validation")
+    )
+    assert not train & validation
+
+
+def test_more_images_than_there_are_is_one_sentence(tmp_path):
+    source = write_both_kinds(tmp_path / "raw")
+    with pytest.raises(
+        DataError, match="the options ask for 105 of the digits in the train files, which have 60"
+    ):
+        prepare(
+            "mnist-fashion",
+            source=source,
+            cache=tmp_path / "c",
+            strict=False,
+            **(SMALL | {"train_size": 190}),
+        )

@@ -66,15 +66,13 @@ def _train(scratch: str, epochs: int | None) -> list[dict[str, Any]]:
 
 
 def _summary(result: "ResultRecord") -> dict[str, Any]:
-    from comet_moe.analysis.table import gate_verdict
-
     return {
         "gate": result.gate,
         "test_loss": result.test_loss,
         "accuracy": {name: metrics["accuracy"] for name, metrics in result.tasks.items()},
         "experts_per_sample": result.experts_per_sample,
         "information": {name: gate.information for name, gate in result.routing.items()},
-        "routing": list(dict.fromkeys(gate_verdict(gate) for gate in result.routing.values())),
+        "routing": list(dict.fromkeys(gate.verdict for gate in result.routing.values())),
         "seconds": result.seconds,
     }
 
@@ -107,8 +105,8 @@ def _print(results: list[dict[str, Any]]) -> None:
     console = Console()
     console.print(table)
     console.print(
-        "experts: selected per sample, of 8. information: between image and expert, mean over the two gates, "
-        "in nats, at most log 8 = 2.08. dense: no mixture, one expert as costly as two. +: with local search. "
+        "experts: selected per sample, of 8. information: between image and expert, mean of the two gates, in "
+        "nats, at most log 8 = 2.08. dense: no mixture, one expert as costly as two. +: with local search. "
         "One seed is too few to rank the gates."
     )
 

@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# The runs of docs/routing.md: docs/results/routing/run.sh DATA [FOLDER]
+# DATA has the folders movielens-1m, mnist and fashion-mnist. Two runs at a time, one thread each; run it again to
+# resume. Then: python docs/results/routing/table.py FOLDER
+set -euo pipefail
+data=$1
+out=${2:-runs/routing}
+export OMP_NUM_THREADS=1
+trees="gate.gamma=1 gate.entropy=0.5"
+networks() {
+  cat <<LIST
+dense        gate=dense
+softmax      gate=softmax
+topk         gate=topk
+comet        gate=comet $1
+comet-info   gate=comet $1 gate.information=1
+topk-warm    gate=topk gate.warmup_epochs=6
+comet-warm   gate=comet $1 gate.information=1 gate.warmup_epochs=6
+LIST
+}
+runs() {  # recipe, its settings, those of COMET
+  for seed in 0 1 2; do
+    networks "$3" | while read -r name settings; do
+      line="comet-moe train $1"
+      for setting in $2 $settings seed=$seed training.threads=1; do line+=" --set $setting"; done
+      echo "$line --out $out/$1/$name-$seed --resume"
+    done
+  done
+}
+{
+  runs mnist-fashion "data.path=$data training.epochs=20 training.patience=5" "gate.gamma=1 gate.entropy=0.05"
+  runs movielens-200k \
+    "data.path=$data/movielens-1m data.split=authors training.learning_rate=2e-4 training.epochs=60 training.patience=5" \
+    "$trees"
+} | xargs -P 2 -I {} bash -c '{} > /dev/null 2>> '"$out.log"' || echo "failed: {}" >&2'
