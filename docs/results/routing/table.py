@@ -18,41 +18,40 @@ NETWORKS = {
 }
 
 
-def read_runs(folder: Path, network: str) -> list[dict]:
+def _read_runs(folder: Path, network: str) -> list[dict]:
     paths = sorted(folder.glob(f"{network}-[0-9]*/result.json"))
     results = [json.loads(path.read_text()) for path in paths]
     return [result for result in results if result["status"] == "complete"]
 
 
-def by_task(runs: list[dict], name: str) -> str:
+def _by_task(runs: list[dict], name: str) -> str:
     tasks = runs[0]["routing"]
     return ", ".join(f"{fmean(run['routing'][task][name] for run in runs):.2f}" for task in tasks)
 
 
-def print_table(folder: Path) -> None:
-    runs = {network: read_runs(folder, network) for network in NETWORKS}
+def _print_table(folder: Path) -> None:
+    runs = {network: _read_runs(folder, network) for network in NETWORKS}
     losses = {network: summarise([run["test_loss"] for run in of]) for network, of in runs.items()}
     dense = losses["dense"]
     print(f"\n{folder.name}\n")
-    print(
-        "| network | seeds | test loss | p, below dense | p, above dense | experts per sample | effective experts | "
-        "information | operations per sample |"
-    )
+    columns = ("network", "seeds", "test loss", "p, below dense", "p, above dense", "experts per sample")
+    columns += ("effective experts", "information", "operations per sample")
+    print(f"| {' | '.join(columns)} |")
     print("|---|---|---|---|---|---|---|---|---|")
     for network, label in NETWORKS.items():
         loss = losses[network]
         if loss is None:
             continue
-        cells = [label, str(loss.count), f"{loss.mean:.2f} ± {loss.se or 0:.2f}", *p_values(loss, dense)]
+        cells = [label, str(loss.count), f"{loss.mean:.2f} ± {loss.se or 0:.2f}", *_p_values(loss, dense)]
         cells += [
-            by_task(runs[network], name)
+            _by_task(runs[network], name)
             for name in ("experts_per_sample", "effective_experts", "information")
         ]
         cells.append(f"{fmean(run['flops_per_sample'] for run in runs[network]):,.0f}")
         print(f"| {' | '.join(cells)} |")
 
 
-def p_values(loss: Summary, dense: Summary | None) -> tuple[str, str]:
+def _p_values(loss: Summary, dense: Summary | None) -> tuple[str, str]:
     if dense is None or loss is dense:
         return "", ""
     below, above = student_t_test(loss, dense), student_t_test(dense, loss)
@@ -62,4 +61,4 @@ def p_values(loss: Summary, dense: Summary | None) -> tuple[str, str]:
 if __name__ == "__main__":
     root = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/routing")
     for recipe in ("mnist-fashion", "movielens-200k"):
-        print_table(root / recipe)
+        _print_table(root / recipe)

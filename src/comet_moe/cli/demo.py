@@ -105,8 +105,8 @@ def _print(results: list[dict[str, Any]]) -> None:
     console = Console()
     console.print(table)
     console.print(
-        "experts: selected per sample, of 8. information: between image and expert, mean of the two gates, in "
-        "nats, at most log 8 = 2.08. dense: no mixture, one expert as costly as two. +: with local search. "
+        "experts: selected per sample, of 8. information: of image and expert, mean over the two gates, "
+        "in nats, at most log 8 = 2.08. dense: no mixture, one expert as costly as two. +: local search. "
         "One seed is too few to rank the gates."
     )
 
