@@ -5,7 +5,17 @@ import torch
 from torch import nn
 
 from comet_moe import Permutation, PermutedGate, Routing
-from comet_moe.gates import CometGate, DSelectKGate, Gate, HashGate, SoftmaxGate, TopKGate
+from comet_moe.gates import (
+    CometGate,
+    DSelectKGate,
+    ExpertChoiceGate,
+    Gate,
+    HashGate,
+    ReluGate,
+    SoftmaxGate,
+    TopKGate,
+)
+from comet_moe.stepping import Stepped
 from comet_moe.testing import LAWS, check_gate
 
 
@@ -20,6 +30,12 @@ OURS = {
     "topk-1": lambda p, n: TopKGate(p, n, k=1),
     "topk-noise": lambda p, n: TopKGate(p, n, k=2, noise=True),
     "topk-all": lambda p, n: TopKGate(p, n, k=1, normalize="all"),
+    "sigmoid": lambda p, n: TopKGate(p, n, k=2, score="sigmoid", scale=2.5, bias_update=0.01),
+    "sigmoid-all": lambda p, n: TopKGate(p, n, k=2, score="sigmoid", normalize="all"),
+    "topk-balanced": lambda p, n: TopKGate(p, n, k=2, bias_update=0.01),
+    "topk-groups": lambda p, n: TopKGate(p, n, k=min(2, n), groups=3 if n == 6 else 1, bias_update=0.01),
+    "relu": lambda p, n: ReluGate(p, n, target=2),
+    "expert-choice": lambda p, n: ExpertChoiceGate(p, n, capacity=1.5),
     "dselect": lambda p, n: DSelectKGate(p, n, k=2, entropy=0.1, reachability=0.1),
     "dselect-1": lambda p, n: DSelectKGate(p, n, k=1),
     "hash": lambda p, n: HashGate(16, n),
@@ -66,6 +82,12 @@ class SkipsHooks(Plain):
 class LooksAtOtherRows(Plain):
     def forward(self, x, keys=None, mask=None):
         return Routing(weights=self.linear(x - x.mean(0)).softmax(-1))
+
+
+class LooksAtOtherRowsInTraining(Plain):
+    def forward(self, x, keys=None, mask=None):
+        mean = x.flatten(0, -2).mean(0) if self.training and x.numel() else 0.0
+        return Routing(weights=self.linear(x - mean).softmax(-1))
 
 
 class NegativeWeights(Plain):
@@ -127,6 +149,44 @@ class CountsPadding(Plain):
         return Routing(weights=weights, aux_loss=aux_loss)
 
 
+class MovesInEvaluation(Plain):
+    def __init__(self, in_features, num_experts):
+        super().__init__(in_features, num_experts)
+        self.register_buffer("passes", torch.zeros(()))
+
+    def forward(self, x, keys=None, mask=None):
+        self.passes += 1
+        return Routing(weights=self.linear(x).softmax(-1))
+
+
+class StepsByPadding(Plain, Stepped):
+    def __init__(self, in_features, num_experts):
+        super().__init__(in_features, num_experts)
+        self.register_buffer("rows", torch.zeros(()))
+        self.register_buffer("rows_stepped", torch.zeros(()))
+
+    def forward(self, x, keys=None, mask=None):
+        self.rows += self.training * x[..., 0].numel()
+        return Routing(weights=self.linear(x).softmax(-1))
+
+    def step(self):
+        self.rows_stepped += self.rows
+
+
+class StepsParameters(Plain, Stepped):
+    def step(self):
+        with torch.no_grad():
+            self.linear.bias += 1
+
+
+class AboveItsLimit(Plain):
+    sums_to_one = False
+    max_weight_sum = 1.5
+
+    def forward(self, x, keys=None, mask=None):
+        return Routing(weights=2 * self.linear(x).softmax(-1))
+
+
 class GradientWhereWeightIsZero(Plain):
     k = 2
 
@@ -169,6 +229,7 @@ BROKEN = {
     "deterministic": Undeclared,
     "evaluation": LossInEvaluation,
     "padding": CountsPadding,
+    "state": MovesInEvaluation,
     "dense_equals_sparse": GradientWhereWeightIsZero,
     "compiles": BreaksTheGraph,
     "permutes": LosesMassWithEveryPass,
@@ -183,3 +244,35 @@ def test_there_is_a_broken_gate_for_every_law():
 def test_the_error_names_the_law_that_is_broken(law):
     with pytest.raises(AssertionError, match=f"^{law}: "):
         check_gate(BROKEN[law])
+
+
+@pytest.mark.parametrize(
+    ("broken", "says"),
+    [
+        (LooksAtOtherRowsInTraining, "rows_are_independent: weights in batches of 7 and 40, training=True"),
+        (AboveItsLimit, "simplex: a row sums to 2"),
+        (StepsByPadding, "state: the buffer rows with and without padding differ"),
+        (StepsParameters, "state: step changed the parameter linear.bias"),
+    ],
+)
+def test_the_error_says_what_is_wrong(broken, says):
+    with pytest.raises(AssertionError, match=f"^{says}"):
+        check_gate(broken)
+
+
+class DependsOnBatch(LooksAtOtherRowsInTraining):
+    depends_on_batch = True
+
+    def forward(self, x, keys=None, mask=None):
+        if self.training and mask is not None:
+            return Routing(weights=self.linear(x - x[mask].mean(0)).softmax(-1))
+        return super().forward(x, keys=keys, mask=mask)
+
+
+class WithinItsLimit(AboveItsLimit):
+    max_weight_sum = 2.0
+
+
+@pytest.mark.parametrize("make", [DependsOnBatch, WithinItsLimit])
+def test_a_gate_that_declares_what_it_does_keeps_every_law(make):
+    check_gate(make)

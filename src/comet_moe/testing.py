@@ -20,6 +20,7 @@ from comet_moe.local_search import Permutation, PermutedGate
 from comet_moe.moe import MoE
 from comet_moe.routing import Routing
 from comet_moe.statistics import SELECTED_WEIGHT
+from comet_moe.stepping import step
 
 Factory = Callable[[int, int], Gate]
 P, N, ROWS = 12, 6, 40
@@ -115,22 +116,46 @@ def _called(case: Case, gate: Gate) -> set[str]:
     return called
 
 
+def deterministic(case: Case) -> None:
+    """Two passes agree to the last bit, in evaluation always, in training unless declared stochastic."""
+    for training in (True, False):
+        gate = case.gate(training=training)
+        if training and gate.stochastic:
+            continue
+        keys = case.keys(case.x)
+        first, second = (gate(case.x, keys=keys).weights for _ in range(2))
+        _must(torch.equal(first, second), f"two passes differ with training={training}")
+
+
 def rows_are_independent(case: Case) -> None:
-    """Tokens (B, L, p) are routed like the same rows flattened."""
-    gate = case.gate(training=False)
-    flat, tokens = case.run(gate, case.x), case.run(gate, case.x.reshape(4, -1, P))
-    _close(tokens.weights.reshape(-1, N), flat.weights, "weights of (B, L, p) and of (B·L, p)")
+    """A row is routed like the same row in another batch: always in evaluation, in training unless declared.
+
+    Tokens (B, L, p) are routed like the same rows flattened.
+    """
+    for training in (False, True):
+        gate = case.gate(training=training)
+        if training and (gate.stochastic or gate.depends_on_batch):
+            continue
+        flat, tokens = case.run(gate, case.x), case.run(gate, case.x.reshape(4, -1, P))
+        _close(tokens.weights.reshape(-1, N), flat.weights, "weights of (B, L, p) and of (B·L, p)")
+        few = case.run(gate, case.x[:7])
+        _close(few.weights, flat.weights[:7], f"weights in batches of 7 and {ROWS}, training={training},")
 
 
 def simplex(case: Case) -> None:
-    """Weights are not negative and sum to 1 (at most 1 for a gate that declares ``sums_to_one = False``)."""
+    """Weights are not negative; rows sum to 1, or to at most ``max_weight_sum`` without ``sums_to_one``."""
     for training in (True, False):
         for x in (case.x, 1e4 * case.x):
             gate = case.gate(training=training)
             weights = case.run(gate, x).weights
             _must(bool((weights >= 0).all()), f"a weight is {weights.min():g}")
-            off = weights.sum(-1) - 1 if gate.sums_to_one else (weights.sum(-1) - 1).clamp_min(0)
-            _must(bool((off.abs() <= ROUNDING).all()), f"a row sums to {1 + off[off.abs().argmax()]:g}")
+            limit = 1.0 if gate.sums_to_one else gate.max_weight_sum
+            if limit is None:
+                continue
+            off = weights.sum(-1) - limit
+            off = off if gate.sums_to_one else off.clamp_min(0)
+            worst = float(off.detach()[off.abs().argmax()])
+            _must(abs(worst) <= ROUNDING * max(1.0, limit), f"a row sums to {limit + worst:g}")
 
 
 def cardinality(case: Case) -> None:
@@ -219,23 +244,12 @@ def round_trip(case: Case) -> None:
         _close(case.run(copied, case.x).weights, wanted, f"weights before and after {method}")
 
 
-def deterministic(case: Case) -> None:
-    """Two passes agree to the last bit, in evaluation always, in training unless declared stochastic."""
-    for training in (True, False):
-        gate = case.gate(training=training)
-        if training and gate.stochastic:
-            continue
-        keys = case.keys(case.x)
-        first, second = (gate(case.x, keys=keys).weights for _ in range(2))
-        _must(torch.equal(first, second), f"two passes differ with training={training}")
-
-
 def evaluation(case: Case) -> None:
     """Evaluation gives the weights of training unless declared otherwise, and an aux_loss of 0."""
     gate = case.gate()
     trained = case.run(gate, case.x).weights
     routing = case.run(gate.eval(), case.x)
-    if not (gate.stochastic or gate.soft_in_training):
+    if not (gate.stochastic or gate.soft_in_training or gate.depends_on_batch):
         _close(routing.weights, trained, "weights in training and in evaluation")
     aux_loss = float(routing.aux_loss.detach())
     _must(aux_loss == 0, f"aux_loss in evaluation is {aux_loss:g}, not 0")
@@ -254,6 +268,28 @@ def padding(case: Case) -> None:
         alone = case.gate()(case.x[mask], keys=case.keys(case.x)[mask])
         _close(routing.weights[mask], alone.weights, "weights with and without padding")
         _close(routing.aux_loss, alone.aux_loss, "aux_loss with and without padding")
+
+
+def state(case: Case) -> None:
+    """Only training moves buffers, padding does not, and :func:`comet_moe.step` moves no parameter."""
+    mask = torch.arange(ROWS) % 3 != 0
+    gate, alone = case.gate(), case.gate()
+    parameters = {name: parameter.detach().clone() for name, parameter in gate.named_parameters()}
+    for _ in range(3):
+        case.run(gate, case.x, mask)
+        alone(case.x[mask], keys=case.keys(case.x)[mask])
+        for stepped in (gate, alone):
+            step(stepped)
+    for name, parameter in gate.named_parameters():
+        _must(torch.equal(parameter, parameters[name]), f"step changed the parameter {name}")
+    if not gate.stochastic:
+        for name, buffer in alone.named_buffers():
+            _close(gate.get_buffer(name), buffer, f"the buffer {name} with and without padding")
+    before = {name: buffer.clone() for name, buffer in gate.named_buffers()}
+    case.run(gate.eval(), case.x)
+    for name, buffer in gate.named_buffers():
+        _must(torch.equal(buffer, before[name]), f"evaluation changed the buffer {name}")
+        _must(bool(torch.isfinite(buffer).all()), f"the buffer {name} has NaN or infinite values")
 
 
 def dense_equals_sparse(case: Case) -> None:
@@ -313,6 +349,7 @@ LAWS: dict[str, Callable[[Case], None]] = {
     for law in (
         contract,
         hooks,
+        deterministic,
         rows_are_independent,
         simplex,
         cardinality,
@@ -320,9 +357,9 @@ LAWS: dict[str, Callable[[Case], None]] = {
         finite,
         autocast,
         round_trip,
-        deterministic,
         evaluation,
         padding,
+        state,
         dense_equals_sparse,
         compiles,
         permutes,
@@ -347,7 +384,7 @@ def _close(got: Tensor, wanted: Tensor, what: str) -> None:
     if got.numel() == 0:
         return
     scale = max(1.0, float(wanted.abs().max()))
-    worst = float((got.detach() - wanted).abs().max()) / scale
+    worst = float((got.detach().double() - wanted.double()).abs().max()) / scale
     _must(worst <= ROUNDING, f"{what} differ by {worst:g}")
 
 

@@ -3,10 +3,12 @@
 from comet_moe.gates.base import Gate
 from comet_moe.gates.comet import CometGate
 from comet_moe.gates.dselect_k import DSelectKGate
+from comet_moe.gates.expert_choice import ExpertChoiceGate
 from comet_moe.gates.hash import HashGate
 from comet_moe.gates.joint import JointSelection
 from comet_moe.gates.losses import Regularizer
 from comet_moe.gates.regularized import RegularizedGate
+from comet_moe.gates.relu import ReluGate
 from comet_moe.gates.smooth_step import smooth_step
 from comet_moe.gates.softmax import SoftmaxGate
 from comet_moe.gates.subset import SubsetGate
@@ -18,12 +20,14 @@ from comet_moe.gates.wrapper import GateWrapper
 __all__ = [
     "CometGate",
     "DSelectKGate",
+    "ExpertChoiceGate",
     "Gate",
     "GateWrapper",
     "HashGate",
     "JointSelection",
     "RegularizedGate",
     "Regularizer",
+    "ReluGate",
     "SoftmaxGate",
     "SubsetGate",
     "TopKGate",

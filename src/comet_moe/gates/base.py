@@ -20,7 +20,10 @@ class Gate(nn.Module, ABC):
         in_features: p, or None if the gate does not read the features.
         k: largest number of experts per sample once the gate is hard, or None for a dense gate.
         sums_to_one: whether the rows of the weights sum to 1.
+        max_weight_sum: the largest sum that a row of the weights can have; None if there is no limit.
         stochastic: whether two training passes over one input may differ.
+        depends_on_batch: whether training decides about a row by the other rows of the batch; evaluation
+            never does.
         soft_in_training: whether training mixes more experts than evaluation, as local search does.
         keeps_contributions: whether ``Routing.contributions`` is needed in evaluation too, as it is by
             one permutation per tree.
@@ -47,7 +50,9 @@ class Gate(nn.Module, ABC):
     in_features: int | None = None
     k: int | None = None
     sums_to_one: bool = True
+    max_weight_sum: float | None = 1.0
     stochastic: bool = False
+    depends_on_batch: bool = False
     soft_in_training: bool = False
     keeps_contributions: bool = False
     checks_values: bool = False

@@ -1,4 +1,4 @@
-"""Top-k (Shazeer et al. 2017): keep the k largest logits."""
+"""Top-k: the k experts of the largest scores (Shazeer et al. 2017; Switch; Mixtral; DeepSeek-V3)."""
 
 from typing import Literal
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from comet_moe import checks
-from comet_moe.gates.base import TrainableGate
+from comet_moe.gates.stepped import SteppedGate, sum_over_ranks
 from comet_moe.routing import Routing
 
 
@@ -16,8 +16,19 @@ def default_normalize(k: int) -> Literal["selected", "all"]:
     return "all" if k == 1 else "selected"
 
 
-class TopKGate(TrainableGate):
-    """Logits Wx + b; the k largest are kept, the others get weight 0.
+class TopKGate(SteppedGate):
+    """Scores s = softmax(Wx + b), or a sigmoid of each; the k experts of largest s + balance_bias.
+
+    Their weights are s / Σ_chosen s · scale, without the balancing bias; the others have weight 0. This is
+    the router of most mixtures: Shazeer et al. (2017) with ``noise``; Switch (Fedus et al. 2021) with k=1 and
+    ``normalize="all"``; Mixtral and Qwen3-MoE as it is; DeepSeek-V3 (2024) with ``score="sigmoid"``,
+    ``groups``, ``scale`` and ``bias_update=1e-3``. Use it where the cost per row has to be fixed. Alone it
+    tends to overload a few experts: give it a ``bias_update`` or a load-balance loss.
+
+    ``bias_update`` is loss-free balancing (Wang et al. 2024): :func:`comet_moe.step`, after each optimiser
+    step, moves the balancing bias of an expert that was chosen less often than the average up by
+    ``bias_update``, of one chosen more often down. The bias decides who is chosen, never a weight, so it
+    adds no gradient. Scores are at most 1: 1e-3 suits thousands of steps, 1e-2 hundreds.
 
     ``routing.logits`` are the logits that were compared: in training with their noise.
 
@@ -26,22 +37,39 @@ class TopKGate(TrainableGate):
         num_experts: n.
         k: number of experts per sample; more than n means n.
         noise: add N(0, 1) · softplus(W_noise x) to the logits in training.
-        normalize: "selected" is a softmax over the kept logits (at k=1 that is the constant 1, and the gate
-            does not train); "all" keeps the probabilities of the softmax over all n, which do not sum to 1.
+        normalize: "selected" divides the scores of the chosen by their sum (at k=1 that is the constant 1,
+            and the gate does not train); "all" keeps the scores as they are.
+        score: "softmax" over all n, or "sigmoid" of each logit by itself.
+        bias_update: how far the balancing bias moves in each step; 0 for no balancing.
+        groups: number of groups of n / groups neighbouring experts.
+        top_groups: choose only among the experts of these many groups, those with the largest sum of their
+            two largest s + balance_bias.
+        scale: factor of all weights.
 
     Attributes:
         weight, bias: (n, p), (n,), Glorot-uniform and zero at the start.
         noise_weight: (n, p) zero at the start, or None.
+        balance_bias: (n,) buffer, zero at the start; None if scores are a softmax in one group and
+            ``bias_update`` is 0, where the largest logits are chosen.
+        choice_counts: (n,) buffer, how often each expert was chosen in training passes since the last step,
+            padding left out; not part of the ``state_dict``. None without ``bias_update``.
 
     Example:
-        >>> import torch
+        >>> import torch, comet_moe
         >>> from comet_moe.gates import TopKGate
         >>> gate = TopKGate(in_features=32, num_experts=6, k=2)
         >>> gate(torch.randn(4, 32)).weights.count_nonzero(-1)
         tensor([2, 2, 2, 2])
+        >>> gate = TopKGate(32, 8, k=2, score="sigmoid", groups=4, top_groups=2, bias_update=0.001)
+        >>> routing = gate(torch.randn(4, 32))
+        >>> comet_moe.step(gate)
+        >>> float(gate.balance_bias.abs().max())
+        0.0010...
     """
 
     k: int
+    balance_bias: Tensor | None
+    choice_counts: Tensor | None
 
     def __init__(
         self,
@@ -50,25 +78,46 @@ class TopKGate(TrainableGate):
         k: int = 1,
         noise: bool = False,
         normalize: Literal["selected", "all"] = "selected",
+        score: Literal["softmax", "sigmoid"] = "softmax",
+        bias_update: float = 0.0,
+        groups: int = 1,
+        top_groups: int = 1,
+        scale: float = 1.0,
     ):
         super().__init__(in_features, num_experts)
         self.k = min(checks.at_least_one("k", k), num_experts)
         if normalize not in ("selected", "all"):
             raise ValueError(f'normalize must be "selected" or "all", got {normalize!r}')
+        if score not in ("softmax", "sigmoid"):
+            raise ValueError(f'score must be "softmax" or "sigmoid", got {score!r}')
+        _check_groups(num_experts, self.k, groups, top_groups)
         self.normalize = normalize
-        self.sums_to_one = normalize == "selected" or self.k == num_experts
+        self.score = score
+        self.bias_update = checks.not_negative("bias_update", bias_update)
+        self.groups = groups
+        self.top_groups = top_groups
+        self.scale = checks.positive("scale", scale)
+        is_distribution = normalize == "selected" or (score == "softmax" and self.k == num_experts)
+        self.sums_to_one = is_distribution and scale == 1
+        self.max_weight_sum = self.scale * (self.k if score == "sigmoid" and normalize == "all" else 1)
         self.stochastic = noise
         self.weight = nn.Parameter(torch.empty(num_experts, in_features))
         self.bias = nn.Parameter(torch.empty(num_experts))
         self.noise_weight = nn.Parameter(torch.empty(num_experts, in_features)) if noise else None
+        self.chooses_by_logits = score == "softmax" and top_groups == groups and bias_update == 0
+        balance_bias = None if self.chooses_by_logits else torch.zeros(num_experts)
+        self.register_buffer("balance_bias", balance_bias)
+        counts = torch.zeros(num_experts, dtype=torch.int64) if bias_update > 0 else None
+        self.register_buffer("choice_counts", counts, persistent=False)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Glorot-uniform weight, zero bias, zero noise weight."""
+        """Glorot-uniform weight, zero bias, zero noise weight, zero balancing bias."""
         nn.init.xavier_uniform_(self.weight)
         nn.init.zeros_(self.bias)
-        if self.noise_weight is not None:
-            nn.init.zeros_(self.noise_weight)
+        for zero in (self.noise_weight, self.balance_bias, self.choice_counts):
+            if zero is not None:
+                nn.init.zeros_(zero)
 
     def flops(self) -> int:
         """Operations on one row: one logit per expert, and as many for the noise in training."""
@@ -76,18 +125,22 @@ class TopKGate(TrainableGate):
         return 2 * self.in_features * self.num_experts * (2 if has_noise else 1)
 
     def idle_parameters(self) -> set[str]:
-        """All parameters if the softmax is over one logit, which makes it 1."""
-        softmax_over = self.k if self.normalize == "selected" else self.num_experts
-        return {name for name, _ in self.named_parameters()} if softmax_over == 1 else set()
+        """All of them if the weight is 1 by construction: one score, divided by itself."""
+        is_divided = self.normalize == "selected" or (self.score == "softmax" and self.num_experts == 1)
+        is_constant = self.k == 1 and is_divided
+        return {name for name, _ in self.named_parameters()} if is_constant else set()
 
     def forward(self, x: Tensor, keys: Tensor | None = None, mask: Tensor | None = None) -> Routing:
-        """One linear map, the k largest logits, and the softmax that ``normalize`` names."""
+        """One linear map, the k experts of the largest scores, and their weights."""
         logits = self._logits(x)
-        selected, experts = logits.topk(self.k, dim=-1)
-        if self.normalize == "selected":
-            weights = selected.softmax(-1)
+        if self.chooses_by_logits:
+            selected, experts = logits.topk(self.k, dim=-1)
         else:
-            weights = (selected - logits.logsumexp(-1, keepdim=True)).exp()
+            experts = self._choose(logits.detach())
+            selected = logits.gather(-1, experts)
+        if self.training and self.bias_update > 0:
+            self._count(experts, mask)
+        weights = self._weights(selected, logits)
         if self.training or torch.is_grad_enabled() or torch.compiler.is_compiling():
             dense = weights.new_zeros(logits.shape).scatter(-1, experts, weights)
             return Routing(weights=dense, logits=logits)
@@ -98,6 +151,15 @@ class TopKGate(TrainableGate):
             logits=logits,
         )
 
+    def step(self) -> None:
+        """Move the balancing bias by the choices since the last step, of all ranks."""
+        if self.balance_bias is None or self.choice_counts is None:
+            return
+        counts = sum_over_ranks(self.choice_counts)
+        missing = (counts.sum() - self.num_experts * counts).sign()  # 1 for an expert below the average
+        self.balance_bias.add_(missing, alpha=self.bias_update)
+        self.choice_counts.zero_()
+
     def _logits(self, x: Tensor) -> Tensor:
         """(B, ..., n), with noise in training."""
         logits = F.linear(x, self.weight.to(x.dtype), self.bias.to(x.dtype))
@@ -105,3 +167,48 @@ class TopKGate(TrainableGate):
             scale = F.softplus(F.linear(x, self.noise_weight.to(x.dtype)))
             logits = logits + torch.randn_like(logits) * scale
         return logits
+
+    def _choose(self, logits: Tensor) -> Tensor:
+        """(B, ..., k) experts by score and bias, within the top groups."""
+        assert self.balance_bias is not None
+        scores = logits.softmax(-1) if self.score == "softmax" else logits.sigmoid()
+        scores = scores + self.balance_bias.to(scores.dtype)
+        if self.top_groups < self.groups:
+            by_group = scores.unflatten(-1, (self.groups, -1))
+            best = by_group.topk(min(2, by_group.shape[-1]), dim=-1).values.sum(-1)
+            kept = torch.zeros_like(best, dtype=torch.bool)
+            kept = kept.scatter(-1, best.topk(self.top_groups, dim=-1).indices, True)
+            scores = by_group.masked_fill(~kept.unsqueeze(-1), -torch.inf).flatten(-2)
+        return scores.topk(self.k, dim=-1).indices
+
+    def _weights(self, selected: Tensor, logits: Tensor) -> Tensor:
+        """(B, ..., k) from the logits of the chosen; divided by their sum in logarithms, never 0 / 0."""
+        if self.score == "softmax" and self.normalize == "selected":
+            weights = selected.softmax(-1)
+        elif self.score == "softmax":
+            weights = (selected - logits.logsumexp(-1, keepdim=True)).exp()
+        elif self.normalize == "selected":
+            weights = F.logsigmoid(selected).softmax(-1)
+        else:
+            weights = selected.sigmoid()
+        return weights if self.scale == 1 else weights * self.scale
+
+    def _count(self, experts: Tensor, mask: Tensor | None) -> None:
+        """Add the choices (B, ..., k) of the rows that are not padding to ``choice_counts``."""
+        assert self.choice_counts is not None
+        is_row = torch.ones_like(experts) if mask is None else mask.unsqueeze(-1).expand_as(experts).long()
+        self.choice_counts.index_add_(0, experts.flatten(), is_row.flatten())
+
+
+def _check_groups(num_experts: int, k: int, groups: int, top_groups: int) -> None:
+    checks.at_least_one("groups", groups)
+    checks.at_least_one("top_groups", top_groups)
+    if num_experts % groups:
+        raise ValueError(f"groups must divide the number of experts, {num_experts}, got {groups}")
+    if top_groups > groups:
+        raise ValueError(f"top_groups must be at most groups, {groups}, got {top_groups}")
+    choosable = top_groups * (num_experts // groups)
+    if k > choosable:
+        raise ValueError(
+            f"k must be at most {choosable}, the number of experts in {top_groups} of {groups} groups, got {k}"
+        )

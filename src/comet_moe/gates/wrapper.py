@@ -36,7 +36,9 @@ class GateWrapper(Gate):
         self.in_features = gate.in_features
         self.k = gate.k
         self.sums_to_one = gate.sums_to_one
+        self.max_weight_sum = gate.max_weight_sum
         self.stochastic = gate.stochastic
+        self.depends_on_batch = gate.depends_on_batch
 
     @property
     def soft_in_training(self) -> bool:  # type: ignore[override]

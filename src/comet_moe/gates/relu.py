@@ -1,0 +1,105 @@
+"""ReMoE (Wang et al. 2024): weights by ReLU, and a penalty that adapts to the wanted number of experts."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from comet_moe import checks
+from comet_moe.gates.losses import masked_mean
+from comet_moe.gates.stepped import SteppedGate, sum_over_ranks
+from comet_moe.routing import Routing
+
+COEFFICIENT_START = 1e-8
+COEFFICIENT_FACTOR = 1.2
+COEFFICIENT_RANGE = 1e-12, 1e6
+"""So that a coefficient which moved one way for long can come back."""
+
+
+class ReluGate(SteppedGate):
+    """g(x) = relu(Wx + b), and aux_loss = coefficient · mean_b Σ_i g_i (Wang et al. 2024, "ReMoE").
+
+    The weights are differentiable everywhere that matters and need not sum to 1. A row has any number of
+    experts from 0 to n, ``target`` on average: after each optimiser step :func:`comet_moe.step` multiplies
+    the coefficient by 1.2 if the rows of the training passes since the last step had more active experts,
+    and divides it by 1.2 if they had fewer, within 1e-12 to 1e6. The mean is over the rows of all ranks.
+
+    Use it where a hard choice of k trains badly and the cost may differ from row to row. The gate starts
+    nearly dense and becomes sparse over the first hundred steps or so. A row without any expert gets the
+    output 0: keep a residual connection or a shared expert beside the mixture.
+
+    Args:
+        in_features: p.
+        num_experts: n.
+        target: active experts per row, on average; more than n means n.
+
+    Attributes:
+        weight: (n, p), Uniform(±sqrt(3 / p) / n) at the start.
+        bias: (n,), 1 / n at the start. So for inputs of unit variance each weight is about 1/n ± 1/n, five
+            experts of six are active, and a row sums to about 1.
+        coefficient: scalar buffer, 1e-8 at the start.
+        active_and_rows: (2,) buffer, active (row, expert) pairs and rows of the training passes since the
+            last step, padding left out; not part of the ``state_dict``.
+
+    Example:
+        >>> import torch, comet_moe
+        >>> from comet_moe.gates import ReluGate
+        >>> gate = ReluGate(in_features=32, num_experts=8, target=2)
+        >>> routing = gate(torch.randn(100, 32))
+        >>> routing.statistics()["experts_per_sample"] > 4
+        True
+        >>> comet_moe.step(gate)
+        >>> round(float(gate.coefficient / 1e-8), 3)
+        1.2
+    """
+
+    sums_to_one = False
+    max_weight_sum = None
+    coefficient: Tensor
+    active_and_rows: Tensor
+
+    def __init__(self, in_features: int, num_experts: int, target: int = 1):
+        super().__init__(in_features, num_experts)
+        self.target = min(checks.at_least_one("target", target), num_experts)
+        self.weight = nn.Parameter(torch.empty(num_experts, in_features))
+        self.bias = nn.Parameter(torch.empty(num_experts))
+        self.register_buffer("coefficient", torch.empty(()))
+        self.register_buffer("active_and_rows", torch.empty(2, dtype=torch.int64), persistent=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Small uniform weight, bias 1 / n, coefficient 1e-8."""
+        limit = (3 / self.in_features) ** 0.5 / self.num_experts
+        nn.init.uniform_(self.weight, -limit, limit)
+        nn.init.constant_(self.bias, 1 / self.num_experts)
+        nn.init.constant_(self.coefficient, COEFFICIENT_START)
+        nn.init.zeros_(self.active_and_rows)
+
+    def flops(self) -> int:
+        """Those of one logit per expert, for one row."""
+        return 2 * self.in_features * self.num_experts
+
+    def forward(self, x: Tensor, keys: Tensor | None = None, mask: Tensor | None = None) -> Routing:
+        """One linear map and a ReLU; in training the penalty, and the number of active experts is counted."""
+        logits = F.linear(x, self.weight.to(x.dtype), self.bias.to(x.dtype))
+        weights = logits.relu()
+        if not self.training:
+            return Routing(weights=weights, logits=logits)
+        self._count(weights.detach(), mask)
+        aux_loss = self.coefficient.to(x.dtype) * masked_mean(weights.sum(-1), mask)
+        return Routing(weights=weights, aux_loss=aux_loss, logits=logits)
+
+    def step(self) -> None:
+        """Move the coefficient toward ``target`` active experts per row, by the rows of all ranks."""
+        active, rows = sum_over_ranks(self.active_and_rows)
+        too_many = (active - self.target * rows).sign()  # -1, 0 or 1
+        self.coefficient.mul_(COEFFICIENT_FACTOR**too_many).clamp_(*COEFFICIENT_RANGE)
+        self.active_and_rows.zero_()
+
+    def extra_repr(self) -> str:
+        """Shown in ``repr(gate)``."""
+        return f"{super().extra_repr()}, target={self.target}"
+
+    def _count(self, weights: Tensor, mask: Tensor | None) -> None:
+        is_row = torch.ones_like(weights[..., 0], dtype=torch.bool) if mask is None else mask
+        active = (weights > 0) & is_row.unsqueeze(-1)
+        self.active_and_rows.add_(torch.stack((active.sum(), is_row.sum())))
