@@ -58,7 +58,7 @@ def test_an_ablation_has_hash_gates_where_the_data_has_keys(recipe, has_hash):
 
 def test_an_ablation_of_images_starts_with_its_default_gates(tmp_path):
     study = open_study(options(tmp_path, kind="ablation", gates=None))
-    assert study.queue.definition().gates == ["topk", "topk+", "comet", "comet+"]
+    assert study.queue.definition().gates == ["dense", "topk", "topk+", "comet", "comet+"]
 
 
 def test_a_tuning_study_needs_its_gates(tmp_path, storage_url):

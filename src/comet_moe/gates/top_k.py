@@ -210,5 +210,5 @@ def _check_groups(num_experts: int, k: int, groups: int, top_groups: int) -> Non
     choosable = top_groups * (num_experts // groups)
     if k > choosable:
         raise ValueError(
-            f"k must be at most {choosable}, the number of experts in {top_groups} of {groups} groups, got {k}"
+            f"k must be at most {choosable}, the experts in {top_groups} of {groups} groups, got {k}"
         )

@@ -159,7 +159,7 @@ def _build_rating_model(config: TrainConfig, meta: dict[str, Any]) -> Model:
         experts=_build_experts(
             config,
             lambda n, factor: DenseExperts(
-                n, in_features, *scale_widths((shape.units,), factor), dropout=shape.dropout
+                n, in_features, scale_widths((shape.units,), factor)[0], dropout=shape.dropout
             ),
         ),
         gates=build_gates(config, meta, in_features, len(tasks)),
