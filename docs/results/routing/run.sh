@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The runs of docs/routing.md: docs/results/routing/run.sh DATA [FOLDER]
-# DATA has the folders movielens-1m, mnist and fashion-mnist. Two runs at a time, one thread each; run it again to
+# DATA has the folders movielens-1m, mnist and fashion-mnist. PARALLEL runs at a time (2), one thread each; run it again to
 # resume. Then: python docs/results/routing/table.py FOLDER
 set -euo pipefail
 data=$1
@@ -28,8 +28,8 @@ runs() {  # recipe, its settings, those of COMET
   done
 }
 {
-  runs mnist-fashion "data.path=$data training.epochs=20 training.patience=5" "gate.gamma=1 gate.entropy=0.05"
+  runs mnist-fashion "data.path=$data training.epochs=8" "gate.gamma=1 gate.entropy=0.05"
   runs movielens-200k \
-    "data.path=$data/movielens-1m data.split=authors training.learning_rate=2e-4 training.epochs=60 training.patience=5" \
+    "data.path=$data/movielens-1m data.split=authors training.learning_rate=2e-4 training.epochs=40 training.patience=3" \
     "$trees"
-} | xargs -P 2 -I {} bash -c '{} > /dev/null 2>> '"$out.log"' || echo "failed: {}" >&2'
+} | xargs -P "${PARALLEL:-2}" -I {} bash -c '{} > /dev/null 2>> '"$out.log"' || echo "failed: {}" >&2'
