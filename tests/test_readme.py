@@ -17,7 +17,7 @@ def test_every_gate_is_in_the_table():
 
     table = README.read_text(encoding="utf-8")
     for name in gates.__all__:
-        if name.endswith("Gate") and name != "Gate":
+        if name.endswith("Gate") and name not in ("Gate", "GateWrapper", "UniformGate"):
             assert f"`{name}(" in table
 
 

@@ -14,7 +14,7 @@ from transformers import (
 
 from comet_moe import Permutation, PermutedGate
 from comet_moe.bert import CometBertConfig, CometBertForSequenceClassification, CometBertModel, convert_bert
-from comet_moe.bert.gating import BalancedGate, SentenceGate
+from comet_moe.bert.gating import SentenceGate
 from comet_moe.config import load_config
 from comet_moe.gates import CometGate, HashGate, SoftmaxGate, TopKGate
 from comet_moe.io import ALIGNMENT
@@ -171,26 +171,6 @@ def test_top_1_weighs_by_the_probability_among_all_experts():
     x = torch.randn(2, 5, gate.in_features)
     probabilities = torch.nn.functional.linear(x, gate.weight, gate.bias).softmax(-1)
     torch.testing.assert_close(gate(x).weights.sum(-1), probabilities.amax(-1))
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda p, n: BalancedGate(TopKGate(p, n, 2), 0.1),
-        lambda p, n: BalancedGate(TopKGate(p, n, 1, normalize="all"), 0.1),
-        lambda p, n: BalancedGate(SoftmaxGate(p, n), 0.1),
-        lambda p, n: PermutedGate(BalancedGate(CometGate(p, n, 2), 0.1), Permutation(n, steps=10)),
-    ],
-)
-def test_a_balanced_gate_satisfies_the_checks_of_every_gate(make):
-    check_gate(make)
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_a_balanced_gate_keeps_the_logits_of_the_gate_inside(training):
-    gate = BalancedGate(TopKGate(8, 4, 2), 0.1).train(training)
-    x = torch.randn(3, 5, 8)
-    assert torch.equal(gate(x).logits, gate.gate(x).logits)
 
 
 @pytest.mark.parametrize("padded", [True, False])

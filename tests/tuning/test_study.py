@@ -61,8 +61,7 @@ def test_an_ablation_of_images_starts_with_its_default_gates(tmp_path):
     assert study.queue.definition().gates == ["dense", "topk", "topk+", "comet", "comet+"]
 
 
-def test_a_tuning_study_needs_its_gates(tmp_path, storage_url):
-    with pytest.raises(StudyError, match="--gates is missing"):
-        open_study(options(tmp_path, gates=None))
-    with pytest.raises(StudyError, match="the storage has no study study: give its gates"):
-        open_study(options(tmp_path, gates=None, storage=storage_url))
+def test_a_tuning_study_that_names_no_gates_has_the_default_ones(tmp_path):
+    study = open_study(options(tmp_path, gates=None))
+    wanted = ["dense", "softmax", "topk", "topk+", "dselect", "comet", "comet+"]
+    assert study.queue.definition().gates == wanted

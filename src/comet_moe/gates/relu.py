@@ -1,4 +1,4 @@
-"""ReMoE (Wang et al. 2024): weights by ReLU, and a penalty that adapts to the wanted number of experts."""
+"""ReMoE (Wang et al. 2024): weights by ReLU, and an L1 loss that adapts to the wanted number of experts."""
 
 import torch
 from torch import Tensor, nn
@@ -79,7 +79,7 @@ class ReluGate(SteppedGate):
         return 2 * self.in_features * self.num_experts
 
     def forward(self, x: Tensor, keys: Tensor | None = None, mask: Tensor | None = None) -> Routing:
-        """One linear map and a ReLU; in training the penalty, and the number of active experts is counted."""
+        """One linear map and a ReLU; in training the L1 loss, and the number of active experts is counted."""
         logits = F.linear(x, self.weight.to(x.dtype), self.bias.to(x.dtype))
         weights = logits.relu()
         if not self.training:
