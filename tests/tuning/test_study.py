@@ -3,7 +3,7 @@
 import pytest
 
 from comet_moe.config import load_config
-from comet_moe.exceptions import RecipeError, StudyError
+from comet_moe.exceptions import RecipeError
 from comet_moe.tuning.study import StudyOptions, default_gates, open_study
 
 SMALL = [f"data.options.{part}_size=32" for part in ("train", "validation", "test")]
