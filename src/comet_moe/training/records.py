@@ -96,12 +96,6 @@ class RoutingRecord(Record):
         n = len(self.share_of_samples)
         return verdict(self.experts_per_sample, self.effective_experts, self.information, n)
 
-    @property
-    def verdict(self) -> Verdict:
-        """In a word, what the gate does: see :func:`comet_moe.diagnosis.verdict`."""
-        n = len(self.share_of_samples)
-        return verdict(self.experts_per_sample, self.effective_experts, self.information, n)
-
 
 class EvaluationRecord(Record):
     """A model on one split.
