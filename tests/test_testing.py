@@ -31,9 +31,6 @@ OURS = {
     "topk-noise": lambda p, n: TopKGate(p, n, k=2, noise=True),
     "topk-all": lambda p, n: TopKGate(p, n, k=1, normalize="all"),
     "sigmoid": lambda p, n: TopKGate(p, n, k=2, score="sigmoid", scale=2.5, bias_update=0.01),
-    "sigmoid-all": lambda p, n: TopKGate(p, n, k=2, score="sigmoid", normalize="all"),
-    "topk-balanced": lambda p, n: TopKGate(p, n, k=2, bias_update=0.01),
-    "topk-groups": lambda p, n: TopKGate(p, n, k=min(2, n), groups=3 if n == 6 else 1, bias_update=0.01),
     "relu": lambda p, n: ReluGate(p, n, target=2),
     "expert-choice": lambda p, n: ExpertChoiceGate(p, n, capacity=1.5),
     "dselect": lambda p, n: DSelectKGate(p, n, k=2, entropy=0.1, reachability=0.1),
@@ -42,6 +39,11 @@ OURS = {
     "softmax": SoftmaxGate,
 }
 OURS |= {f"{name}+": permuted(make) for name, make in OURS.items()}
+OURS |= {
+    "sigmoid-all": lambda p, n: TopKGate(p, n, k=2, score="sigmoid", normalize="all"),
+    "topk-balanced": lambda p, n: TopKGate(p, n, k=2, bias_update=0.01),
+    "topk-groups": lambda p, n: TopKGate(p, n, k=min(2, n), groups=3 if n == 6 else 1, bias_update=0.01),
+}
 OURS["comet+ per tree"] = permuted(OURS["comet"], trees=2)
 
 

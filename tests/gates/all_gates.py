@@ -2,7 +2,15 @@
 
 import torch
 
-from comet_moe.gates import CometGate, DSelectKGate, HashGate, SoftmaxGate, TopKGate
+from comet_moe.gates import (
+    CometGate,
+    DSelectKGate,
+    ExpertChoiceGate,
+    HashGate,
+    ReluGate,
+    SoftmaxGate,
+    TopKGate,
+)
 
 P, N = 12, 6
 GATES = {
@@ -10,6 +18,9 @@ GATES = {
     "topk": lambda: TopKGate(P, N, k=2),
     "topk-noise": lambda: TopKGate(P, N, k=2, noise=True),
     "topk-all": lambda: TopKGate(P, N, k=1, normalize="all"),
+    "sigmoid": lambda: TopKGate(P, N, k=2, score="sigmoid", bias_update=0.01, groups=3, top_groups=2),
+    "relu": lambda: ReluGate(P, N, target=2),
+    "expert-choice": lambda: ExpertChoiceGate(P, N),
     "dselect": lambda: DSelectKGate(P, N, k=2, entropy=0.1, reachability=0.1),
     "hash": lambda: HashGate(9, N),
     "softmax": lambda: SoftmaxGate(P, N),

@@ -6,9 +6,17 @@ import torch
 import comet_moe
 from comet_moe import MoE, MultiGateMoE, Permutation, PermutedGate, sinkhorn
 from comet_moe.experts import ConvExperts, DenseExperts, FeedForwardExperts
-from comet_moe.gates import CometGate, DSelectKGate, HashGate, SoftmaxGate, TopKGate
+from comet_moe.gates import (
+    CometGate,
+    DSelectKGate,
+    ExpertChoiceGate,
+    HashGate,
+    ReluGate,
+    SoftmaxGate,
+    TopKGate,
+)
 
-TRAINABLE = [CometGate, TopKGate, DSelectKGate, SoftmaxGate]
+TRAINABLE = [CometGate, TopKGate, DSelectKGate, SoftmaxGate, ReluGate, ExpertChoiceGate]
 
 
 @pytest.mark.parametrize("kind", TRAINABLE)
@@ -51,6 +59,15 @@ CONSTRUCTORS = [
     (lambda: CometGate(4, 3, entropy=-1), "entropy must be a finite number of at least 0, got -1"),
     (lambda: TopKGate(4, 3, k=0), "k must be an integer of at least 1, got 0"),
     (lambda: TopKGate(4, 3, normalize="none"), 'normalize must be "selected" or "all", got \'none\''),
+    (lambda: TopKGate(4, 3, score="tanh"), 'score must be "softmax" or "sigmoid", got \'tanh\''),
+    (lambda: TopKGate(4, 3, bias_update=-1), "bias_update must be a finite number of at least 0, got -1"),
+    (lambda: TopKGate(4, 3, scale=0), "scale must be a finite number above 0, got 0"),
+    (lambda: TopKGate(4, 6, groups=4), "groups must divide the number of experts, 6, got 4"),
+    (lambda: TopKGate(4, 6, groups=0), "groups must be an integer of at least 1, got 0"),
+    (lambda: TopKGate(4, 6, groups=2, top_groups=3), "top_groups must be at most groups, 2, got 3"),
+    (lambda: TopKGate(4, 6, k=3, groups=3), "k must be at most 2, the experts in 1 of 3 groups, got 3"),
+    (lambda: ReluGate(4, 3, target=0), "target must be an integer of at least 1, got 0"),
+    (lambda: ExpertChoiceGate(4, 3, capacity=0), "capacity must be a finite number above 0, got 0"),
     (lambda: DSelectKGate(4, 3, k=-1), "k must be an integer of at least 1, got -1"),
     (lambda: DSelectKGate(4, 3, reachability=-0.1), "reachability must be .* at least 0, got -0.1"),
     (lambda: HashGate(0, 3), "num_keys must be an integer of at least 1, got 0"),

@@ -5,7 +5,15 @@ import torch
 from torch.nn import functional as F
 
 from comet_moe import Routing
-from comet_moe.gates import CometGate, GateWrapper, HashGate, SoftmaxGate, TopKGate
+from comet_moe.gates import (
+    CometGate,
+    ExpertChoiceGate,
+    GateWrapper,
+    HashGate,
+    ReluGate,
+    SoftmaxGate,
+    TopKGate,
+)
 
 
 class WithProducts(GateWrapper):
@@ -94,10 +102,15 @@ def test_padding_has_weight_zero_and_hooks_of_both_are_called():
 
 
 def test_a_wrapper_is_like_the_gate_inside():
-    inside = TopKGate(8, 6, k=1, noise=True, normalize="selected")
+    declared = ("num_experts", "in_features", "k", "sums_to_one", "max_weight_sum", "stochastic")
+    declared += ("depends_on_batch", "soft_in_training")
+    for inside in (TopKGate(8, 6, k=1, noise=True), ExpertChoiceGate(8, 6), ReluGate(8, 6)):
+        gate = WithProducts(inside)
+        assert {name: getattr(gate, name) for name in declared} == {
+            name: getattr(inside, name) for name in declared
+        }
+    inside = TopKGate(8, 6, k=1, noise=True)
     gate = WithProducts(inside)
-    for name in ("num_experts", "in_features", "k", "sums_to_one", "stochastic", "soft_in_training"):
-        assert getattr(gate, name) == getattr(inside, name)
     assert gate.flops() == inside.flops()
     assert gate.idle_parameters() == {f"gate.{name}" for name in inside.idle_parameters()} != set()
     gate.keeps_contributions = True

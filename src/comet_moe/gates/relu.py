@@ -11,7 +11,7 @@ from comet_moe.routing import Routing
 
 COEFFICIENT_START = 1e-8
 COEFFICIENT_FACTOR = 1.2
-COEFFICIENT_RANGE = 1e-12, 1e6
+COEFFICIENT_RANGE = 1e-12, 1.0
 """So that a coefficient which moved one way for long can come back."""
 
 
@@ -21,7 +21,7 @@ class ReluGate(SteppedGate):
     The weights are differentiable everywhere that matters and need not sum to 1. A row has any number of
     experts from 0 to n, ``target`` on average: after each optimiser step :func:`comet_moe.step` multiplies
     the coefficient by 1.2 if the rows of the training passes since the last step had more active experts,
-    and divides it by 1.2 if they had fewer, within 1e-12 to 1e6. The mean is over the rows of all ranks.
+    and divides it by 1.2 if they had fewer, within 1e-12 to 1. The mean is over the rows of all ranks.
 
     Use it where a hard choice of k trains badly and the cost may differ from row to row. The gate starts
     nearly dense and becomes sparse over the first hundred steps or so. A row without any expert gets the

@@ -1,0 +1,44 @@
+"""What comet_moe.step moves in gates is equal on all ranks, and follows the rows of all."""
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+import comet_moe
+from comet_moe.gates import ExpertChoiceGate, ReluGate, TopKGate
+
+ROWS = torch.tensor([[3.0, 0, 0, 0], [3.0, 0, 0, 0], [0, 3.0, 0, 0], [0, 0, 3.0, 0]])
+
+
+def step_as_rank(rank, folder):
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    gates = torch.nn.ModuleDict(
+        {
+            "top_k": TopKGate(4, 4, k=1, bias_update=0.5),
+            "relu": ReluGate(4, 4, target=1),
+            "expert_choice": ExpertChoiceGate(4, 4),
+        }
+    )
+    with torch.no_grad():
+        for gate in gates.values():
+            gate.weight.copy_(torch.eye(4))
+            gate.bias.zero_()
+    rows = ROWS[:1] if rank == 0 else ROWS[1:]
+    gates["top_k"](rows)
+    # One active expert in a row of rank 0, four in each of rank 1: on its own rank 0 would move nothing.
+    gates["relu"](rows + rank)
+    gates["expert_choice"].threshold.fill_(rank + 1.0)
+    comet_moe.step(gates)
+    torch.save(gates.state_dict(), f"{folder}/{rank}")
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_all_ranks_move_by_the_rows_of_all(tmp_path):
+    mp.start_processes(step_as_rank, args=(str(tmp_path),), nprocs=2, start_method="spawn")
+    for rank in range(2):
+        state = torch.load(tmp_path / str(rank))
+        assert state["top_k.balance_bias"].tolist() == [-0.5, 0, 0, 0.5]
+        assert state["relu.coefficient"].item() == pytest.approx(1.2e-8)
+        assert state["expert_choice.threshold"].tolist() == [1.5] * 4
