@@ -1,4 +1,4 @@
-"""ReluGate: its weights and penalty, how its coefficient moves, and that it trains to the wanted number."""
+"""ReluGate: its weights and auxiliary loss, how its coefficient moves, and that it trains."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from comet_moe.experts import DenseExperts
 from comet_moe.gates import ReluGate
 
 
-def test_weights_are_the_positive_logits_and_the_penalty_is_their_mean_sum():
+def test_weights_are_the_positive_logits_and_the_loss_is_their_mean_sum():
     gate, x = ReluGate(5, 6, target=2), torch.randn(40, 5)
     gate.coefficient.fill_(0.5)
     routing = gate(x)

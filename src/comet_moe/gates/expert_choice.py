@@ -74,11 +74,11 @@ class ExpertChoiceGate(SteppedGate):
         nn.init.zeros_(self.batches_seen)
 
     def flops(self) -> int:
-        """Those of one logit per expert, for one row."""
+        """Operations on one row: one logit per expert."""
         return 2 * self.in_features * self.num_experts
 
     def idle_parameters(self) -> set[str]:
-        """All of them if there is one expert."""
+        """All parameters if there is one expert."""
         return {"weight", "bias"} if self.num_experts == 1 else set()
 
     def forward(self, x: Tensor, keys: Tensor | None = None, mask: Tensor | None = None) -> Routing:

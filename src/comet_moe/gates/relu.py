@@ -75,11 +75,11 @@ class ReluGate(SteppedGate):
         nn.init.zeros_(self.active_and_rows)
 
     def flops(self) -> int:
-        """Those of one logit per expert, for one row."""
+        """Operations on one row: one logit per expert."""
         return 2 * self.in_features * self.num_experts
 
     def forward(self, x: Tensor, keys: Tensor | None = None, mask: Tensor | None = None) -> Routing:
-        """One linear map and a ReLU; in training the L1 loss, and the number of active experts is counted."""
+        """One linear map and a ReLU; in training the L1 loss, and active experts are counted."""
         logits = F.linear(x, self.weight.to(x.dtype), self.bias.to(x.dtype))
         weights = logits.relu()
         if not self.training:
