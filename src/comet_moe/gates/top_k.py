@@ -28,7 +28,7 @@ class TopKGate(SteppedGate):
     ``bias_update`` is loss-free balancing (Wang et al. 2024): :func:`comet_moe.step`, after each optimiser
     step, moves the balancing bias of an expert that was chosen less often than the average up by
     ``bias_update``, of one chosen more often down. The bias decides who is chosen, never a weight, so it
-    adds no gradient. Scores are at most 1: 1e-3 suits thousands of steps, 1e-2 hundreds.
+    adds no gradient. 0.001 is usual; larger values balance sooner, and swing more around the balance.
 
     ``routing.logits`` are the logits that were compared: in training with their noise.
 
