@@ -125,7 +125,7 @@ class TopKGate(SteppedGate):
         return 2 * self.in_features * self.num_experts * (2 if has_noise else 1)
 
     def idle_parameters(self) -> set[str]:
-        """All of them if the weight is 1 by construction: one score, divided by itself."""
+        """All parameters if the weight is constant: one score, divided by itself."""
         is_divided = self.normalize == "selected" or (self.score == "softmax" and self.num_experts == 1)
         is_constant = self.k == 1 and is_divided
         return {name for name, _ in self.named_parameters()} if is_constant else set()
