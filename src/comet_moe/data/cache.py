@@ -9,26 +9,31 @@ from __future__ import annotations
 import json
 import secrets
 import shutil
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, BinaryIO
+from urllib.parse import quote
 
 import numpy as np
 
 from comet_moe.data.io import wrap_read_errors
 from comet_moe.data.splits import SPLITS
-from comet_moe.data.types import Array, BlockwiseArray, Dataset, RawDataset, Split
+from comet_moe.data.types import Array, BlockwiseArray, Dataset, RawDataset, Split, StreamedDataset
 from comet_moe.exceptions import DamagedCacheError, DataError
 
 FORMAT = 1
 _META = "meta.json"
 
 
-def write_dataset(folder: Path, raw: RawDataset, meta: dict[str, Any]) -> None:
+def write_dataset(folder: Path, raw: RawDataset | StreamedDataset, meta: dict[str, Any]) -> None:
     """Write ``raw`` as ``folder``, replacing an earlier one; on any failure nothing new is left on disk."""
     temporary = _hidden_sibling(folder)
     try:
         temporary.mkdir(parents=True)
-        _write_files(temporary, raw, meta)
+        if isinstance(raw, StreamedDataset):
+            _write_streamed_files(temporary, raw, meta)
+        else:
+            _write_files(temporary, raw, meta)
         _replace(temporary, folder)
     except OSError as error:
         raise DataError(
@@ -50,16 +55,47 @@ def _write_files(folder: Path, raw: RawDataset, meta: dict[str, Any]) -> None:
         arrays[split] = {"features": {}, "targets": {}}
         for kind, group in (("features", content.features), ("targets", content.targets)):
             for name, array in group.items():
-                file = f"{split}.{name}.npy"
+                file = array_file(split, name)
                 _save_array(folder / file, array)
                 arrays[split][kind][name] = file
     vocabularies = {feature: f"{feature}.vocabulary.json" for feature in raw.vocabularies}
     for feature, file in vocabularies.items():
         raw.vocabularies[feature].save(folder / file)
+    rows = {split: next(iter(content.features.values())).shape[0] for split, content in splits.items()}
+    _write_meta(folder, {**meta, **raw.meta}, rows, arrays, vocabularies)
+
+
+def _write_streamed_files(folder: Path, raw: StreamedDataset, meta: dict[str, Any]) -> None:
+    kinds = {"features": raw.features, "targets": raw.targets}
+    arrays = {
+        split: {kind: {name: array_file(split, name) for name in group} for kind, group in kinds.items()}
+        for split in SPLITS
+    }
+    with ExitStack() as stack:
+        files: dict[tuple[str, str], BinaryIO] = {}
+        for split, rows in raw.rows.items():
+            for name, (shape, dtype) in [*raw.features.items(), *raw.targets.items()]:
+                file = stack.enter_context((folder / array_file(split, name)).open("wb"))
+                _write_header(file, (rows, *shape), dtype)
+                files[split, name] = file
+        for split, features, targets in raw.make_blocks():
+            for name, (_, dtype) in [*raw.features.items(), *raw.targets.items()]:
+                block = features[name] if name in raw.features else targets[name]
+                files[split, name].write(np.ascontiguousarray(block, dtype=dtype).data)
+    _write_meta(folder, {**meta, **raw.meta}, dict(raw.rows), arrays, {})
+
+
+def array_file(split: str, name: str) -> str:
+    """The name of an array's file; that of a target may have any characters."""
+    return f"{split}.{quote(name, safe=' ')}.npy"
+
+
+def _write_meta(
+    folder: Path, meta: dict[str, Any], rows: dict[str, int], arrays: Any, vocabularies: dict[str, str]
+) -> None:
     metadata = {
         **meta,
-        **raw.meta,
-        "rows": {split: next(iter(content.features.values())).shape[0] for split, content in splits.items()},
+        "rows": rows,
         "arrays": arrays,
         "vocabularies": vocabularies,
         "files": {path.name: path.stat().st_size for path in sorted(folder.iterdir())},
@@ -78,11 +114,15 @@ def _save_array(path: Path, array: Array | BlockwiseArray) -> None:
 
 
 def _save_blocks(file: BinaryIO, array: BlockwiseArray) -> None:
-    header = {"descr": array.dtype.str, "fortran_order": False, "shape": array.shape}
-    np.lib.format.write_array_header_1_0(file, header)
+    _write_header(file, array.shape, array.dtype)
     # Plain writes, not a memory map: on a full disk they raise OSError, where a map kills the process.
     for block in array.make_blocks():
         file.write(np.ascontiguousarray(block, dtype=array.dtype).data)
+
+
+def _write_header(file: BinaryIO, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    header = {"descr": dtype.str, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, header)
 
 
 def _replace(temporary: Path, folder: Path) -> None:

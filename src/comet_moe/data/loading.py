@@ -62,7 +62,7 @@ def prepare(
             return dataset
         earlier = _find_earlier_source(spec, cache)
         source = earlier[0] if earlier else _download(spec, cache, split)
-    files = find_files(source, spec.files, split) if source is not None else {}
+    files = _find_files(spec, source, request) if source is not None else {}
     folder = _cache_folder(spec, source, cache, request)
     sources = [describe_file(path) for path in files.values()]
     dataset = _open_if_intact(folder)
@@ -119,6 +119,12 @@ def list_prepared(cache: Path) -> dict[str, list[Path]]:
         if dataset is not None:
             folders.setdefault(dataset.name, []).append(folder)
     return folders
+
+
+def _find_files(spec: DatasetSpec, source: Path, request: Request) -> dict[str, Path]:
+    if spec.find is not None:
+        return spec.find(source, request.options)
+    return find_files(source, spec.files, request.split)
 
 
 def _make_request(spec: DatasetSpec, seed: int, split: str, strict: bool, options: dict[str, Any]) -> Request:

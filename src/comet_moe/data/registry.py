@@ -35,7 +35,9 @@ from comet_moe.data.movielens import (
     build_movielens_200k,
 )
 from comet_moe.data.ratings import RATINGS_FILES, RATINGS_OPTIONS, build_ratings
-from comet_moe.data.types import RawDataset, Request
+from comet_moe.data.table import build_table, find_table_files
+from comet_moe.data.table_options import TABLE_OPTIONS
+from comet_moe.data.types import RawDataset, Request, StreamedDataset
 from comet_moe.exceptions import DataError
 
 
@@ -53,10 +55,11 @@ class DatasetSpec:
         splits: the ways to split the rows.
         options: names of the options, with their defaults.
         is_user_supplied: whether the data is the user's own, so that each path is a data set of its own.
+        find: finds the files by role from the given path and the options; None: by ``files``.
     """
 
     name: str
-    build: Callable[[Mapping[str, Path], Request], RawDataset]
+    build: Callable[[Mapping[str, Path], Request], RawDataset | StreamedDataset]
     files: tuple[RequiredFile, ...]
     publisher: str
     licence: str
@@ -64,6 +67,7 @@ class DatasetSpec:
     splits: tuple[str, ...] = ("random",)
     options: Mapping[str, Any] = field(default_factory=dict)
     is_user_supplied: bool = False
+    find: Callable[[Path, Mapping[str, Any]], dict[str, Path]] | None = None
 
     def resolve_options(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Complete the options by the defaults; one that this data set does not have is an error."""
@@ -252,6 +256,17 @@ _SPECS = (
         licence="your own.",
         options=RATINGS_OPTIONS,
         is_user_supplied=True,
+    ),
+    DatasetSpec(
+        "table",
+        build_table,
+        RATINGS_FILES,
+        publisher="your own data",
+        licence="your own.",
+        splits=("random", "stratified", "group", "time"),
+        options=TABLE_OPTIONS,
+        is_user_supplied=True,
+        find=find_table_files,
     ),
 )
 

@@ -24,14 +24,15 @@ from pyarrow.fs import LocalFileSystem
 from comet_moe.data.io import require_columns, require_rows, wrap_read_errors
 from comet_moe.exceptions import DataError
 
-_BLOCK = 2**20  # Arrow's size of a block: the header, and every row, must be shorter
+BLOCK = 2**20
+"""Arrow's size of a block, in bytes: the header, and every row, must be shorter."""
 _PARQUET = "Parquet file"
 _TEXT = "UTF-8 table"
 
 
 def read_column_names(path: Path) -> list[str]:
     """Return the names of all columns; of a CSV or TSV file only the beginning is read."""
-    return _inspect_parquet(path).names if path.suffix == ".parquet" else list(_read_header(path).names)
+    return inspect_parquet(path).names if path.suffix == ".parquet" else list(read_header(path).names)
 
 
 def read_table(path: Path, columns: Iterable[str], numbers: Collection[str] = ()) -> pd.DataFrame:
@@ -51,7 +52,8 @@ def read_table(path: Path, columns: Iterable[str], numbers: Collection[str] = ()
     return table.to_pandas(ignore_metadata=True)  # an index that pandas stored is a column like any other
 
 
-def _inspect_parquet(path: Path) -> pa.Schema:
+def inspect_parquet(path: Path) -> pa.Schema:
+    """The names and types of the columns of a Parquet file."""
     with wrap_read_errors(path, _PARQUET):
         with path.open("rb"):  # unlike Arrow's, this error has the reason why a file cannot be opened
             pass
@@ -59,24 +61,26 @@ def _inspect_parquet(path: Path) -> pa.Schema:
 
 
 def _read_parquet(path: Path, columns: list[str]) -> pa.Table:
-    schema = _inspect_parquet(path)
-    _require_distinct_columns(path, columns, schema.names)
+    schema = inspect_parquet(path)
+    require_distinct_columns(path, columns, schema.names)
     with wrap_read_errors(path, _PARQUET):
         dataset = ds.dataset(str(path), schema=schema, format="parquet", filesystem=LocalFileSystem())
         return dataset.to_table(columns=columns)
 
 
 @dataclass(frozen=True)
-class _Header:
+class Header:
     """How a CSV or TSV file begins.
 
     Attributes:
+        encoding: of the text, by Python's name.
         separator: character between the values of a row.
         names: names of the columns.
         lines: how many lines the names take.
         has_trailing_separator: whether rows, but not the header, end in a separator.
     """
 
+    encoding: str
     separator: str
     names: tuple[str, ...]
     lines: int
@@ -84,27 +88,17 @@ class _Header:
 
 
 def _read_text(path: Path, columns: list[str], numbers: set[str]) -> pa.Table:
-    header = _read_header(path)
-    _require_distinct_columns(path, columns, header.names)
+    header = read_header(path)
+    require_distinct_columns(path, columns, header.names)
     # Large strings are what pandas stores: they are not copied again.
     schema = pa.schema([(name, pa.float64() if name in numbers else pa.large_string()) for name in columns])
-    # Arrow rejects repeated names, even of columns that are not read: those are named by their number.
-    names = [name if name in columns else f"\0{index}" for index, name in enumerate(header.names)]
-    if header.has_trailing_separator:
-        names.append(f"\0{len(names)}")
-    text_format = ds.CsvFileFormat(
-        read_options=pyarrow.csv.ReadOptions(column_names=names, skip_rows=header.lines, block_size=_BLOCK),
-        parse_options=pyarrow.csv.ParseOptions(delimiter=header.separator, newlines_in_values=True),
-        convert_options=pyarrow.csv.ConvertOptions(
-            column_types=schema, null_values=[""], strings_can_be_null=True
-        ),
-    )
+    text_format = make_text_format(header, schema, null_values=[""])
     with wrap_read_errors(path, _TEXT):
         try:
             dataset = ds.dataset(str(path), schema=schema, format=text_format, filesystem=LocalFileSystem())
             table = dataset.to_table()
         except pa.ArrowInvalid as error:
-            message = _rephrase_error(path, header, str(error))
+            message = rephrase_error(path, header, str(error))
             if message is None:
                 raise
             raise DataError(message) from error
@@ -114,19 +108,29 @@ def _read_text(path: Path, columns: list[str], numbers: set[str]) -> pa.Table:
     return table
 
 
-def _read_header(path: Path) -> _Header:
+def read_header(path: Path, encoding: str = "utf-8", separator: str | None = None) -> Header:
+    """Read how a CSV or TSV file begins.
+
+    Args:
+        path: the file.
+        encoding: of the text, by Python's name.
+        separator: character between values; None: a tab for .tsv, else the most frequent of , ; and tab in
+            the first line.
+    """
     if path.suffix not in (".csv", ".tsv"):
         raise DataError(f"{path} ends in {path.suffix!r}; give a .csv, .tsv or .parquet table.")
     # Bytes that are not UTF-8 are only an error in the columns that are read, where Arrow finds them.
-    with wrap_read_errors(path, _TEXT), path.open(encoding="utf-8-sig", errors="replace") as file:
-        head = file.read(_BLOCK)
+    python_encoding = "utf-8-sig" if encoding == "utf-8" else encoding
+    with wrap_read_errors(path, _TEXT), path.open(encoding=python_encoding, errors="replace") as file:
+        head = file.read(BLOCK)
     first_line = head.partition("\n")[0]
     if not first_line.strip():
         state = "has an empty first line" if head.strip() else "is empty"
         raise DataError(f"{path} {state}; give a table whose first line names its columns.")
     if "\0" in first_line or "\ufffd" in first_line:
         raise DataError(f"{path} is not UTF-8 text; give a table that is saved as UTF-8.")
-    separator = "\t" if path.suffix == ".tsv" else max((",", ";", "\t"), key=first_line.count)
+    if separator is None:
+        separator = "\t" if path.suffix == ".tsv" else max((",", ";", "\t"), key=first_line.count)
     rows = csv.reader(io.StringIO(head), delimiter=separator)
     with wrap_read_errors(path, _TEXT):
         names = tuple(name.strip() for name in next(rows))
@@ -136,10 +140,28 @@ def _read_header(path: Path) -> _Header:
     row: list[str] = []
     with suppress(csv.Error):  # a value longer than Python's csv module accepts
         row = next(filter(None, rows), row)
-    return _Header(separator, names, lines, len(row) == len(names) + 1 and not row[-1].strip())
+    has_trailing_separator = len(row) == len(names) + 1 and not row[-1].strip()
+    return Header(encoding, separator, names, lines, has_trailing_separator)
 
 
-def _rephrase_error(path: Path, header: _Header, reason: str) -> str | None:
+def make_text_format(header: Header, schema: pa.Schema, null_values: list[str]) -> ds.CsvFileFormat:
+    """Arrow's settings to read the columns of ``schema`` from a file with the given header."""
+    # Arrow rejects repeated names, even of columns that are not read: those are named by their number.
+    names = [name if name in schema.names else f"\0{index}" for index, name in enumerate(header.names)]
+    if header.has_trailing_separator:
+        names.append(f"\0{len(names)}")
+    return ds.CsvFileFormat(
+        read_options=pyarrow.csv.ReadOptions(
+            column_names=names, skip_rows=header.lines, block_size=BLOCK, encoding=header.encoding
+        ),
+        parse_options=pyarrow.csv.ParseOptions(delimiter=header.separator, newlines_in_values=True),
+        convert_options=pyarrow.csv.ConvertOptions(
+            column_types=schema, null_values=null_values, strings_can_be_null=True
+        ),
+    )
+
+
+def rephrase_error(path: Path, header: Header, reason: str) -> str | None:
     """Rephrase Arrow's message about one row in terms of the table; None if it is about something else."""
     ragged = re.search(r"Row #(\d+): Expected (\d+) columns, got (\d+)", reason)
     if ragged:
@@ -156,7 +178,7 @@ def _rephrase_error(path: Path, header: _Header, reason: str) -> str | None:
         text = " ".join(value[4].removeprefix(": invalid value ").split())[:100]
         return f"{path} has {text} {where}; it must be a number."
     if "straddling object" in reason:
-        return f"{path} has a row of more than {_BLOCK:,} bytes; look for a quote that is never closed."
+        return f"{path} has a row of more than {BLOCK:,} bytes; look for a quote that is never closed."
     return None
 
 
@@ -174,7 +196,8 @@ def _trim(path: Path, name: str, values: pa.ChunkedArray) -> pa.ChunkedArray:
     return pc.if_else(pc.equal(trimmed, ""), None, trimmed)
 
 
-def _require_distinct_columns(path: Path, columns: list[str], present: Collection[str]) -> None:
+def require_distinct_columns(path: Path, columns: list[str], present: Collection[str]) -> None:
+    """Raise DataError if one of ``columns`` is not in the table, or more than once."""
     require_columns(path, columns, present)
     repeated = next((name for name in columns if list(present).count(name) > 1), None)
     if repeated is not None:

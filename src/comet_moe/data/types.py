@@ -78,12 +78,30 @@ class RawDataset:
 
 
 @dataclass(frozen=True)
+class StreamedDataset:
+    """A data set whose splits are written side by side, block by block, because they may not fit in memory.
+
+    Attributes:
+        rows: number of rows of each split.
+        features, targets: the shape of one row and the type of each array.
+        make_blocks: iterates over blocks of rows: the split, its features and its targets.
+        meta: metadata, plain JSON.
+    """
+
+    rows: Mapping[str, int]
+    features: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]
+    targets: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]
+    make_blocks: Callable[[], Iterator[tuple[str, Mapping[str, Array], Mapping[str, Array]]]]
+    meta: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class Split:
     """One split of a data set: read-only arrays of equal length, memory-mapped if they come from a cache.
 
     Recommender sets: features ``user`` and ``item`` int32 (N,), targets ``watched`` uint8 (N,) and ``rating``
     float32 (N,), 0 where not watched. Image sets: feature ``image`` uint8 (N, C, H, W), one (N,) target per
-    task.
+    task. Tables: see :mod:`comet_moe.data.table_encode`.
     """
 
     features: dict[str, Array]

@@ -1,0 +1,159 @@
+"""A table in one or several files (.csv, .tsv, .parquet), read in batches of rows by ``pyarrow.dataset``.
+
+Encoding and separator of text files are guessed where that is safe, and the guess is told in ``notes``: UTF-16
+by its byte order mark, and commas, semicolons or tabs by the first line.
+"""
+
+from __future__ import annotations
+
+import codecs
+import glob
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+from pyarrow.fs import LocalFileSystem
+
+from comet_moe.data.io import wrap_read_errors
+from comet_moe.data.table_files import (
+    Header,
+    inspect_parquet,
+    make_text_format,
+    read_header,
+    rephrase_error,
+    require_distinct_columns,
+)
+from comet_moe.exceptions import DataError
+
+SUFFIXES = (".csv", ".tsv", ".parquet")
+BATCH_ROWS = 2**16
+"""Most rows of a batch."""
+
+MISSING_TEXTS = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "<NA>", "#N/A")
+"""Texts of a CSV or TSV file that stand for a missing value."""
+
+_UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+
+
+def find_tables(path: Path) -> list[Path]:
+    """The files that ``path`` names: a file, a folder of tables, or a glob pattern such as data/*.csv."""
+    if path.is_file():
+        if path.suffix not in SUFFIXES:
+            raise DataError(f"{path} ends in {path.suffix!r}; give a .csv, .tsv or .parquet table.")
+        return [path]
+    if path.is_dir():
+        found = [file for file in sorted(path.rglob("*")) if file.is_file() and file.suffix in SUFFIXES]
+        if not found:
+            raise DataError(f"{path} has no .csv, .tsv or .parquet file; give a folder that holds one.")
+        return found
+    found = [Path(name) for name in sorted(glob.glob(str(path), recursive=True)) if Path(name).is_file()]
+    if not found:
+        raise DataError(f"{path} does not exist; give a table, a folder of tables or a pattern such as *.csv.")
+    wrong = next((file for file in found if file.suffix not in SUFFIXES), None)
+    if wrong is not None:
+        raise DataError(f"{path} names {wrong}, which is not a .csv, .tsv or .parquet table; narrow it.")
+    return found
+
+
+class TableSource:
+    """The rows of one or several files with the same columns, in the order of the files.
+
+    Args:
+        paths: the files; those after the first may have their columns in another order.
+        encoding: of text files, by Python's name; None: UTF-8, or UTF-16 if the file has its mark.
+        separator: between the values of a text file; None: guessed from the first line.
+        missing: texts that stand for a missing value.
+
+    Attributes:
+        columns: the names of all columns, in the order of the first file.
+        notes: what was guessed, one sentence each.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        encoding: str | None = None,
+        separator: str | None = None,
+        missing: Sequence[str] = MISSING_TEXTS,
+    ):
+        self.paths = list(paths)
+        self.notes: list[str] = []
+        self._missing = list(missing)
+        self._headers: dict[Path, Header] = {}
+        self._schemas: dict[Path, pa.Schema] = {}
+        for path in self.paths:
+            if path.suffix == ".parquet":
+                self._schemas[path] = inspect_parquet(path)
+            else:
+                self._headers[path] = self._open_header(path, encoding, separator)
+        self.columns = self._names(self.paths[0])
+        for path in self.paths:
+            require_distinct_columns(path, self.columns, self._names(path))
+
+    def __str__(self) -> str:
+        if len(self.paths) == 1:
+            return str(self.paths[0])
+        return f"{self.paths[0].parent} ({len(self.paths)} files)"
+
+    def _names(self, path: Path) -> list[str]:
+        return list(self._headers[path].names if path in self._headers else self._schemas[path].names)
+
+    def _open_header(self, path: Path, encoding: str | None, separator: str | None) -> Header:
+        if encoding is None:
+            with wrap_read_errors(path, "file"), path.open("rb") as file:
+                mark = file.read(3)
+            encoding = "utf-16" if mark.startswith(_UTF16_MARKS) else "utf-8"
+            if encoding == "utf-16":
+                self.notes.append(f"{path.name} is read as UTF-16, by its byte order mark")
+            elif mark == codecs.BOM_UTF8:
+                self.notes.append(f"{path.name} begins with a byte order mark, which is skipped")
+        else:
+            try:
+                codecs.lookup(encoding)
+            except LookupError as error:
+                raise DataError(f"option encoding is {encoding!r}; give a name such as cp1252.") from error
+        header = read_header(path, encoding, separator)
+        usual = "\t" if path.suffix == ".tsv" else ","
+        if separator is None and header.separator != usual:
+            name = {"\t": "tabs", ";": "semicolons"}[header.separator]
+            self.notes.append(f"{path.name} is read with {name} between its values, as in its first line")
+        return header
+
+    def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """All rows once, at most ``BATCH_ROWS`` at a time, with the given columns in the given order.
+
+        Columns of text files are strings, those of Parquet files have the file's types. Memory stays bounded.
+        """
+        wanted = self.columns if columns is None else list(columns)
+        for path in self.paths:
+            yield from self._file_batches(path, wanted)
+
+    def _file_batches(self, path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
+        require_distinct_columns(path, columns, self._names(path))
+        header = self._headers.get(path)
+        kind = "Parquet file" if header is None else f"{header.encoding.upper()} table"
+        if header is None:
+            schema, file_format = self._schemas[path], ds.ParquetFileFormat()
+        else:
+            schema = pa.schema([(name, pa.string()) for name in columns])
+            file_format = make_text_format(header, schema, self._missing)
+        with wrap_read_errors(path, kind):
+            dataset = ds.dataset(str(path), schema=schema, format=file_format, filesystem=LocalFileSystem())
+            # Little is read ahead: what waits in memory should not grow with the file.
+            batches = dataset.to_batches(
+                columns=columns, batch_size=BATCH_ROWS, batch_readahead=2, fragment_readahead=1
+            )
+        while True:
+            with wrap_read_errors(path, kind):
+                try:
+                    batch = next(batches, None)
+                except pa.ArrowInvalid as error:
+                    message = None if header is None else rephrase_error(path, header, str(error))
+                    if message is None:
+                        raise
+                    raise DataError(message) from error
+            if batch is None:
+                return
+            if batch.num_rows:
+                yield batch

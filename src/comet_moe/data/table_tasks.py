@@ -1,0 +1,176 @@
+"""Which columns of a table become features, and how its targets are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from comet_moe.data.table_options import TableOptions, TargetOption
+from comet_moe.data.table_scan import FEW_INTEGERS, MAX_DISTINCT, ColumnScan, infer_kind
+from comet_moe.data.table_schema import Feature, Target, TargetKind
+from comet_moe.data.table_source import TableSource
+from comet_moe.data.table_values import DATE_PARTS
+from comet_moe.exceptions import DataError
+
+FEW_CLASSES = 10
+"""A target of integers with at most so many distinct values is read as classes."""
+
+
+def choose_targets(
+    scans: Mapping[str, ColumnScan], options: TableOptions, source: TableSource
+) -> tuple[list[Target], list[str]]:
+    """The targets that the options name, with their kinds and classes, and notes on what was inferred."""
+    targets, notes = [], []
+    for name, option in options.targets.items():
+        column = option.column or name
+        if column not in scans:
+            raise DataError(
+                f"{source} has no column {column}, which is to be a target; its columns are "
+                f"{', '.join(scans)}."
+            )
+        scan = scans[column]
+        _check_target(scan, name, source)
+        kind = option.kind or _infer_target_kind(scan, option)
+        if option.kind is None:
+            notes.append(f"target {name} is read as {kind}")
+        targets.append(_make_target(scan, name, option, kind, source))
+    return targets, notes
+
+
+def _check_target(scan: ColumnScan, name: str, source: TableSource) -> None:
+    if not scan.values:
+        raise DataError(f"{source} has no value of the target {name}; all {scan.rows:,} rows are empty.")
+    if scan.is_list or not scan.is_readable:
+        raise DataError(f"{source} has lists or bytes as target {name}; a target is a number or a class.")
+    if len(scan.distinct) < 2:
+        value = next(iter(scan.distinct))
+        raise DataError(
+            f"{source} has one value only, {value!r}, as target {name}; there is nothing to predict."
+        )
+    if scan.infinite:
+        raise DataError(
+            f"{source} has {scan.infinite:,} infinite values as target {name}; correct or remove them."
+        )
+
+
+def _infer_target_kind(scan: ColumnScan, option: TargetOption) -> TargetKind:
+    if option.positive is not None or len(scan.distinct) == 2:
+        return "binary"
+    is_numeric = not scan.texts
+    if is_numeric and (not scan.is_integer or len(scan.distinct) > FEW_CLASSES):
+        return "regression"
+    return "multiclass"
+
+
+def _make_target(
+    scan: ColumnScan, name: str, option: TargetOption, kind: TargetKind, source: TableSource
+) -> Target:
+    target = Target(name=name, column=scan.name, kind=kind)
+    if kind in ("regression", "count"):
+        if scan.texts and scan.first_text is not None:
+            text, row = scan.first_text
+            raise DataError(
+                f"{source} has {text!r} in column {scan.name}, data row {row}; a target of kind {kind} must be "
+                f"a number or empty."
+            )
+        if kind == "count" and (scan.low < 0 or not scan.is_integer):
+            raise DataError(
+                f"{source} has {scan.low:g} as target {name}; counts are integers of at least 0, other numbers "
+                f"are of kind regression."
+            )
+        return target
+    classes = scan.classes()
+    if scan.numbers and scan.texts and option.positive is None:
+        text, row = scan.first_text or ("", 0)
+        raise DataError(
+            f"{source} has numbers and texts such as {text!r} (data row {row}) as target {name}; give all "
+            f"classes as texts or all as numbers."
+        )
+    if option.positive is not None:
+        if option.positive not in classes:
+            raise DataError(
+                f"{source} has no value {option.positive!r} in column {scan.name}; its values are "
+                f"{_shorten(classes)}."
+            )
+        return target.model_copy(
+            update={"classes": [f"not {option.positive}", option.positive], "positive": option.positive}
+        )
+    if kind == "binary" and len(classes) != 2:
+        raise DataError(
+            f"{source} has {len(classes)} distinct values as target {name}, where a binary one has 2; choose "
+            f"the kind multiclass, or one class with {name}: {{kind: binary, positive: {classes[-1]}}}."
+        )
+    if len(classes) > MAX_DISTINCT or 2 * len(classes) > scan.values:
+        many = f"more than {MAX_DISTINCT:,}" if len(classes) > MAX_DISTINCT else f"{len(classes):,}"
+        raise DataError(
+            f"{source} has {many} classes as target {name} in {scan.values:,} rows, too many to learn; choose "
+            f"the kind regression, or another column."
+        )
+    return target.model_copy(update={"classes": classes})
+
+
+def choose_features(
+    scans: Mapping[str, ColumnScan],
+    options: TableOptions,
+    targets: Sequence[Target],
+    source: TableSource,
+    split: str,
+) -> tuple[list[Feature], list[str]]:
+    """The features of all columns that are not targets and not left out, and notes on those left out."""
+    named = {"columns": options.columns, "exclude": options.exclude, "features": options.features or []}
+    named |= {name: [value] for name in ("gauc", "key") if (value := getattr(options, name)) is not None}
+    for option, names in named.items():
+        unknown = next((name for name in names if name not in scans), None)
+        if unknown is not None:
+            raise DataError(
+                f"{source} has no column {unknown}, which the option {option} names; its columns are "
+                f"{', '.join(scans)}."
+            )
+    target_columns = {target.column for target in targets}
+    also_target = sorted(target_columns & {*options.columns, *(options.features or [])})
+    if also_target:
+        raise DataError(f"the column {also_target[0]} is a target and cannot be a feature; remove one of them.")
+    left_out = {*options.exclude, *target_columns}
+    roles = {"group": options.group, "time": options.time}
+    if split in roles and roles[split] not in options.columns:
+        left_out.add(roles[split] or "")
+    features: list[Feature] = []
+    notes: list[str] = []
+    for name, scan in scans.items():
+        if name in left_out or (options.features is not None and name not in options.features):
+            continue
+        kind = options.columns.get(name) or ("categorical" if name == options.key else None)
+        reason = None
+        if kind is None:
+            kind, reason = infer_kind(scan, source)
+        if kind is None:
+            notes.append(f"column {name} is left out: {reason}")
+            continue
+        if kind == "numeric" and scan.texts:
+            assert scan.first_text is not None
+            notes.append(
+                f"column {name} has {scan.texts:,} texts that are not numbers and count as missing, the first "
+                f"is {scan.first_text[0]!r} in data row {scan.first_text[1]}"
+            )
+        features += _make_features(scan, kind)
+    if not features:
+        raise DataError(f"{source} has no column left as a feature; give at least one besides the targets.")
+    return features, notes
+
+
+def _make_features(scan: ColumnScan, kind: str) -> list[Feature]:
+    name = scan.name
+    if kind != "date":
+        return [Feature.model_validate({"name": name, "column": name, "kind": kind})]
+    return [
+        Feature(
+            name=f"{name}.{part}",
+            column=name,
+            kind="numeric" if part == "days" else "categorical",
+            part=part,
+        )
+        for part in DATE_PARTS
+    ]
+
+
+def _shorten(texts: Sequence[str]) -> str:
+    return ", ".join(texts[:FEW_INTEGERS]) + (", ..." if len(texts) > FEW_INTEGERS else "")

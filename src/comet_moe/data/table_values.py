@@ -1,0 +1,150 @@
+"""Columns of a table as numpy arrays: numbers, categories, dates and lists of categories.
+
+Each function takes an Arrow array of any type, so that the same value has the same meaning whether it was
+read from text or from a typed file: 7, 7.0 and "7" are one category, true and "True" as well.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+
+Floats = npt.NDArray[np.float64]
+Codes = npt.NDArray[np.int64]
+Dates = npt.NDArray[np.datetime64]
+
+_WHOLE = re.compile(r"(-?\d+)\.0+")
+DATE_PARTS = ("days", "month", "weekday", "hour")
+"""The parts of a date: days since 1970 as a number, the others as categories."""
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether values of this type are strings, dictionaries of strings included."""
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Whether values of this type are lists."""
+    return bool(
+        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    )
+
+
+def is_date(kind: pa.DataType) -> bool:
+    """Whether values of this type are dates or points in time."""
+    return bool(pa.types.is_date(kind) or pa.types.is_timestamp(kind))
+
+
+def is_number(kind: pa.DataType) -> bool:
+    """Whether values of this type are numbers; booleans are not."""
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
+
+
+def is_readable(kind: pa.DataType) -> bool:
+    """Whether a column of this type can be a feature or a target at all."""
+    if is_list(kind):
+        return is_readable(kind.value_type)
+    if pa.types.is_dictionary(kind):
+        return is_readable(kind.value_type)
+    known = is_text(kind) or is_date(kind) or is_number(kind)
+    return known or bool(pa.types.is_boolean(kind) or pa.types.is_null(kind))
+
+
+def text_of(value: Any) -> str | None:
+    """A value as the text of a category; None where it is missing."""
+    if value is None:
+        return None
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        if value != value:
+            return None
+        return str(int(value)) if value.is_integer() else str(value)
+    text = str(value).strip()
+    if text in ("True", "TRUE", "False", "FALSE"):
+        return text.lower()
+    whole = _WHOLE.fullmatch(text)
+    return (whole[1] if whole else text) or None
+
+
+def as_categories(values: pa.Array) -> tuple[Codes, list[str]]:
+    """Categories as indices into a list of texts, -1 where a value is missing: (B,), distinct texts."""
+    if isinstance(values, pa.ChunkedArray):
+        values = values.combine_chunks()
+    if not pa.types.is_dictionary(values.type):
+        values = values.dictionary_encode()
+    codes = pc.fill_null(values.indices, -1).to_numpy(zero_copy_only=False).astype(np.int64)
+    texts = [text_of(value) for value in values.dictionary.to_pylist()]
+    distinct: dict[str, int] = {}
+    numbers = [-1 if text is None else distinct.setdefault(text, len(distinct)) for text in texts]
+    return np.array([*numbers, -1], dtype=np.int64)[codes], list(distinct)
+
+
+def as_numbers(values: pa.Array) -> Floats:
+    """Numbers (B,), NaN where a value is missing or is a text that is not a number."""
+    kind = values.type
+    if pa.types.is_boolean(kind) or is_number(kind):
+        numbers: Floats = pc.cast(values, pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+        return numbers.astype(np.float64)
+    if is_date(kind):
+        return as_days(as_dates(values))
+    codes, texts = as_categories(values)
+    return np.append(numbers_of(texts), np.nan)[codes]
+
+
+def numbers_of(texts: list[str]) -> Floats:
+    """The number of each text, NaN where it is not one."""
+    return pd.to_numeric(pd.Series(texts, dtype="str"), errors="coerce").to_numpy(np.float64, na_value=np.nan)
+
+
+def as_dates(values: pa.Array) -> Dates:
+    """Points in time (B,) to the second, in UTC if there is a time zone; NaT where a value is missing."""
+    if is_date(values.type):
+        seconds = pc.cast(pc.cast(values, pa.timestamp("us"), safe=False), pa.timestamp("s"), safe=False)
+        return seconds.to_numpy(zero_copy_only=False).astype("datetime64[s]")
+    codes, texts = as_categories(values)
+    return np.append(dates_of(texts), np.datetime64("NaT", "s"))[codes]
+
+
+def dates_of(texts: list[str]) -> Dates:
+    """The date or time of each text in the order year, month, day (ISO 8601), NaT where it is not one."""
+    dates = pd.to_datetime(pd.Series(texts, dtype="str"), format="ISO8601", errors="coerce", utc=True)
+    return dates.dt.tz_localize(None).to_numpy("datetime64[s]")
+
+
+def as_days(dates: Dates) -> Floats:
+    """Days since 1970 with their fraction, NaN for NaT."""
+    days = dates.astype("datetime64[s]").astype(np.int64) / 86400
+    return np.where(np.isnat(dates), np.nan, days)
+
+
+def date_part(dates: Dates, part: str) -> tuple[Codes, list[str]]:
+    """The month, weekday (0 is Monday) or hour of dates, as :func:`as_categories` gives categories."""
+    index = pd.DatetimeIndex(dates)
+    values = np.asarray(getattr(index, part), dtype=np.float64)
+    codes = np.where(np.isnan(values), -1, np.nan_to_num(values)).astype(np.int64)
+    return codes, [str(value) for value in range(24)]
+
+
+def as_lists(values: pa.Array, separator: str) -> tuple[Codes, Codes, list[str]]:
+    """Lists of categories: lengths (B,), indices of all elements in order (M,), distinct texts.
+
+    A text is split at ``separator``. A missing value is a list of length 0, missing elements have index -1.
+    """
+    if isinstance(values, pa.ChunkedArray):
+        values = values.combine_chunks()
+    if not is_list(values.type):
+        if pa.types.is_dictionary(values.type):
+            values = values.dictionary_decode()
+        values = pc.split_pattern(pc.cast(values, pa.string()), separator)
+    lengths = pc.fill_null(pc.list_value_length(values), 0).to_numpy(zero_copy_only=False)
+    codes, texts = as_categories(pc.list_flatten(values))
+    return lengths.astype(np.int64), codes, texts
