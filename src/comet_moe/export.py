@@ -18,7 +18,7 @@ from comet_moe.exceptions import ExportError, needs_extra
 from comet_moe.io import write_atomically
 from comet_moe.kernels.jit import portable
 from comet_moe.local_search import Permutation
-from comet_moe.models import ImageModel, RatingModel
+from comet_moe.models import Model
 
 Format = Literal["onnx", "torch"]
 TOLERANCE = 1e-5
@@ -46,7 +46,7 @@ class Check(NamedTuple):
 class Predictions(nn.Module):
     """A model with plain tensors in and out: its features in order, one prediction per task."""
 
-    def __init__(self, model: RatingModel | ImageModel, features: Sequence[str]):
+    def __init__(self, model: Model, features: Sequence[str]):
         super().__init__()
         self.model = model
         self.features = tuple(features)
@@ -58,7 +58,7 @@ class Predictions(nn.Module):
 
 
 def export_model(
-    model: RatingModel | ImageModel,
+    model: Model,
     sample: Callable[[int], dict[str, Tensor]],
     path: Path,
     format: Format,
@@ -106,9 +106,7 @@ def export_model(
     return checks
 
 
-def _prepare(
-    model: RatingModel | ImageModel, execution: Literal["dense", "sparse"]
-) -> RatingModel | ImageModel:
+def _prepare(model: Model, execution: Literal["dense", "sparse"]) -> Model:
     """A copy of ``model`` as it is to be exported."""
     copied = copy.deepcopy(model).eval()
     for module in copied.modules():

@@ -15,7 +15,7 @@ VISION = ["digits", "multimnist", "multifashionmnist", "celeba"]
 
 def test_every_shipped_recipe_is_tested():
     networks = [name for name in list_recipes() if not name.startswith("bert-")]
-    assert sorted([*NAMES, "multidigits"]) == networks
+    assert sorted([*NAMES, "multidigits", "table"]) == networks
 
 
 @pytest.mark.parametrize("name", NAMES)

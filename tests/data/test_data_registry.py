@@ -9,7 +9,7 @@ from comet_moe.exceptions import DataError
 def test_every_data_set_has_a_licence_and_downloads_with_a_sha256():
     assert list(DATASETS) == [
         *("multidigits", "movielens", "movielens-200k", "movielens-100k", "jester", "books", "digits"),
-        *("multimnist", "multifashionmnist", "mnist-fashion", "celeba", "ratings"),
+        *("multimnist", "multifashionmnist", "mnist-fashion", "celeba", "ratings", "table"),
     ]
     for name, spec in DATASETS.items():
         assert spec.name == name

@@ -18,12 +18,12 @@ def losses_and_gradient(task, output, target, counted):
 @pytest.mark.parametrize(
     ("kind", "output", "target"),
     [
-        ("value", [[3.0], [1.0], [4.0]], [2.0, NAN, 4.5]),
-        ("value", [[3.0], [NAN], [4.0]], [2.0, 1.0, 4.5]),
+        ("regression", [[3.0], [1.0], [4.0]], [2.0, NAN, 4.5]),
+        ("regression", [[3.0], [NAN], [4.0]], [2.0, 1.0, 4.5]),
         ("binary", [[3.0], [1.0], [-4.0]], [1.0, NAN, 0.0]),
         ("binary", [[3.0], [NAN], [-4.0]], [1.0, 0.0, 0.0]),
-        ("classes", [[3.0, 1.0], [1.0, 2.0], [-4.0, 0.0]], [1.0, NAN, 0.0]),
-        ("classes", [[3.0, 1.0], [NAN, 2.0], [-4.0, 0.0]], [1.0, 1.0, 0.0]),
+        ("multiclass", [[3.0, 1.0], [1.0, 2.0], [-4.0, 0.0]], [1.0, NAN, 0.0]),
+        ("multiclass", [[3.0, 1.0], [NAN, 2.0], [-4.0, 0.0]], [1.0, 1.0, 0.0]),
     ],
 )
 def test_a_row_that_is_not_counted_changes_neither_the_loss_nor_its_gradient(kind, output, target):
@@ -37,7 +37,7 @@ def test_a_row_that_is_not_counted_changes_neither_the_loss_nor_its_gradient(kin
 
 
 def test_a_counted_target_of_nan_is_seen():
-    task = Task("target", "value", weight=1.0, where="counted")
+    task = Task("target", "regression", weight=1.0, where="counted")
     total, _, _ = losses_and_gradient(task, [[3.0]], [NAN], [1])
     assert total != total
 
@@ -47,5 +47,5 @@ def test_predictions_are_probabilities_or_numbers_in_the_units_of_the_data():
     output = torch.tensor([[0.0], [-1.0]])
     torch.testing.assert_close(watched.predict(output), torch.tensor([0.5, 0.26894142]))
     assert rating.predict(output).tolist() == [3.5, 1.5]
-    probabilities = Task("digit", "classes", 1.0, outputs=3).predict(torch.randn(5, 3))
+    probabilities = Task("digit", "multiclass", 1.0, outputs=3).predict(torch.randn(5, 3))
     torch.testing.assert_close(probabilities.sum(-1), torch.ones(5))

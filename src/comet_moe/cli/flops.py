@@ -69,10 +69,11 @@ def _recipe_rows(recipe: str, gates: list[str] | None, settings: list[str]) -> l
     from comet_moe.config import load_train_config
     from comet_moe.gate_names import GATE_KINDS
     from comet_moe.training.batches import load_dataset
+    from comet_moe.training.build import num_keys
     from comet_moe.training.flops import build_hard_model, count_costs
 
     dataset = load_dataset(load_train_config(recipe, settings))
-    has_keys = "num_users" in dataset.meta
+    has_keys = num_keys(dataset.meta) is not None
     allowed = [name for name in GATE_KINDS if has_keys or name != "hash"]
     rows = []
     for gate in gates or allowed:

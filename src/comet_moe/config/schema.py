@@ -63,7 +63,9 @@ class DataConfig(Section):
         default=0, description="seed of the split and of every other random choice of the preparation"
     )
     split: str = Field(
-        default="random", description="`random`, or for MovieLens `authors`, the rows of the paper's authors"
+        default="random",
+        description="`random`; for MovieLens `authors`, the rows of the paper's authors; for a table also "
+        "`stratified`, `group` and `time`",
     )
     options: dict[str, Any] = Field(
         default={}, description="options of the data set, such as `data.options.train_size`; see data.md"
@@ -95,6 +97,37 @@ class ImageModelConfig(Section):
     )
     head: tuple[PositiveInt, ...] = Field(
         default=(), description="widths of the hidden layers of each task's head"
+    )
+
+
+class TableModelConfig(Section):
+    """Embeddings of all columns, experts of dense layers, one tower per task."""
+
+    kind: Literal["table"] = Field(description="network: embeddings of a table's columns, dense experts")
+    experts: NumExperts
+    embedding: PositiveInt = Field(default=8, description="width of the embedding of a category")
+    numeric: Literal["piecewise", "scaled"] = Field(
+        default="piecewise",
+        description="numbers by the bins that they pass (`piecewise`), or by robust scaling (`scaled`)",
+    )
+    numeric_embedding: PositiveInt = Field(
+        default=16, description="width of the embedding of a number, if `piecewise`"
+    )
+    units: tuple[PositiveInt, ...] = Field(description="widths of the dense layers of each expert")
+    dropout: float = Field(
+        default=0.0, ge=0, lt=1, description="dropout rate on the outputs of each layer of an expert"
+    )
+    input_dropout: float = Field(
+        default=0.0, ge=0, lt=1, description="dropout rate on the input of the mixture"
+    )
+    unknown_rate: float = Field(
+        default=0.01,
+        ge=0,
+        lt=1,
+        description="share of categories that training hides as unknown, so that new ones have an embedding",
+    )
+    head: tuple[PositiveInt, ...] = Field(
+        default=(), description="widths of the hidden layers of each task's tower"
     )
 
 
@@ -285,13 +318,24 @@ class JointConfig(Section):
 
 
 class LossConfig(Section):
-    """α·BCE(watched) + (1-α)·MSE(rating) for rating models; image tasks have equal weights."""
+    """α·BCE(watched) + (1-α)·MSE(rating) for rating models; other tasks have equal weights by default."""
 
     alpha: float | None = Field(
         default=None,
         ge=0,
         le=1,
-        description="α in α·BCE(watched) + (1-α)·MSE(rating), 0.9 and 0.1 in the paper; null for images",
+        description="α in α·BCE(watched) + (1-α)·MSE(rating), 0.9 and 0.1 in the paper; null for others",
+    )
+    weights: dict[str, NonNegativeFloat] = Field(
+        default={}, description="weight of each task of a table; 1 / number of tasks where it is not given"
+    )
+    weighting: Literal["fixed", "uncertainty"] = Field(
+        default="fixed",
+        description="weights of a table's tasks as they are given, or learned with them as a factor",
+    )
+    class_weights: dict[str, Literal["balanced"] | dict[str, PositiveFloat]] = Field(
+        default={},
+        description="weight of the classes of a table's tasks: `balanced`, or one for each class",
     )
     balance: Literal["each", "together"] = Field(
         default="each",
@@ -331,7 +375,7 @@ class TrainConfig(Section):
         default=0, description="seed of the initial weights, the order of the rows, dropout and hash tables"
     )
     data: DataConfig
-    model: Annotated[RatingModelConfig | ImageModelConfig, Field(discriminator="kind")]
+    model: Annotated[RatingModelConfig | ImageModelConfig | TableModelConfig, Field(discriminator="kind")]
     gate: GateConfig
     search: MultiGateSearchConfig = MultiGateSearchConfig()
     joint: JointConfig = JointConfig()
@@ -339,10 +383,13 @@ class TrainConfig(Section):
     training: TrainingConfig
 
     @model_validator(mode="after")
-    def _check_alpha(self) -> "TrainConfig":
+    def _check_loss(self) -> "TrainConfig":
         if (self.model.kind == "rating") != (self.loss.alpha is not None):
             rule = "must be a number, such as 0.9," if self.model.kind == "rating" else "must stay unset"
             raise ValueError(f"loss.alpha {rule} for a model of kind {self.model.kind}")
+        loss = self.loss
+        if self.model.kind != "table" and (loss.weights or loss.class_weights or loss.weighting != "fixed"):
+            raise ValueError("loss.weights, weighting and class_weights are for models of kind table")
         return self
 
     @property

@@ -1,12 +1,13 @@
 """``table``: the user's own table, with any columns and any tasks.
 
-Three passes over the rows, each in bounded memory: the first looks at all columns and decides their kinds, the
-second learns vocabularies, bins and the scale of targets from the train rows, the third writes the arrays.
+Three passes over the rows, each in bounded memory: the first looks at all columns and decides their kinds,
+the second learns vocabularies, bins and the scale of targets from the train rows, the third writes the
+arrays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -131,9 +132,11 @@ def _plan_splits(
     ]
     if empty:
         raise DataError(
-            f"{main} has {rows} rows, which leave none for the {empty[0]} split; give more rows or other shares."
+            f"{main} has {rows} rows, which leave none for the {empty[0]} split; give more rows or other "
+            f"shares."
         )
     split = request.split
+    make: Callable[[], Assign]
     if split == "random":
         make = partial(random_assigner, rows, shares, seed)
     elif split == "stratified":
@@ -157,9 +160,7 @@ def _plan_splits(
 
     def make_assigners() -> dict[str, Assign]:
         fixed = {"validation": 1, "test": 2}
-        return {
-            name: make() if name == "train" else partial(_constant, fixed[name]) for name in sources
-        }
+        return {name: make() if name == "train" else partial(_constant, fixed[name]) for name in sources}
 
     return make_assigners
 

@@ -1,9 +1,9 @@
 """Rows of a table as the arrays of a model, by the schema of the table.
 
-Arrays of features, each only if there is such a feature: ``categorical`` int32 (B, C) codes, ``numeric`` float32
-(B, Q) raw numbers with NaN where one is missing, ``lists`` int32 (B, L) codes of all lists side by side with -1
-as padding, ``group`` int64 (B,) hashes of the column of the grouped AUC. Targets are float32 (B,), with NaN
-where one is missing.
+Arrays of features, each only if there is such a feature: ``categorical`` int32 (B, C) codes, ``numeric``
+float32 (B, Q) raw numbers with NaN where one is missing, ``lists`` int32 (B, L) codes of all lists side by
+side with -1 as padding, ``group`` int64 (B,) hashes of the column of the grouped AUC. Targets are float32
+(B,), with NaN where one is missing.
 """
 
 from __future__ import annotations

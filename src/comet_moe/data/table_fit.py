@@ -1,7 +1,7 @@
 """The second pass over a table: vocabularies, bins and the scale of targets, from its train rows only.
 
-Memory is bounded: counts of categories are pruned where there are too many of them, and bins come from a random
-sample of the rows.
+Memory is bounded: counts of categories are pruned where there are too many of them, and bins come from a
+random sample of the rows.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ class SchemaFitter:
             )
         counter = self._counters[feature.name]
         categories, rare = counter.vocabulary(self.min_count, self.max_categories)
-        update = {"categories": categories, "rare": rare}
+        update: dict[str, Any] = {"categories": categories, "rare": rare}
         if feature.kind == "list":
             update["length"] = min(self._lengths.get(feature.name, 1), self.list_length)
         return feature.model_copy(update=update)

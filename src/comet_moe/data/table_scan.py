@@ -1,4 +1,4 @@
-"""The first pass over a table: what each column holds, in bounded memory, and the kind that follows from it."""
+"""The first pass over a table: what each column holds, in bounded memory, and the kind that follows."""
 
 from __future__ import annotations
 
@@ -219,8 +219,8 @@ def infer_kind(scan: ColumnScan, source: object) -> tuple[ColumnKind | None, str
         text, row = scan.first_text
         raise DataError(
             f"{source} has {text!r} in column {scan.name}, data row {row}, where {scan.numbers:,} of "
-            f"{scan.values:,} values are numbers; correct it, or set the option columns.{scan.name} to numeric "
-            f"(texts then count as missing) or categorical."
+            f"{scan.values:,} values are numbers; correct it, or set the option columns.{scan.name} to "
+            f"numeric (texts then count as missing) or categorical."
         )
     if scan.identifies_rows:
         return None, "nearly every row has a text of its own"

@@ -60,8 +60,8 @@ class Target(_Record):
         column: the column it is read from.
         kind: "binary", "multiclass", "regression" or "count".
         classes: texts of the classes in order; of a binary target the second one is predicted.
-        positive: the class whose probability is predicted, all other values being the other class; None if the
-            column has two values.
+        positive: the class whose probability is predicted, all other values being the other class; None if
+            the column has two values.
         mean, std: of a regression target on the train rows, which it is standardised with; mean of a count.
         class_counts: train rows of each class.
         missing: train rows without a value, which have no loss.

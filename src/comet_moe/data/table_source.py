@@ -1,7 +1,7 @@
 """A table in one or several files (.csv, .tsv, .parquet), read in batches of rows by ``pyarrow.dataset``.
 
-Encoding and separator of text files are guessed where that is safe, and the guess is told in ``notes``: UTF-16
-by its byte order mark, and commas, semicolons or tabs by the first line.
+Encoding and separator of text files are guessed where that is safe, and the guess is told in ``notes``:
+UTF-16 by its byte order mark, and commas, semicolons or tabs by the first line.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ def find_tables(path: Path) -> list[Path]:
         return found
     found = [Path(name) for name in sorted(glob.glob(str(path), recursive=True)) if Path(name).is_file()]
     if not found:
-        raise DataError(f"{path} does not exist; give a table, a folder of tables or a pattern such as *.csv.")
+        raise DataError(
+            f"{path} does not exist; give a table, a folder of tables or a pattern such as *.csv."
+        )
     wrong = next((file for file in found if file.suffix not in SUFFIXES), None)
     if wrong is not None:
         raise DataError(f"{path} names {wrong}, which is not a .csv, .tsv or .parquet table; narrow it.")

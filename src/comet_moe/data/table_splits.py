@@ -1,7 +1,8 @@
 """Which split each row of a streamed table belongs to, decided batch by batch in bounded memory.
 
-Exact sizes need no list of all rows: of a block of rows, as many go to each split as a draw without replacement
-from all rows that are left would give (a multivariate hypergeometric number), and which ones is random.
+Exact sizes need no list of all rows: of a block of rows, as many go to each split as a draw without
+replacement from all rows that are left would give (a multivariate hypergeometric number), and which ones is
+random.
 """
 
 from __future__ import annotations
@@ -103,8 +104,8 @@ def group_assigner(
     wanted = [share for share in shares if share > 0]
     if len(counts) < len(wanted):
         raise DataError(
-            f"{source} has {len(counts)} distinct values in the group column {column}; a split by group needs "
-            f"at least {len(wanted)}: choose another column or another split."
+            f"{source} has {len(counts)} distinct values in the group column {column}; a split by group "
+            f"needs at least {len(wanted)}: choose another column or another split."
         )
     names = sorted(counts)
     order = make_rng(seed, "split").permutation(len(names))
@@ -131,22 +132,22 @@ def _fill_empty(split: npt.NDArray[np.int64], wanted: list[int]) -> None:
             split[np.flatnonzero(split == largest)[-1]] = code
 
 
-def time_assigner(
-    batches: Any, column: str, shares: Sequence[float], seed: int, source: object
-) -> Assign:
+def time_assigner(batches: Any, column: str, shares: Sequence[float], seed: int, source: object) -> Assign:
     """Splits by time: the earliest rows are train, the latest test; equal times stay together.
 
     The limits are quantiles of a sample of at most 262,144 rows, and so exact up to that size.
     """
     rng = make_rng(seed, "time sample")
-    times, priority = np.empty(0), np.empty(0)
+    times, priority, rows = np.empty(0), np.empty(0), 0
     for batch in batches:
         found = _times(batch.column(column))
         if np.isnan(found).any():
+            row = rows + int(np.isnan(found).argmax())
             raise DataError(
-                f"{source} has no readable time in column {column}, data row of a batch; a split by time needs "
-                f"a number or a date such as 2024-01-31 in every row: choose another column or another split."
+                f"{source} has no readable time in column {column}, data row {row + 1}; a split by time "
+                f"needs a number or a date such as 2024-01-31 in every row: choose another column or split."
             )
+        rows += len(found)
         times, priority = np.append(times, found), np.append(priority, rng.random(len(found)))
         if len(times) > 2 * _TIME_SAMPLE:
             kept = np.argpartition(priority, _TIME_SAMPLE)[:_TIME_SAMPLE]

@@ -69,13 +69,13 @@ def _make_target(
         if scan.texts and scan.first_text is not None:
             text, row = scan.first_text
             raise DataError(
-                f"{source} has {text!r} in column {scan.name}, data row {row}; a target of kind {kind} must be "
-                f"a number or empty."
+                f"{source} has {text!r} in column {scan.name}, data row {row}; a target of kind {kind} must "
+                f"be a number or empty."
             )
         if kind == "count" and (scan.low < 0 or not scan.is_integer):
             raise DataError(
-                f"{source} has {scan.low:g} as target {name}; counts are integers of at least 0, other numbers "
-                f"are of kind regression."
+                f"{source} has {scan.low:g} as target {name}; counts are integers of at least 0, other "
+                f"numbers are of kind regression."
             )
         return target
     classes = scan.classes()
@@ -102,8 +102,8 @@ def _make_target(
     if len(classes) > MAX_DISTINCT or 2 * len(classes) > scan.values:
         many = f"more than {MAX_DISTINCT:,}" if len(classes) > MAX_DISTINCT else f"{len(classes):,}"
         raise DataError(
-            f"{source} has {many} classes as target {name} in {scan.values:,} rows, too many to learn; choose "
-            f"the kind regression, or another column."
+            f"{source} has {many} classes as target {name} in {scan.values:,} rows, too many to learn; "
+            f"choose the kind regression, or another column."
         )
     return target.model_copy(update={"classes": classes})
 
@@ -128,7 +128,9 @@ def choose_features(
     target_columns = {target.column for target in targets}
     also_target = sorted(target_columns & {*options.columns, *(options.features or [])})
     if also_target:
-        raise DataError(f"the column {also_target[0]} is a target and cannot be a feature; remove one of them.")
+        raise DataError(
+            f"the column {also_target[0]} is a target and cannot be a feature; remove one of them."
+        )
     left_out = {*options.exclude, *target_columns}
     roles = {"group": options.group, "time": options.time}
     if split in roles and roles[split] not in options.columns:
@@ -148,8 +150,8 @@ def choose_features(
         if kind == "numeric" and scan.texts:
             assert scan.first_text is not None
             notes.append(
-                f"column {name} has {scan.texts:,} texts that are not numbers and count as missing, the first "
-                f"is {scan.first_text[0]!r} in data row {scan.first_text[1]}"
+                f"column {name} has {scan.texts:,} texts that are not numbers and count as missing, the "
+                f"first is {scan.first_text[0]!r} in data row {scan.first_text[1]}"
             )
         features += _make_features(scan, kind)
     if not features:

@@ -33,9 +33,7 @@ def is_text(kind: pa.DataType) -> bool:
 
 def is_list(kind: pa.DataType) -> bool:
     """Whether values of this type are lists."""
-    return bool(
-        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    )
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
 def is_date(kind: pa.DataType) -> bool:
@@ -129,7 +127,7 @@ def as_days(dates: Dates) -> Floats:
 def date_part(dates: Dates, part: str) -> tuple[Codes, list[str]]:
     """The month, weekday (0 is Monday) or hour of dates, as :func:`as_categories` gives categories."""
     index = pd.DatetimeIndex(dates)
-    values = np.asarray(getattr(index, part), dtype=np.float64)
+    values = np.asarray(getattr(index, "day_of_week" if part == "weekday" else part), dtype=np.float64)
     codes = np.where(np.isnan(values), -1, np.nan_to_num(values)).astype(np.int64)
     return codes, [str(value) for value in range(24)]
 

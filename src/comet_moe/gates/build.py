@@ -79,7 +79,8 @@ def build_gate(
     elif kind == "hash":
         if num_keys is None:
             raise ValueError(
-                "a hash gate needs keys such as users, and this data set has none: choose another gate"
+                "a hash gate needs keys such as users, and this data set has none: choose another gate, or "
+                "name a categorical column of a table with data.options.key"
             )
         gate = HashGate(num_keys, num_experts, seed)
     elif kind == "switch":

@@ -1,7 +1,11 @@
-"""The networks of the paper's experiments."""
+"""The networks of the paper's experiments, and one for tables of any columns."""
 
 from comet_moe.models.image import ImageModel
 from comet_moe.models.rating import RatingModel
+from comet_moe.models.table import TableModel
 from comet_moe.models.tasks import Task, image_tasks, rating_tasks
 
-__all__ = ["ImageModel", "RatingModel", "Task", "image_tasks", "rating_tasks"]
+Model = RatingModel | ImageModel | TableModel
+"""Any network of a recipe: features in, one output and one routing per task out."""
+
+__all__ = ["ImageModel", "Model", "RatingModel", "TableModel", "Task", "image_tasks", "rating_tasks"]

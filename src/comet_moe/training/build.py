@@ -15,25 +15,33 @@ from comet_moe.config.schema import (
     DenseConfig,
     DSelectKConfig,
     GateSection,
+    ImageModelConfig,
     RatingModelConfig,
+    TableModelConfig,
     TrainConfig,
 )
 from comet_moe.data import Dataset
 from comet_moe.exceptions import RecipeError
-from comet_moe.experts import ConvExperts, DenseExperts, Experts
+from comet_moe.experts import ConvExperts, DenseExperts, Experts, MLPExperts
 from comet_moe.gates import Gate, JointSelection, Regularizer
 from comet_moe.gates.build import build_gate
 from comet_moe.local_search import Permutation, PermutedGate, parameter_groups
-from comet_moe.models import ImageModel, RatingModel, image_tasks, rating_tasks
+from comet_moe.models import ImageModel, Model, RatingModel, TableModel, image_tasks, rating_tasks
 from comet_moe.models.single_expert import build_wider_expert, operations, parameters, scale_widths
 from comet_moe.training.batches import Batch, steps_per_epoch, training_batches
 from comet_moe.training.distributed import Processes
 from comet_moe.training.evaluate import evaluate, evaluate_held_out
 from comet_moe.training.records import ResultRecord
 from comet_moe.training.run import RunFolder
+from comet_moe.training.table_parts import (
+    key_column,
+    read_schema,
+    start_at_mean_counts,
+    table_inputs,
+    table_tasks,
+)
 from comet_moe.training.trainer import Callbacks, StepLoss, Trainer
 
-Model = RatingModel | ImageModel
 ExpertsType = TypeVar("ExpertsType", bound=Experts)
 
 ADAM_EPSILON = 1e-7  # that of Keras, with which the paper was written
@@ -104,9 +112,11 @@ class MultiTaskObjective(nn.Module):
         )
         rows = counts[0].new_tensor(len(batch))
         totals = self.processes.sum(torch.stack((*counts, rows))).clamp_min(1)
-        loss: Tensor = sum(
-            task.weight * loss_sum * size / total
-            for task, loss_sum, total in zip(tasks, sums, totals[:-1], strict=True)
+        losses = [loss_sum * size / total for loss_sum, total in zip(sums, totals[:-1], strict=True)]
+        loss: Tensor = (
+            self.model.weigh(losses)
+            if isinstance(self.model, TableModel)
+            else sum(task.weight * loss for task, loss in zip(tasks, losses, strict=True))
         )
         # Entropies are means over this process's rows, and so count by their number. The auxiliary loss of a
         # search is the same on all processes, and these factors have mean one over them.
@@ -120,14 +130,14 @@ def build_model(config: TrainConfig, meta: dict[str, Any]) -> Model:
 
     Args:
         config: configuration of the run.
-        meta: metadata of the data set: rows; num_users and num_items, or image_shape and classes.
+        meta: metadata of the data set: rows; num_users and num_items, image_shape and classes, or table.
     """
-    kind = "rating" if "num_users" in meta else "image"
+    kind = "rating" if "num_users" in meta else "table" if "table" in meta else "image"
     if config.model.kind != kind:
         raise RecipeError(
             f"model.kind is {config.model.kind}, but the data set {meta['name']} is for models of kind {kind}"
         )
-    build = _build_rating_model if kind == "rating" else _build_image_model
+    build = {"rating": _build_rating_model, "image": _build_image_model, "table": _build_table_model}[kind]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         try:
@@ -169,7 +179,7 @@ def _build_rating_model(config: TrainConfig, meta: dict[str, Any]) -> Model:
 
 def _build_image_model(config: TrainConfig, meta: dict[str, Any]) -> Model:
     shape = config.model
-    assert not isinstance(shape, RatingModelConfig)
+    assert isinstance(shape, ImageModelConfig)
     channels, height, width = meta["image_shape"]
     tasks = image_tasks(meta["classes"])
     return ImageModel(
@@ -187,6 +197,39 @@ def _build_image_model(config: TrainConfig, meta: dict[str, Any]) -> Model:
         gates=build_gates(config, meta, channels * height * width, len(tasks)),
         head_units=shape.head,
     )
+
+
+def _build_table_model(config: TrainConfig, meta: dict[str, Any]) -> Model:
+    shape = config.model
+    assert isinstance(shape, TableModelConfig)
+    schema = read_schema(meta)
+    tasks, inputs, key = table_tasks(schema, config.loss), table_inputs(schema, shape), key_column(schema)
+    in_features = sum(module.out_features for module in inputs.values())
+    model = TableModel(
+        tasks=tasks,
+        inputs=inputs,
+        experts=_build_experts(
+            config,
+            lambda n, factor: MLPExperts(
+                n, in_features, scale_widths(shape.units, factor), dropout=shape.dropout
+            ),
+        ),
+        gates=build_gates(config, meta, in_features, len(tasks)),
+        head_units=shape.head,
+        dropout=shape.input_dropout,
+        key=None if key is None else key[0],
+        uncertainty=config.loss.weighting == "uncertainty",
+    )
+    start_at_mean_counts(model, schema.targets)
+    return model
+
+
+def num_keys(meta: dict[str, Any]) -> int | None:
+    """Number of keys of a hash gate: users, or the codes of a table's key column; None without any."""
+    if "table" not in meta:
+        return meta.get("num_users")
+    key = key_column(read_schema(meta))
+    return None if key is None else key[1]
 
 
 def _build_experts(config: TrainConfig, build: Callable[[int, float], ExpertsType]) -> ExpertsType:
@@ -225,7 +268,7 @@ def build_gates(config: TrainConfig, meta: dict[str, Any], in_features: int, num
             n,
             **settings,
             warmup_steps=getattr(config.gate, "warmup_epochs", 0) * steps,
-            num_keys=meta.get("num_users"),
+            num_keys=num_keys(meta),
             seed=config.seed + task,
         )
         for task in range(num_tasks)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from comet_moe.checks import without_value_checks
 from comet_moe.data import Dataset, Split
-from comet_moe.models import ImageModel, RatingModel, Task
+from comet_moe.models import Model, Task
 from comet_moe.statistics import RoutingStatistics
 from comet_moe.training.batches import evaluation_batches
 from comet_moe.training.groups import GateGroups, Grouping, Groups
@@ -26,7 +26,7 @@ EVALUATION_BATCH = 4096
 """Rows of a batch; not the training batch size, so that metrics do not depend on it."""
 
 
-def evaluate_held_out(model: RatingModel | ImageModel, dataset: Dataset) -> SummaryRecord:
+def evaluate_held_out(model: Model, dataset: Dataset) -> SummaryRecord:
     """Evaluate ``model`` on the validation and the test split."""
     return SummaryRecord.from_evaluations(
         evaluate(model, dataset.validation),
@@ -37,7 +37,7 @@ def evaluate_held_out(model: RatingModel | ImageModel, dataset: Dataset) -> Summ
 
 @torch.no_grad()
 @without_value_checks()  # NaN weights give a NaN loss, which ends the run with a reason, not with an error
-def evaluate(model: RatingModel | ImageModel, split: Split, groups: Groups | None = None) -> EvaluationRecord:
+def evaluate(model: Model, split: Split, groups: Groups | None = None) -> EvaluationRecord:
     """Evaluate ``model`` in eval mode on all rows of ``split``; its mode is restored afterwards.
 
     Args:
@@ -79,8 +79,8 @@ def _gate_groups(tasks: Sequence[Task], split: Split, groups: Groups | None) -> 
     """For each task, how its gate's statistics are grouped; a classification task by its class, too."""
     if groups is None or not len(split):
         return {}
-    classes = [task.name for task in tasks if task.kind != "value"]
-    groupings = {name: Grouping(name, split, groups.get(name)) for name in dict.fromkeys((*classes, *groups))}
+    classes = {task.name: task.classes or None for task in tasks if task.kind in ("binary", "multiclass")}
+    groupings = {name: Grouping(name, split, labels) for name, labels in {**classes, **groups}.items()}
     return {
         task.name: GateGroups([groupings[name] for name in groupings if name in groups or name == task.name])
         for task in tasks
@@ -118,7 +118,7 @@ class _TaskMetrics:
 
     def metrics(self) -> Metrics:
         loss = self.loss()
-        if self.task.kind == "value":
+        if self.task.kind == "regression":
             return {"loss": loss, "mse": loss}
         outputs, targets = torch.cat(self._outputs).numpy(), torch.cat(self._targets).numpy()
         metrics: Metrics = {"loss": loss, "accuracy": accuracy(outputs, targets)}

@@ -17,8 +17,9 @@ from comet_moe.checks import without_value_checks
 from comet_moe.config import TrainConfig
 from comet_moe.data import Dataset
 from comet_moe.gates import CometGate, DSelectKGate
+from comet_moe.models import Model
 from comet_moe.training.batches import take_rows
-from comet_moe.training.build import Model, build_model
+from comet_moe.training.build import build_model
 
 ROWS = 2048
 """Rows of the test split on which operations are counted."""

@@ -57,12 +57,16 @@ class Grouping:
         """(stop - start,) the group of each of these rows, as a position in ``labels``."""
         column = np.asarray(self._column[start:stop])
         position = np.searchsorted(self._values, column).clip(max=len(self._values) - 1)
-        return np.where(self._values[position] == column, position, len(self._values)).astype(np.int64)
+        own = self._values[position]
+        is_own = (own == column) | ((own != own) & (column != column))  # NaN, a missing class, is a group too
+        return np.where(is_own, position, len(self._values)).astype(np.int64)
 
 
 def _label(value: object, labels: Sequence[str] | None) -> str:
-    if labels is not None and isinstance(value, int) and 0 <= value < len(labels):
-        return labels[value]
+    if value != value:
+        return "missing"
+    if labels is not None and isinstance(value, int | float) and 0 <= value < len(labels):
+        return labels[int(value)]
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

@@ -9,13 +9,14 @@ from torch import Tensor
 
 from comet_moe.config import TrainConfig
 from comet_moe.exceptions import RunError
-from comet_moe.models import RatingModel
+from comet_moe.models import Model, RatingModel, TableModel
 from comet_moe.training.batches import load_dataset
-from comet_moe.training.build import Model, build_model
+from comet_moe.training.build import build_model
 from comet_moe.training.distributed import num_threads
 from comet_moe.training.evaluate import evaluate_held_out
 from comet_moe.training.records import SummaryRecord
 from comet_moe.training.run import RunFolder, data_meta
+from comet_moe.training.table_parts import example_table, read_schema
 
 
 @dataclass(frozen=True)
@@ -58,5 +59,7 @@ def example_features(run: LoadedRun, rows: int) -> dict[str, Tensor]:
     if isinstance(run.model, RatingModel):
         sizes = {"user": run.meta["num_users"], "item": run.meta["num_items"]}
         return {name: torch.randint(size, (rows,), generator=generator) for name, size in sizes.items()}
+    if isinstance(run.model, TableModel):
+        return example_table(read_schema(run.meta), rows, generator)
     shape = (rows, *run.meta["image_shape"])
     return {"image": torch.randint(256, shape, generator=generator, dtype=torch.uint8)}
