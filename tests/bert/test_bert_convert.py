@@ -6,7 +6,7 @@ from tiny_bert import LAYERS, NEURONS, batch, inputs, tiny_bert
 from transformers import DistilBertConfig, DistilBertModel
 
 from comet_moe.bert import CometBertForQuestionAnswering, convert_bert, importance
-from comet_moe.bert.convert import assign_neurons
+from comet_moe.hf.neurons import assign_neurons
 
 
 def by_definition(model, arguments):
@@ -49,7 +49,7 @@ def test_errors_of_importance_say_what_is_missing():
         importance(model, [])
     with pytest.raises(ValueError, match="a batch must have labels"):
         importance(model, [inputs(batch())])
-    with pytest.raises(ValueError, match="Linear has no dense BERT layers"):
+    with pytest.raises(ValueError, match="the feed-forward layers of Linear are not known"):
         importance(torch.nn.Linear(2, 2), [batch()])
 
 

@@ -10,14 +10,13 @@ with needs_extra("bert", "comet_moe.bert"):
     import transformers as _transformers
 
 from comet_moe.bert.configuration import CometBertConfig
-from comet_moe.bert.convert import convert_bert, importance
+from comet_moe.bert.convert import convert_bert
 from comet_moe.bert.modeling import (
     CometBertForQuestionAnswering,
     CometBertForSequenceClassification,
     CometBertModel,
 )
-from comet_moe.hf import experts as _experts_function
-from comet_moe.hf.callbacks import MoECallback
+from comet_moe.hf import MoECallback, importance
 
 __all__ = [
     "CometBertConfig",
@@ -36,4 +35,3 @@ for _auto, _model in (
     (_transformers.AutoModelForQuestionAnswering, CometBertForQuestionAnswering),
 ):
     _auto.register(CometBertConfig, _model, exist_ok=True)
-_experts_function.register()

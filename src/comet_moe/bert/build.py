@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from comet_moe.bert.convert import convert_bert, count_neurons, sparse_config
+from comet_moe.bert.convert import convert_bert, sparse_config
 from comet_moe.bert.data import TaskData, training_batches
 from comet_moe.bert.evaluate import evaluate, evaluate_held_out, stored_parameters
 from comet_moe.bert.gating import build_layer_gate
@@ -15,6 +15,7 @@ from comet_moe.bert.run import BertFolder, save_model
 from comet_moe.config import BertConfig
 from comet_moe.config.schema import DenseConfig
 from comet_moe.exceptions import RecipeError
+from comet_moe.hf.neurons import count_neurons
 from comet_moe.local_search import Permutation, parameter_groups
 from comet_moe.training.batches import steps_per_epoch
 from comet_moe.training.records import EvaluationRecord, ResultRecord

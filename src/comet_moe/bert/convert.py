@@ -1,9 +1,9 @@
-"""From a dense BERT to a sparse one: importance of neurons, and their assignment to experts.
+"""From a dense BERT to a sparse one, whose experts have the neurons of the dense one.
 
-Shapes: B sentences, T tokens, L layers, E experts.
+Shapes: L layers, E experts.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,89 +17,7 @@ from comet_moe.bert.modeling import (
     CometBertModel,
 )
 from comet_moe.gates import HashGate
-
-
-def importance(model: nn.Module, batches: Iterable[Mapping[str, Tensor]]) -> Tensor:
-    """I_j = Σ_samples | <w1_j, ∂ℓ/∂w1_j> + <w2_j, ∂ℓ/∂w2_j> | for each neuron j of each layer.
-
-    w1_j is the row of the neuron in the first matrix, w2_j its column in the second, ℓ the loss of one
-    sample, in eval mode. One backward pass per batch is enough: with a the values before the activation, h
-    those after it and b the first bias, the inner sum is Σ_tokens (a - b)_j ∂ℓ/∂a_j + h_j ∂ℓ/∂h_j.
-
-    Args:
-        model: a dense BERT that returns a loss, the mean over the batch; it is not changed.
-        batches: arguments of the model, with labels or positions.
-
-    Returns:
-        (L, neurons).
-    """
-    layers = [module for module in model.modules() if _is_dense_layer(module)]
-    if not layers:
-        raise ValueError(f"{type(model).__name__} has no dense BERT layers to score")
-    was_training = model.training
-    model.eval()
-    activations = _Activations(layers)
-    try:
-        scores = [_batch_importance(model, batch, activations) for batch in batches]
-    finally:
-        activations.remove_hooks()
-        model.train(was_training)
-    if not scores:
-        raise ValueError("batches must have at least 1 batch, got none")
-    return torch.stack(scores).sum(0)
-
-
-def _is_dense_layer(module: nn.Module) -> bool:
-    return hasattr(module, "intermediate") and hasattr(module.intermediate, "dense")
-
-
-def _batch_importance(model: nn.Module, batch: Mapping[str, Tensor], activations: "_Activations") -> Tensor:
-    """Σ over the samples of the batch of the absolute inner sums: (L, neurons)."""
-    activations.before.clear()
-    activations.after.clear()
-    with torch.enable_grad():
-        loss = model(**batch).loss
-        if loss is None:
-            raise ValueError("a batch must have labels, or start_positions and end_positions")
-        rows = len(next(iter(batch.values())))
-        gradients = torch.autograd.grad(loss * rows, activations.before + activations.after)
-    layers = len(activations.before)
-    scores = []
-    for layer in range(layers):
-        before, after = activations.before[layer].detach(), activations.after[layer].detach()
-        inner = (before - activations.bias(layer)) * gradients[layer] + after * gradients[layers + layer]
-        scores.append(inner.sum(1).abs().sum(0))
-    return torch.stack(scores)
-
-
-class _Activations:
-    """The values before and after the activation in each layer, (B, T, neurons), of the last forward pass."""
-
-    def __init__(self, layers: list[Any]):
-        self.before: list[Tensor] = []
-        self.after: list[Tensor] = []
-        self._layers = layers
-        self._hooks = []
-        for layer in layers:
-            self._hooks.append(layer.intermediate.dense.register_forward_hook(self._keep_before))
-            self._hooks.append(layer.intermediate.register_forward_hook(self._keep_after))
-
-    def bias(self, layer: int) -> Tensor:
-        bias: Tensor = self._layers[layer].intermediate.dense.bias
-        return bias.detach()
-
-    def remove_hooks(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
-
-    def _keep_before(self, module: nn.Module, arguments: Any, output: Tensor) -> None:
-        if not output.requires_grad:
-            output.requires_grad_()  # a frozen model
-        self.before.append(output)
-
-    def _keep_after(self, module: nn.Module, arguments: Any, output: Tensor) -> None:
-        self.after.append(output)
-
+from comet_moe.hf.neurons import assign_neurons, rank_neurons
 
 CometBert = CometBertModel | CometBertForSequenceClassification | CometBertForQuestionAnswering
 
@@ -141,7 +59,8 @@ def convert_bert(
         experts: E, experts per layer.
         expert_size: neurons per expert.
         shared: neurons that every expert has.
-        importance: (L, neurons), from :func:`importance`; None to assign the neurons in their order.
+        importance: (L, neurons), from :func:`comet_moe.bert.importance`; None to assign the neurons in
+            their order.
         k: experts per token at most, once the gate is hard.
         gamma, entropy: width of the smooth step and weight of the entropy loss (COMET, DSelect-k).
         route_by: "token" or "sentence".
@@ -172,7 +91,7 @@ def convert_bert(
         load_balance=load_balance,
         **settings,
     )
-    ranked = _rank_neurons(importance, dense.config.num_hidden_layers, dense.config.intermediate_size)
+    ranked = rank_neurons(importance, dense.config.num_hidden_layers, dense.config.intermediate_size)
     assigned = [assign_neurons(order, experts, expert_size, shared) for order in ranked]
     student = _new_student(dense, config)
     state = {name: value for name, value in dense.state_dict().items() if not _is_feed_forward(name)}
@@ -184,44 +103,6 @@ def convert_bert(
         _balance_hash_tables(student, config, frequencies)
     student.train(dense.training)
     return student
-
-
-def assign_neurons(order: Tensor, experts: int, expert_size: int, shared: int) -> Tensor:
-    """The neurons of each expert, from all neurons by decreasing importance: (neurons,) -> (E, expert_size).
-
-    Every expert gets the first ``shared``, and expert e those of rank shared+e, shared+e+E, ... as well.
-    """
-    needed = count_neurons(len(order), experts, expert_size, shared)
-    common = order[:shared].expand(experts, shared)
-    return torch.cat((common, order[shared:needed].reshape(expert_size - shared, experts).t()), 1)
-
-
-def count_neurons(
-    neurons: int,
-    experts: int,
-    expert_size: int,
-    shared: int,
-    names: tuple[str, str, str] = ("experts", "expert_size", "shared"),
-) -> int:
-    """How many of the ``neurons`` of a layer its experts have together; ValueError if there are too few.
-
-    Args:
-        neurons: of a feed-forward layer of the dense model.
-        experts, expert_size, shared: as in :func:`convert_bert`.
-        names: of these three in errors.
-    """
-    for name, value, least in zip(names, (experts, expert_size, shared), (1, 1, 0), strict=True):
-        if value < least:
-            raise ValueError(f"{name} must be at least {least}, got {value}")
-    if shared > expert_size:
-        raise ValueError(f"{names[2]} must be at most {names[1]}, {expert_size}, got {shared}")
-    needed = shared + experts * (expert_size - shared)
-    if needed > neurons:
-        raise ValueError(
-            f"{experts} experts of {expert_size} neurons, {shared} of them shared, need {needed} neurons, "
-            f"and the feed-forward layers have {neurons}: lower {names[1]} or {names[0]}, or raise {names[2]}"
-        )
-    return needed
 
 
 def sparse_config(dense: Any, **settings: Any) -> CometBertConfig:
@@ -246,18 +127,6 @@ def _new_student(dense: Any, config: CometBertConfig) -> Any:
     else:
         student = sparse(config)
     return student.to(device=dense.device, dtype=dense.dtype)
-
-
-def _rank_neurons(importance: Tensor | Sequence[Tensor] | None, layers: int, neurons: int) -> list[Tensor]:
-    """The neurons of each layer by decreasing importance, ties in their order: L times (neurons,)."""
-    if importance is None:
-        return [torch.arange(neurons)] * layers
-    shapes = [tuple(scores.shape) for scores in importance]
-    if shapes != [(neurons,)] * layers:
-        raise ValueError(
-            f"importance must have {layers} layers of {neurons} neurons each, got the shapes {shapes}"
-        )
-    return [scores.cpu().argsort(descending=True, stable=True) for scores in importance]
 
 
 def _is_feed_forward(name: str) -> bool:

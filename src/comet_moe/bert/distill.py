@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from comet_moe.bert.build import build_student, build_trainer, check_student
-from comet_moe.bert.convert import importance
 from comet_moe.bert.data import TaskData, evaluation_batches, load_task_data
 from comet_moe.bert.evaluate import EVALUATION_BATCH, by_layer, evaluate_held_out
 from comet_moe.bert.run import (
@@ -26,6 +25,7 @@ from comet_moe.bert.run import (
 )
 from comet_moe.config import BertConfig
 from comet_moe.exceptions import RecipeError, RunError
+from comet_moe.hf import importance
 from comet_moe.routing import Routing
 from comet_moe.training.distributed import num_threads
 from comet_moe.training.records import ResultRecord, SummaryRecord

@@ -1,1 +1,30 @@
-"""Parts that connect this library with the models and trainers of transformers."""
+"""Gates of this library in the models of transformers, and dense models made sparse.
+
+Importing this package registers the sparse dispatch of this library with transformers as
+``experts_implementation="comet_moe"``.
+"""
+
+from comet_moe.hf import experts as _experts
+from comet_moe.hf.callbacks import MoECallback
+from comet_moe.hf.feed_forward import LAYOUTS, FeedForwardLayout
+from comet_moe.hf.neurons import importance
+from comet_moe.hf.pretrained import from_pretrained
+from comet_moe.hf.rescaled_gate import RescaledGate
+from comet_moe.hf.routers import ADAPTERS, RouterAdapter, RouterSizes, replace_routers
+from comet_moe.hf.upcycling import upcycle
+
+__all__ = [
+    "ADAPTERS",
+    "LAYOUTS",
+    "FeedForwardLayout",
+    "MoECallback",
+    "RescaledGate",
+    "RouterAdapter",
+    "RouterSizes",
+    "from_pretrained",
+    "importance",
+    "replace_routers",
+    "upcycle",
+]
+
+_experts.register()

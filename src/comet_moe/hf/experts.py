@@ -1,6 +1,8 @@
 """The sparse dispatch of this library for the mixture-of-experts models of transformers.
 
-Importing ``comet_moe.bert`` registers it: ``from_pretrained(..., experts_implementation="comet_moe")``.
+Importing ``comet_moe.hf`` registers it: ``from_pretrained(..., experts_implementation="comet_moe")``, or
+``model.set_experts_implementation("comet_moe")``. Pairs of weight 0 are not computed: padding, and the slots
+that a gate leaves unused.
 
 Shapes: N tokens, k choices, n experts, p features, h hidden units.
 """
@@ -17,7 +19,7 @@ from comet_moe.experts.grouped_linear import grouped_linear
 from comet_moe.kernels.mix import Epilogue
 from comet_moe.kernels.plan import plan_from_pairs
 
-with needs_extra("bert", "comet_moe.hf"):
+with needs_extra("hf", "comet_moe.hf"):
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 NAME = "comet_moe"
@@ -35,8 +37,9 @@ def sparse_experts_forward(
     tokens, k = top_k_index.shape
     sample = torch.arange(tokens, device=hidden_states.device).repeat_interleave(k)
     expert, weight = top_k_index.flatten(), top_k_weights.reshape(-1, 1)
-    is_local = expert < module.num_experts  # with expert parallelism, the others are in other processes
-    plan = plan_from_pairs(sample[is_local], expert[is_local], weight[is_local], tokens, module.num_experts)
+    # With expert parallelism, experts beyond the last are in other processes.
+    runs = (expert < module.num_experts) & (weight.squeeze(1) != 0)
+    plan = plan_from_pairs(sample[runs], expert[runs], weight[runs], tokens, module.num_experts)
     mixed = run_sparse(cast(Experts, _TransformersExperts(module)), hidden_states, plan)
     return mixed.squeeze(1).to(hidden_states.dtype)
 

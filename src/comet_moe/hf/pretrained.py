@@ -1,0 +1,129 @@
+"""Loading models with gates of this library from what ``save_pretrained`` wrote."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from os import PathLike
+from typing import Any
+
+import torch
+from torch import nn
+
+from comet_moe.exceptions import needs_extra
+from comet_moe.gates import Gate
+from comet_moe.hf.description import Description, build_gates
+from comet_moe.hf.feed_forward import FeedForwardLayout
+from comet_moe.hf.memory import FIELD, base_of
+from comet_moe.hf.routers import RouterAdapter, find_adapter, install_gates
+from comet_moe.hf.tokens import TokenReader, pass_tokens
+from comet_moe.hf.upcycling import build_mixture
+from comet_moe.io import align_weights
+from comet_moe.local_search import Permutation
+
+with needs_extra("hf", "comet_moe.hf"):
+    import transformers
+    from transformers import AutoConfig, PreTrainedModel
+
+
+def from_pretrained(
+    path: str | PathLike[str],
+    model_class: type[PreTrainedModel] | None = None,
+    *,
+    adapter: RouterAdapter | None = None,
+    classes: Iterable[type[Gate]] = (),
+    **kwargs: Any,
+) -> Any:
+    """Load a model whose gates :func:`replace_routers` or :func:`upcycle` put there.
+
+    As ``from_pretrained`` of transformers, which cannot do it: it builds the model of the configuration,
+    knows no gates, and offers no way to add some without remote code. The configuration holds names of
+    classes and numbers; nothing in it is executed.
+
+    Args:
+        path: a folder that ``save_pretrained`` wrote, or a name on the Hub.
+        model_class: such as ``MixtralForCausalLM``; None means the class that was saved.
+        adapter: of the family, as it was given to :func:`replace_routers`.
+        classes: the classes of gates that are not of this library.
+        kwargs: of the class's own ``from_pretrained``: ``dtype``, ``device_map``, and so on.
+    """
+    config = kwargs.pop("config", None) or AutoConfig.from_pretrained(path)
+    memory: Description = getattr(config, FIELD, {})
+    if not memory:
+        raise ValueError(
+            f"the configuration in {path} remembers no gates: load it with from_pretrained of transformers"
+        )
+    if model_class is None:
+        model_class = getattr(transformers, config.architectures[0])
+    classes = tuple(classes)
+
+    class WithGates(model_class):  # type: ignore[misc, valid-type]
+        """The class, with the gates in place before weights are loaded."""
+
+        def __init__(self, config: Any, *arguments: Any, **options: Any):
+            super().__init__(config, *arguments, **options)
+            # A module under two names would be loaded by the first and lost by the second.
+            _put_gates(self, memory, build_gates(memory, classes, share=False), adapter)
+
+    # Transformers looks up what a class can do by these names.
+    WithGates.__name__, WithGates.__qualname__ = model_class.__name__, model_class.__qualname__
+    WithGates.__module__ = model_class.__module__
+    gates = _build_on_cpu(memory, classes)
+    known_missing = WithGates._keys_to_ignore_on_load_missing or []
+    WithGates._keys_to_ignore_on_load_missing = [*known_missing, *_stored_elsewhere(gates)]
+    model = WithGates.from_pretrained(path, config=config, **kwargs)
+    loaded = model[0] if isinstance(model, tuple) else model  # with output_loading_info, a tuple
+    loaded.__class__ = model_class
+    _renew_gates(loaded, gates)
+    align_weights(loaded)
+    return model
+
+
+def _build_on_cpu(memory: Description, classes: Iterable[type[Gate]]) -> dict[str, Gate]:
+    with torch.device("cpu"):
+        return build_gates(memory, classes)
+
+
+def _stored_elsewhere(gates: Mapping[str, Gate]) -> Iterator[str]:
+    """Patterns for the weights of searches that an earlier gate shares, under whose name they are stored."""
+    seen: set[nn.Module] = set()
+    for name, gate in gates.items():
+        own = {module: inner for inner, module in gate.named_modules() if isinstance(module, Permutation)}
+        for search in own.keys() & seen:
+            yield rf"(^|\.){re.escape(f'{name}.')}([\w.]+\.)?{re.escape(own[search])}\."
+        seen.update(own)
+
+
+def _put_gates(
+    model: Any, memory: Description, gates: Mapping[str, Gate], adapter: RouterAdapter | None
+) -> None:
+    """Give a new model of transformers the mixtures and gates that ``memory`` describes."""
+    base = base_of(model)
+    routers = {}
+    for name, mixture in memory["mixtures"].items():
+        if mixture["kind"] == "router":
+            routers[name] = gates[name]
+            continue
+        pattern, inner, outer, outside = mixture["layout"]
+        layout = FeedForwardLayout(pattern, tuple(inner), outer, outside)
+        gate, size = gates[name], mixture["expert_size"]
+        # Any neurons will do: the weights come from the file.
+        neurons = None if size is None else torch.zeros(gate.num_experts, size, dtype=torch.int64)
+        build_mixture(base, name, layout, gate, neurons, mixture["execution"])
+    if routers:
+        install_gates(base, routers, adapter or find_adapter(model))
+    pass_tokens(model)
+
+
+def _renew_gates(model: Any, gates: Mapping[str, Gate]) -> None:
+    """Put ``gates``, which are new, into ``model``, with the weights of those that were loaded.
+
+    The latter have lost what is not in the file, such as counts, and share no searches.
+    """
+    base = base_of(model)
+    for name, gate in reversed(list(gates.items())):  # the first gate has the weights of a shared search
+        reader = base.get_submodule(name)
+        assert isinstance(reader, TokenReader)
+        gate.load_state_dict(reader.gate.state_dict())
+        like = next(reader.gate.parameters(), None)
+        if like is None:
+            like = next(model.parameters())
+        reader.replace_gate(gate.to(like.device, like.dtype).train(reader.training))

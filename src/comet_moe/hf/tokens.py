@@ -1,0 +1,147 @@
+"""Token ids and padding for gates inside the models of transformers.
+
+A mixture of transformers gets hidden states only. Hooks bring it the rest: the model hands ``input_ids`` and
+``attention_mask`` to its layers as one more keyword argument, and each layer to the mixtures in it. As an
+argument of the layer it is also there when gradient checkpointing computes the layer again.
+
+Shapes: B sequences, T tokens of this forward pass (1 per step in ``generate`` with a cache), p features.
+"""
+
+import inspect
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from comet_moe.exceptions import needs_extra
+from comet_moe.gates import Gate, GateWrapper, HashGate
+
+with needs_extra("hf", "comet_moe.hf"):
+    from transformers import PreTrainedModel
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+ARGUMENT = "routing_tokens"
+
+
+class Tokens(NamedTuple):
+    """What gates need to know of a batch beside its hidden states.
+
+    Attributes:
+        ids: (B, T) or None.
+        mask: (B, T) bool, False where a token is padding, or None.
+    """
+
+    ids: Tensor | None
+    mask: Tensor | None
+
+
+class TokenReader(nn.Module):
+    """Base of the modules with a gate, which get the tokens of each forward pass.
+
+    Attributes:
+        gate: the gate.
+        tokens: those of the current forward pass; None where the model does not hand them on.
+    """
+
+    gate: Gate
+    tokens: Tokens | None = None
+
+    def replace_gate(self, gate: Gate) -> None:
+        """Put ``gate`` in the place of the gate."""
+        self.gate = gate
+
+    def describe(self) -> dict[str, Any]:
+        """What is needed to make this module again, its gate aside, as values that JSON can hold."""
+        raise NotImplementedError
+
+    def with_tokens(self, x: Tensor, gate: Gate) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """What ``gate`` reads: ``x`` as (B, T, p), from that or (B·T, p), and its keys and mask."""
+        ids, mask = self.tokens or (None, None)
+        if ids is None and needs_keys(gate):
+            raise ValueError(
+                "a hash gate routes by token id, and the mixture got none: call the model with input_ids, or "
+                "choose another gate for a model that does not pass them on to its layers"
+            )
+        known = mask if ids is None else ids
+        return (x if known is None else x.reshape(*known.shape, x.shape[-1])), ids, mask
+
+
+def needs_keys(gate: Gate) -> bool:
+    """Whether ``gate``, or the gate inside it, routes by key."""
+    while isinstance(gate, GateWrapper):
+        gate = gate.gate
+    return isinstance(gate, HashGate)
+
+
+def pass_tokens(model: nn.Module) -> None:
+    """Make ``model`` give its tokens to every :class:`TokenReader` in it; a second call changes nothing.
+
+    Models whose ``forward`` takes no further keyword arguments, and mixtures that are in no layer of
+    transformers, are left as they are: their gates know neither ids nor padding.
+    """
+    for owner, layers in _layers_with_readers(model):
+        parameters = inspect.signature(owner.forward).parameters
+        takes_more = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+        if takes_more and not _has_hook(owner, _SendTokens):
+            owner.register_forward_pre_hook(_SendTokens(list(parameters)), with_kwargs=True)
+        for layer in layers if takes_more else ():
+            if not _has_hook(layer, _ReceiveTokens):
+                layer.register_forward_pre_hook(_ReceiveTokens(), with_kwargs=True)
+
+
+def _layers_with_readers(
+    model: nn.Module,
+) -> Iterator[tuple[PreTrainedModel, list[GradientCheckpointingLayer]]]:
+    """Each model of transformers in ``model`` that has layers with readers in them, with all its layers."""
+    for owner in model.modules():
+        if isinstance(owner, PreTrainedModel):
+            layers = [
+                module for module in _own_modules(owner) if isinstance(module, GradientCheckpointingLayer)
+            ]
+            if any(isinstance(module, TokenReader) for layer in layers for module in layer.modules()):
+                yield owner, layers
+
+
+def _own_modules(owner: nn.Module) -> Iterator[nn.Module]:
+    """The modules of ``owner`` that are not within another model of transformers."""
+    for child in owner.children():
+        if not isinstance(child, PreTrainedModel):
+            yield child
+            yield from _own_modules(child)
+
+
+def _has_hook(module: nn.Module, kind: type) -> bool:
+    return any(isinstance(hook, kind) for hook in module._forward_pre_hooks.values())
+
+
+class _SendTokens:
+    """A hook before ``forward`` of a model: puts its tokens among the arguments that go to the layers."""
+
+    def __init__(self, parameters: list[str]):
+        self._position = {name: place for place, name in enumerate(parameters)}
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        ids, embeddings, mask = (
+            self._argument(name, args, kwargs) for name in ("input_ids", "inputs_embeds", "attention_mask")
+        )
+        length = ids.shape[1] if ids is not None else None if embeddings is None else embeddings.shape[1]
+        if not isinstance(mask, Tensor) or mask.dim() != 2 or length is None:
+            mask = None  # a mask of 4 dimensions is of pairs of tokens: padding is not known
+        else:
+            mask = mask[:, -length:] != 0  # with a cache the mask is also of tokens of earlier passes
+        return args, {**kwargs, ARGUMENT: Tokens(ids, mask)}
+
+    def _argument(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        position = self._position.get(name, len(args))
+        return args[position] if position < len(args) else kwargs.get(name)
+
+
+class _ReceiveTokens:
+    """A hook before ``forward`` of a layer: gives the tokens to the mixtures in it."""
+
+    def __call__(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        tokens = kwargs.pop(ARGUMENT, None)
+        for module in layer.modules():
+            if isinstance(module, TokenReader):
+                module.tokens = tokens
+        return args, kwargs

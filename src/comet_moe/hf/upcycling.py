@@ -1,0 +1,266 @@
+"""Dense transformers made sparse: each feed-forward layer becomes a mixture.
+
+Shapes: B sequences, T tokens, p features, E experts, L layers.
+"""
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from comet_moe import checks
+from comet_moe.dispatch import Execution
+from comet_moe.experts import ModuleExperts
+from comet_moe.gates import Gate
+from comet_moe.gates.build import build_gate
+from comet_moe.hf.feed_forward import (
+    FeedForwardLayout,
+    count_features,
+    find_layout,
+    find_names,
+    keep_neurons,
+    take_whole,
+    weight_of,
+)
+from comet_moe.hf.memory import remember
+from comet_moe.hf.neurons import assign_neurons, rank_neurons
+from comet_moe.hf.rescaled_gate import RescaledGate
+from comet_moe.hf.routers import GateFactory, RouterSizes, check_gate_fits
+from comet_moe.hf.tokens import TokenReader, pass_tokens
+from comet_moe.local_search import Permutation, PermutedGate
+from comet_moe.moe import MoE
+
+
+class UpcycledMixture(MoE, TokenReader):
+    """A mixture in the place of a feed-forward layer, of modules like that layer: (B, T, p) -> (B, T, p).
+
+    Padding passes no expert and has the output 0.
+
+    Args:
+        experts: E modules (m, p) -> (m, p).
+        gate: over E experts.
+        layout: of the family.
+        expert_size: neurons per expert, if the layer was split.
+        execution: see :class:`~comet_moe.MoE`.
+    """
+
+    def __init__(
+        self,
+        experts: Sequence[nn.Module],
+        gate: Gate,
+        layout: FeedForwardLayout,
+        expert_size: int | None,
+        execution: Execution,
+    ):
+        super().__init__(experts=ModuleExperts(experts), gate=gate, execution=execution, return_routing=False)
+        self.layout = layout
+        self.expert_size = expert_size
+
+    @property
+    def gate(self) -> Gate:  # type: ignore[override]
+        """The gate."""
+        gate = self.gates[0]
+        assert isinstance(gate, Gate)
+        return gate
+
+    def replace_gate(self, gate: Gate) -> None:
+        """Put ``gate`` in the place of the gate."""
+        self.gates[0] = gate
+
+    def describe(self) -> dict[str, Any]:
+        """How the layer was found and split."""
+        return {
+            "kind": "feed_forward",
+            "layout": [self.layout.pattern, list(self.layout.inner), self.layout.outer, self.layout.outside],
+            "expert_size": self.expert_size,
+            "execution": self.execution,
+        }
+
+    def forward(self, hidden_states: Tensor) -> Tensor:  # type: ignore[override]
+        """Mix the experts, with the tokens of this forward pass."""
+        x, ids, mask = self.with_tokens(hidden_states, self.gate)
+        mixed = super().forward(x, keys=ids, mask=mask)
+        assert isinstance(mixed, Tensor)
+        return mixed.reshape(*hidden_states.shape[:-1], -1)
+
+
+def upcycle(
+    model: nn.Module,
+    experts: int,
+    k: int = 1,
+    gate: str | GateFactory = "comet",
+    noise: float = 0.0,
+    *,
+    expert_size: int | None = None,
+    shared: int = 0,
+    importance: Tensor | Sequence[Tensor] | None = None,
+    layers: Sequence[int] | None = None,
+    pattern: str | FeedForwardLayout | None = None,
+    rescale: bool = True,
+    execution: Execution = "auto",
+    search_steps: int = 0,
+    **settings: Any,
+) -> None:
+    """Turn the feed-forward layers of a dense model into mixtures, in place.
+
+    The experts are copies of the layer (sparse upcycling, Komatsuzaki et al. 2022), or, with
+    ``expert_size``, some of its neurons each, as in COMET-BERT. With copies and ``noise=0`` the model
+    computes what it did before.
+
+    Args:
+        model: Llama, GPT-2, GPT-NeoX, BERT or ViT of transformers, or any with ``pattern``.
+        experts: E, experts per layer.
+        k: experts per token at most, once the gate is hard.
+        gate: a name such as "topk" or "comet+", see :func:`comet_moe.gates.build.build_gate`, "+" is for
+            local search; or a function ``factory(in_features, num_experts, k)`` that makes a gate.
+        noise: standard deviation of the noise added to each weight matrix of each expert, in standard
+            deviations of that matrix.
+        expert_size: neurons per expert; None makes copies.
+        shared: neurons that every expert has, the most important ones.
+        importance: (L, neurons), from :func:`comet_moe.hf.importance`, for the layers that are converted;
+            None to assign the neurons in their order.
+        layers: indices of the feed-forward layers to convert; None means all that are dense.
+        pattern: for a family that is not known by name, a regular expression that the names of its
+            feed-forward layers end with; to split them, a :class:`~comet_moe.hf.FeedForwardLayout`.
+        rescale: wrap gates whose weights do not sum to 1 in a :class:`~comet_moe.hf.RescaledGate`.
+        execution: of the mixtures, see :class:`~comet_moe.MoE`.
+        search_steps: optimiser steps of local search, for a gate by name with "+"; one search per layer.
+        settings: more arguments of :func:`~comet_moe.gates.build.build_gate`, for a gate by name.
+
+    Example:
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> from comet_moe.hf import upcycle
+        >>> config = LlamaConfig(vocab_size=50, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
+        ...                      num_attention_heads=2)
+        >>> model = LlamaForCausalLM(config)
+        >>> upcycle(model, experts=4, k=1, gate="comet")
+        >>> model.model.layers[0].mlp.gate
+        CometGate(in_features=16, num_experts=4, k=1, gamma=1, entropy=0)
+    """
+    checks.at_least_one("experts", experts)
+    checks.not_negative("noise", noise)
+    layout = find_layout(model, pattern)
+    names = _choose(model, find_names(model, layout), layers)
+    factory = _named_factory(model, gate, search_steps, settings) if isinstance(gate, str) else gate
+    if not isinstance(gate, str) and settings:
+        raise ValueError(f"{', '.join(settings)}: settings are for a gate by name, and gate is a function")
+    assigned = _assign(model, names, layout, experts, expert_size, shared, importance)
+    gates = {name: _make_gate(factory, model, name, experts, k, rescale) for name in names}
+    for name in names:
+        mixture = build_mixture(model, name, layout, gates[name], assigned.get(name), execution)
+        _add_noise(mixture, noise)
+    pass_tokens(model)
+    remember(model)
+
+
+def build_mixture(
+    model: nn.Module,
+    name: str,
+    layout: FeedForwardLayout,
+    gate: Gate,
+    neurons: Tensor | None,
+    execution: Execution,
+) -> UpcycledMixture:
+    """Put a mixture in the place of the feed-forward layer called ``name``.
+
+    Args:
+        model: has the layer.
+        name: of the layer.
+        layout: of the family.
+        gate: over E experts.
+        neurons: (E, expert_size), those of each expert; None makes copies.
+        execution: see :class:`~comet_moe.MoE`.
+    """
+    is_training = model.get_submodule(name).training
+    whole, inside = take_whole(model, name, layout)
+    experts = []
+    for expert in range(gate.num_experts):
+        member = copy.deepcopy(whole)
+        if neurons is not None:
+            keep_neurons(member, inside, neurons[expert])
+        experts.append(member)
+    like = next(whole.parameters())
+    size = None if neurons is None else neurons.shape[1]
+    mixture = UpcycledMixture(experts, gate.to(like.device, like.dtype), layout, size, execution)
+    model.set_submodule(name, mixture.train(is_training))
+    return mixture
+
+
+def _choose(model: nn.Module, names: list[str], layers: Sequence[int] | None) -> list[str]:
+    """The names of the layers to convert; None means all that are not mixtures already."""
+    converted = {name for name in names if isinstance(model.get_submodule(name), UpcycledMixture)}
+    if layers is None:
+        layers = [layer for layer, name in enumerate(names) if name not in converted]
+        if not layers:
+            raise ValueError(f"all feed-forward layers of {type(model).__name__} are mixtures already")
+    for layer in layers:
+        if not 0 <= layer < len(names):
+            raise ValueError(f"layers must be in 0..{len(names) - 1}, got {layer}")
+        if names[layer] in converted:
+            raise ValueError(f"layer {layer}, {names[layer]}, is a mixture already: leave it out of layers")
+    return [names[layer] for layer in sorted(set(layers))]
+
+
+def _assign(
+    model: nn.Module,
+    names: Sequence[str],
+    layout: FeedForwardLayout,
+    experts: int,
+    expert_size: int | None,
+    shared: int,
+    importance: Tensor | Sequence[Tensor] | None,
+) -> dict[str, Tensor]:
+    """The neurons (E, expert_size) of the experts of each layer; empty for copies."""
+    if expert_size is None:
+        if shared or importance is not None:
+            raise ValueError("shared and importance are for experts of some neurons each: set expert_size")
+        return {}
+    if not layout.inner:
+        raise ValueError(
+            "a feed-forward layer can only be split where its linear layers are known: pass pattern as a "
+            "FeedForwardLayout with inner and outer"
+        )
+    neurons = len(weight_of(model.get_submodule(names[0]).get_submodule(layout.inner[0])))
+    ranked = rank_neurons(importance, len(names), neurons)
+    return {
+        name: assign_neurons(order, experts, expert_size, shared)
+        for name, order in zip(names, ranked, strict=True)
+    }
+
+
+def _make_gate(
+    factory: GateFactory, model: nn.Module, name: str, experts: int, k: int, rescale: bool
+) -> Gate:
+    sizes = RouterSizes(count_features(model.get_submodule(name)), experts, k)
+    gate = factory(*sizes)
+    check_gate_fits(gate, name, sizes)
+    return RescaledGate(gate) if rescale and not gate.sums_to_one else gate
+
+
+def _named_factory(
+    model: Any, gate: str, search_steps: int, settings: dict[str, Any]
+) -> Callable[[int, int, int], Gate]:
+    """A factory of the gates called ``gate``; hash gates have one table per layer."""
+    kind = gate.removesuffix("+")
+    config = getattr(model, "config", None)
+    seed = settings.pop("seed", 0)
+    keys = getattr(config, "vocab_size", None)
+    made = 0
+
+    def factory(in_features: int, num_experts: int, k: int) -> Gate:
+        nonlocal made
+        one = build_gate(kind, in_features, num_experts, k=k, num_keys=keys, seed=seed + made, **settings)
+        made += 1
+        return PermutedGate(one, Permutation(num_experts, steps=search_steps)) if gate.endswith("+") else one
+
+    return factory
+
+
+@torch.no_grad()
+def _add_noise(mixture: UpcycledMixture, noise: float) -> None:
+    if noise > 0:
+        for parameter in mixture.experts.parameters():
+            if parameter.dim() > 1:
+                parameter.add_(torch.randn_like(parameter), alpha=noise * float(parameter.std()))
