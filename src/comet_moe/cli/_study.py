@@ -29,6 +29,11 @@ REFRESH_SHARE = 0.05
 
 def run_study(options: StudyOptions, workers: int | None, as_json: bool) -> None:
     """Run the study to its end with workers on this machine, and print a summary."""
+    _print_summary(work_on_study(options, workers, _resume_command(options)), as_json)
+
+
+def work_on_study(options: StudyOptions, workers: int | None, resume_command: str) -> "StudyDisplay":
+    """Run the study to its end with workers on this machine; Ctrl-C prints the command that resumes it."""
     try:
         study = open_study(options)
         display = StudyDisplay(study, _worker_pool(study, workers))
@@ -40,11 +45,11 @@ def run_study(options: StudyOptions, workers: int | None, as_json: bool) -> None
                 with suppress(*STORAGE_ERRORS):
                     display.refresh(now=True)
     except KeyboardInterrupt:
-        typer.echo(f"stopped: resume with `{_resume_command(options)}`", err=True)
+        typer.echo(f"stopped: resume with `{resume_command}`", err=True)
         raise typer.Exit(130) from None
     except STORAGE_ERRORS as error:
         raise storage_error(error) from error
-    _print_summary(display, as_json)
+    return display
 
 
 def _worker_pool(study: StudyHandle, workers: int | None) -> WorkerPool:

@@ -10,6 +10,7 @@ from comet_moe.cli import (
     ablate,
     bench,
     bert,
+    compare,
     curves,
     data,
     demo,
@@ -32,6 +33,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command()(demo.demo)
+app.command()(compare.compare)
 app.add_typer(data.app, name="data")
 app.add_typer(bert.app, name="bert")
 app.command()(train.train)

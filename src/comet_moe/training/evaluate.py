@@ -48,7 +48,7 @@ def evaluate(model: Model, split: Split, groups: Groups | None = None) -> Evalua
     """
     was_training = model.training
     model.eval()
-    accumulators = [_TaskMetrics(task) for task in model.tasks]
+    accumulators = [TaskMetrics(task) for task in model.tasks]
     statistics = {task.name: RoutingStatistics() for task in model.tasks}
     by_group = _gate_groups(model.tasks, split, groups)
     flops = start = 0
@@ -96,7 +96,7 @@ def routing_record(
     return RoutingRecord(**fields, groups=groups or {})
 
 
-class _TaskMetrics:
+class TaskMetrics:
     """Accumulates loss and predictions of one task over batches."""
 
     def __init__(self, task: Task):
@@ -107,6 +107,7 @@ class _TaskMetrics:
         self._targets: list[Tensor] = []
 
     def add(self, output: Tensor, targets: dict[str, Tensor]) -> None:
+        """Add one batch: outputs (B, outputs) of the head, and the targets by name."""
         loss_sum, count = self.task.loss(output.double(), targets)
         self._loss_sum += float(loss_sum)
         self._count += float(count)
@@ -114,9 +115,11 @@ class _TaskMetrics:
         self._targets.append(targets[self.task.name])
 
     def loss(self) -> float:
+        """Mean over the rows that count."""
         return self._loss_sum / max(self._count, 1.0)
 
     def metrics(self) -> Metrics:
+        """The loss and the metrics of the task's kind."""
         loss = self.loss()
         if self.task.kind == "regression":
             return {"loss": loss, "mse": loss}

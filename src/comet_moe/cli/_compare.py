@@ -1,0 +1,195 @@
+"""The comparison behind ``comet-moe compare``: gates, boosted trees, tests, and a recommendation."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from comet_moe.analysis.reading import read_studies
+from comet_moe.analysis.render import Cell, Column, TextTable, format_p_value, number_cell
+from comet_moe.analysis.stats import Summary, summarise, summarise_metrics, welch_t_test
+from comet_moe.analysis.table import compare_gates
+from comet_moe.cli.table import print_tables
+from comet_moe.config import load_train_config
+from comet_moe.data import Dataset
+from comet_moe.io import write_text
+from comet_moe.models import Task
+from comet_moe.training.batches import load_dataset
+from comet_moe.training.boosted_trees import NAME as TREES
+from comet_moe.training.boosted_trees import train_trees
+from comet_moe.training.records import ResultRecord
+from comet_moe.training.table_parts import read_schema, table_tasks
+from comet_moe.tuning.study import StudyOptions
+
+LEVEL = 0.05
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Networks and boosted trees on one prepared table.
+
+    Attributes:
+        folder: of the study.
+        dataset: the prepared table.
+        tasks: its targets.
+    """
+
+    folder: Path
+    dataset: Dataset
+    tasks: Sequence[Task]
+
+    @classmethod
+    def prepare(cls, options: StudyOptions) -> "Comparison":
+        """Prepare the table once, before the workers need it; its errors come before any training."""
+        for gate in options.gates or ():
+            load_train_config(options.recipe, [*options.settings, f"gate={gate}"])
+        config = load_train_config(options.recipe, options.settings)
+        dataset = load_dataset(config)
+        return cls(options.out, dataset, table_tasks(read_schema(dataset.meta), config.loss))
+
+    def rows(self, tree_seeds: int) -> list[Row]:
+        """One row per gate, as in `comet-moe table`, and one of the boosted trees if ``tree_seeds`` > 0."""
+        (study,) = read_studies([self.folder])
+        rows = compare_gates(study)
+        if not tree_seeds:
+            return [row | {"p_trees": None} for row in rows]
+        trees = self._trees(tree_seeds)
+        loss = summarise([float(record.test_loss or "nan") for record in trees])
+        rows = [row | {"p_trees": _test(row, loss)} for row in rows]
+        return [*rows, _tree_row(rows[0], trees, loss, self._dense(rows))]
+
+    def _dense(self, rows: Sequence[Row]) -> Summary | None:
+        return next((_loss(row) for row in rows if row["gate"] == "dense"), None)
+
+    def _trees(self, seeds: int) -> list[ResultRecord]:
+        """The results of the trees, fitted where the study folder does not have them yet."""
+        file = self.folder / "trees.jsonl"
+        lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+        records = [ResultRecord.model_validate_json(line) for line in lines]
+        for seed in range(len(records), seeds):
+            typer.echo(f"boosted trees {seed + 1}/{seeds}", err=True)
+            records.append(train_trees(self.dataset, self.tasks, seed))
+            write_text(file, "".join(record.model_dump_json() + "\n" for record in records))
+        return records[:seeds]
+
+    def recommend(self, rows: Sequence[Row]) -> str:
+        """One sentence: what to use on this table, and why."""
+        complete = {row["gate"]: row for row in rows if row["test_loss_mean"] is not None}
+        if not complete:
+            return "No run is complete: see the reasons in the study folder."
+        best = min(complete.values(), key=lambda row: row["test_loss_mean"])
+        name, dense = best["gate"], complete.get("dense")
+        if name == TREES:
+            rivals = [row for row in complete.values() if row["gate"] != TREES]
+            shown = all(_is_above(row, best) for row in rivals)
+            return (
+                f"Use boosted trees: their test loss is the lowest"
+                f"{'' if shown else ', though not significantly below that of every network'}."
+            )
+        if name == "dense" or dense is None or best["p_dense"] is None:
+            return f"Use {name}: its test loss is the lowest of {len(complete)}."
+        if best["p_dense"] < LEVEL:
+            return (
+                f"Use {name}: its test loss is below that of a dense network of the same cost "
+                f"(p = {best['p_dense']:.3f}), and it {_routes(best)}."
+            )
+        return (
+            f"Use dense, one network as costly as the selected experts: {name} has the lowest test loss, but "
+            f"not significantly lower (p = {best['p_dense']:.2f})."
+        )
+
+
+def _routes(row: Row) -> str:
+    return {"routes": "routes", "dense": "uses all experts"}.get(row["verdict"], f"is {row['verdict']}")
+
+
+def _loss(row: Row) -> Summary | None:
+    if row["test_loss_mean"] is None:
+        return None
+    return Summary(row["test_loss_mean"], row["test_loss_se"], row["trials_used"])
+
+
+def _test(row: Row, reference: Summary | None) -> float | None:
+    """One-sided p-value that the test loss of ``row`` is below ``reference``."""
+    loss = _loss(row)
+    return None if loss is None or reference is None else welch_t_test(loss, reference)
+
+
+def _is_above(row: Row, best: Row) -> bool:
+    loss, lowest = _loss(row), _loss(best)
+    p = None if loss is None or lowest is None else welch_t_test(lowest, loss)
+    return p is not None and p < LEVEL
+
+
+def _tree_row(like: Row, records: Sequence[ResultRecord], loss: Summary | None, dense: Summary | None) -> Row:
+    row: Row = dict.fromkeys(like)
+    row |= {name: like[name] for name in ("study", "kind", "recipe")}
+    row |= {
+        "gate": TREES,
+        "trials_planned": len(records),
+        "trials_complete": len(records),
+        "trials_failed": 0,
+        "trials_used": len(records),
+        "test_loss_mean": None if loss is None else loss.mean,
+        "test_loss_se": None if loss is None else loss.se,
+        "routing": {},
+        "metrics": {
+            name: {"mean": summary.mean, "se": summary.se}
+            for name, summary in summarise_metrics([record.tasks for record in records]).items()
+        },
+        "p_dense": None if loss is None or dense is None else welch_t_test(loss, dense),
+    }
+    return row
+
+
+MAIN_METRICS = {"binary": "auc", "multiclass": "accuracy", "regression": "mse", "count": "mae"}
+"""The metric of each kind of task that the table shows; the others are in the page and in --json."""
+
+_NOTES = (
+    "Mean ± standard error over seeds, on the test rows. p: one-sided t-test that the test loss is below "
+    "that of dense, one network as costly as the selected experts, or of scikit-learn's boosted trees.",
+)
+
+
+def print_comparison(comparison: Comparison, rows: Sequence[Row], recommendation: str) -> None:
+    """A table on standard output, and the recommendation."""
+    metrics = [f"{task.name}.{MAIN_METRICS[task.kind]}" for task in comparison.tasks]
+    columns = [
+        "gate",
+        "seeds",
+        "test loss x100",
+        *metrics,
+        "operations",
+        "routing",
+        "p vs dense",
+        "p vs trees",
+    ]
+    losses = [row["test_loss_mean"] for row in rows if row["test_loss_mean"] is not None]
+    cells = [_cells(row, metrics, is_best=row["test_loss_mean"] == min(losses, default=None)) for row in rows]
+    table = TextTable(_title(comparison), [Column(name) for name in columns], cells)
+    print_tables([table], [*_NOTES, recommendation], as_markdown=False)
+
+
+def _cells(row: Row, metrics: Sequence[str], is_best: bool) -> list[Cell]:
+    flops = row["flops_per_sample_mean"]
+    values = [row["metrics"].get(name) or {"mean": None, "se": None} for name in metrics]
+    return [
+        Cell(row["gate"], bold=is_best),
+        Cell(str(row["trials_used"])),
+        number_cell(row["test_loss_mean"], row["test_loss_se"], 2, bold=is_best),
+        *(number_cell(value["mean"], value["se"], 4) for value in values),
+        Cell("" if flops is None else f"{flops:,.0f}"),
+        Cell(row["verdict"] or ""),
+        Cell(format_p_value(row["p_dense"])),
+        Cell(format_p_value(row["p_trees"])),
+    ]
+
+
+def _title(comparison: Comparison) -> str:
+    rows = comparison.dataset.meta["rows"]
+    sizes = " / ".join(f"{rows[name]:,}" for name in ("train", "validation", "test"))
+    return f"{comparison.folder.name}: {', '.join(task.name for task in comparison.tasks)} from {sizes} rows"

@@ -1,0 +1,197 @@
+"""``comet-moe compare``: which gate, if any, pays on your own table."""
+
+import json
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from comet_moe.cli._study_options import AsJson, Resume, Settings, Storage, Workers
+
+if TYPE_CHECKING:
+    from comet_moe.tuning.study import StudyOptions
+
+DEFAULT_GATES = ("dense", "softmax", "topk", "sigmoid", "comet", "comet+")
+DEFAULT_SEEDS = 3
+
+
+def compare(
+    table: Annotated[
+        str, typer.Argument(metavar="TABLE", help="CSV, TSV or Parquet file, a folder or a glob of them.")
+    ],
+    targets: Annotated[str, typer.Option(help="Columns to predict, separated by commas.")],
+    features: Annotated[
+        str | None, typer.Option(help="Columns to predict from.", show_default="all but the targets")
+    ] = None,
+    exclude: Annotated[str | None, typer.Option(help="Columns to leave out.")] = None,
+    tasks: Annotated[
+        str | None,
+        typer.Option(
+            help="Kinds of targets, as in income=binary,hours=regression (or multiclass, count).",
+            show_default="inferred",
+        ),
+    ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(help="Weights of the tasks' losses, as in income=2,hours=1.", show_default="equal"),
+    ] = None,
+    gates: Annotated[
+        str | None,
+        typer.Option(
+            help="Gates to compare, separated by commas (+ is local search).",
+            show_default=",".join(DEFAULT_GATES),
+        ),
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds per gate.")] = DEFAULT_SEEDS,
+    minutes: Annotated[
+        float | None,
+        typer.Option(
+            "--time-budget",
+            metavar="MINUTES",
+            min=0.0,
+            help="Stop adding seeds when the next ones would not end within this time.",
+        ),
+    ] = None,
+    trees: Annotated[
+        bool, typer.Option(help="Also fit scikit-learn's boosted trees on the same rows.")
+    ] = True,
+    workers: Workers = None,
+    settings: Settings = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Study folder.", show_default="studies/TABLE-compare")
+    ] = None,
+    storage: Storage = None,
+    resume: Resume = False,
+    page: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="HTML page to write.", show_default="compare.html in the study folder"
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train a dense network and mixtures with several gates on a table, and say which one to use.
+
+    The columns' types are inferred; `comet-moe data inspect TABLE` shows them. The comparison is a study like
+    those of `comet-moe tune`: it can be stopped, resumed, and run by several machines.
+    """
+    from comet_moe.cli._compare import Comparison, print_comparison
+    from comet_moe.report import check_extra, write_report
+
+    check_extra()  # before the training, not after it
+    out = out or Path("studies") / f"{Path(table.rstrip('/*')).stem}-compare"
+    options = _study_options(
+        table, targets, features, exclude, tasks, weights, gates, settings, out, storage, resume
+    )
+    comparison = Comparison.prepare(options)
+    for note in comparison.dataset.meta.get("notes", []):
+        typer.echo(f"note: {note}", err=True)
+    _train(options, seeds, workers, minutes)
+    rows = comparison.rows(seeds if trees else 0)
+    file = write_report([out], page or out / "compare.html")
+    recommendation = comparison.recommend(rows)
+    if as_json:
+        best = min(
+            (row for row in rows if row["test_loss_mean"] is not None),
+            key=lambda row: row["test_loss_mean"],
+            default=None,
+        )
+        message = {
+            "study": str(out),
+            "rows": rows,
+            "best": None if best is None else best["gate"],
+            "recommendation": recommendation,
+            "page": str(file),
+        }
+        typer.echo(json.dumps(message, allow_nan=False))
+    else:
+        print_comparison(comparison, rows, recommendation)
+        typer.echo(f"page: {file}")
+
+
+def _study_options(
+    table: str,
+    targets: str,
+    features: str | None,
+    exclude: str | None,
+    tasks: str | None,
+    weights: str | None,
+    gates: str | None,
+    settings: Sequence[str] | None,
+    out: Path,
+    storage: str | None,
+    resume: bool,
+) -> "StudyOptions":
+    from comet_moe.tuning.study import StudyOptions
+
+    names, kinds = _names(targets), _pairs("--tasks", tasks)
+    unknown = next((name for name in [*kinds, *_pairs("--weights", weights)] if name not in names), None)
+    if unknown is not None:
+        raise typer.BadParameter(f"{unknown} is not one of the targets {', '.join(names)}")
+    given: dict[str, Any] = {
+        "data.path": table,
+        "data.options.targets": {name: {"kind": kinds[name]} if name in kinds else {} for name in names},
+    }
+    if features is not None:
+        given["data.options.features"] = _names(features)
+    if exclude is not None:
+        given["data.options.exclude"] = _names(exclude)
+    for name, weight in _pairs("--weights", weights).items():
+        given[f"loss.weights.{name}"] = weight
+    return StudyOptions(
+        kind="ablation",
+        recipe="table",
+        out=out,
+        gates=list(DEFAULT_GATES)
+        if gates is None and not resume
+        else None
+        if gates is None
+        else _names(gates),
+        settings=[*(f"{key}={_as_text(value)}" for key, value in given.items()), *(settings or [])],
+        storage=storage,
+        resume=resume,
+    )
+
+
+def _train(options: "StudyOptions", seeds: int, workers: int | None, minutes: float | None) -> None:
+    """Run all seeds, or with a time budget one seed of every gate after the other."""
+    from dataclasses import replace
+
+    from comet_moe.cli._study import work_on_study
+
+    given = [argument for argument in sys.argv[1:] if argument != "--resume"]
+    command = shlex.join(["comet-moe", *given, "--resume"])
+    if minutes is None:
+        work_on_study(replace(options, trials=seeds), workers, command)
+        return
+    started = time.monotonic()
+    work_on_study(replace(options, trials=1), workers, command)
+    for done in range(1, seeds):
+        used = time.monotonic() - started
+        if used * (done + 1) / done > 60 * minutes:
+            typer.echo(f"time budget: {done} of {seeds} seeds per gate", err=True)
+            return
+        work_on_study(replace(options, gates=None, add_trials=1), workers, command)
+
+
+def _names(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise typer.BadParameter(f"names of columns separated by commas, got {text!r}")
+    return names
+
+
+def _pairs(option: str, text: str | None) -> dict[str, str]:
+    pairs = [pair.partition("=") for pair in _names(text)] if text else []
+    wrong = next((name for name, equals, value in pairs if not (equals and value.strip())), None)
+    if wrong is not None:
+        raise typer.BadParameter(f"{option} has the form column=value,column=value, got {text!r}")
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
