@@ -142,9 +142,9 @@ def test_notes_begin_with_whether_a_mixture_pays_in_each_study():
     result = (study, compare_gates(study))
     (row,) = (row for row in result[1] if row["gate"] == "comet")
     answer = result_notes([result], 5)[0]
-    assert answer.startswith("Does a mixture pay on this data? Yes, ")
+    assert answer.startswith("Does a mixture pay on this data? Yes: ")
     assert row["p_dense"] < 0.001
-    assert answer.endswith("comet has the lowest p-value of 1, p < 0.001.")
+    assert answer.endswith("comet is below that of dense (p < 0.001, the only test).")
     assert result_notes([result, result], 5)[:2] == [f"made: {answer}"] * 2
     (table,) = result_tables([result])
     assert table.columns[-1].name == "p vs dense"

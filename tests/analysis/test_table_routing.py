@@ -94,9 +94,17 @@ def answer(losses):
 @pytest.mark.parametrize(
     ("losses", "beginning", "end"),
     [
-        ({"dense": [5, 5.1, 5.2], "topk": [4, 4.1, 4.2], "comet": [5, 5.2, 5.4]}, "Yes, ", "topk has"),
-        ({"dense": [5, 5.1, 5.2], "topk": [6, 6.1, 6.2], "comet": [7, 7.2, 7.4]}, "No, ", "closest is topk"),
-        ({"dense": [5, 5.1, 5.2], "topk": [5, 5.1, 5.2]}, "That is not shown: ", "topk has"),
+        (
+            {"dense": [5, 5.1, 5.2], "topk": [4, 4.1, 4.2], "comet": [5, 5.2, 5.4]},
+            "Yes: ",
+            "loss of topk is below",
+        ),
+        (
+            {"dense": [5, 5.1, 5.2], "topk": [6, 6.1, 6.2], "comet": [7, 7.2, 7.4]},
+            "No: ",
+            "closest of which is topk",
+        ),
+        ({"dense": [5, 5.1, 5.2], "topk": [5, 5.1, 5.2]}, "That is not shown: ", "topk (p 5e-01, the only"),
         ({"dense": [5], "topk": [4, 4.1]}, "That takes two trials", ""),
         ({"dense": [5, 5.1, 5.2], "dense-wide": [4, 4.1, 4.2], "topk": [5, 5.1, 5.2]}, "That is not", "topk"),
     ],

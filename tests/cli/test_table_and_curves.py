@@ -45,7 +45,7 @@ def test_gates_are_tested_against_the_network_without_a_mixture(tmp_path):
     assert (dense["p_dense"], dense["significant_dense"]) == (None, None)
     assert comet["p_dense"] < 0.05 < topk["p_dense"]
     text = succeed("table", folder).out
-    assert "Does a mixture pay on this data? Yes, " in text
+    assert "Does a mixture pay on this data? Yes: " in text
     assert "| p vs dense |" in text
 
 

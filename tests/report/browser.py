@@ -21,7 +21,8 @@ COUNT_MARKS = """
 return [...document.querySelectorAll('figure[data-plot]')].map((figure) => ({
   plot: figure.dataset.plot,
   marks: figure.querySelectorAll(
-    '.scatterlayer path.point, .scatterlayer path.js-line, .heatmaplayer image, .trees svg path'
+    '.scatterlayer path.point, .scatterlayer path.js-line, .heatmaplayer image, ' +
+    '.trees svg path, .groups tbody td'
   ).length,
 }))
 """

@@ -6,7 +6,13 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from comet_moe.training.records import EpochRecord, EvaluationRecord, ResultRecord, RoutingRecord
+from comet_moe.training.records import (
+    EpochRecord,
+    EvaluationRecord,
+    GroupsRecord,
+    ResultRecord,
+    RoutingRecord,
+)
 
 GATES = ("softmax", "hash", "topk", "topk+", "dselect", "dselect+", "comet", "comet+")
 LEVEL = {"softmax": 43.0, "hash": 47.0, "topk": 42.4, "dselect": 41.6, "comet": 41.2}
@@ -17,6 +23,11 @@ MARKUP = "<script>&'\""
 
 def has_trees(gate):
     return gate.startswith(("comet", "dselect"))
+
+
+def gate_owners(gate, owners):
+    """The tasks or layers that have a gate: none where there is no mixture."""
+    return () if gate.startswith("dense") else owners
 
 
 def space_of(gate):
@@ -80,7 +91,7 @@ def write_study(
 def _without_result(status, reason):
     numbers = ("validation_loss", "test_loss", "experts_per_sample", "flops_per_sample", "parameters")
     unknown = dict.fromkeys((*numbers, "epochs", "best_epoch", "seconds"))
-    return {"status": status, "reason": reason, "tasks": {}, **unknown}
+    return {"status": status, "reason": reason, "tasks": {}, "routing": {}, **unknown}
 
 
 def _trial(gate, index, space, experts, epochs, random):
@@ -106,10 +117,24 @@ def _trial(gate, index, space, experts, epochs, random):
         "epochs": epochs,
         "best_epoch": epochs - 1,
         "seconds": 8.1,
+        "routing": {task: _gate_record(gate, selected, experts, random) for task in gate_owners(gate, TASKS)},
         "tasks": {
             "watched": {"loss": 0.4, "accuracy": 0.8 + 0.01 * random.random(), "auc": 0.9},
             "rating": {"loss": 0.7, "mse": 0.7 + 0.01 * random.random()},
         },
+    }
+
+
+def _gate_record(gate, selected, experts, random):
+    """A gate of a trial: COMET without local search is static, all others route."""
+    is_static = gate == "comet"
+    return {
+        "experts": experts,
+        "experts_per_sample": selected,
+        "effective_experts": selected if is_static else 0.7 * experts,
+        "information": 0.0 if is_static else random.uniform(0.5, 1.5),
+        "load_ratio": experts / selected if is_static else 1.8,
+        "dead_experts": experts - 2 if is_static else 1,
     }
 
 
@@ -147,8 +172,12 @@ def write_run(
         tasks={"watched": {"loss": 0.4, "auc": 0.9}, "rating": {"loss": 0.7, "mse": 0.7}},
         experts_per_sample=2.0,
         flops_per_sample=2.6e5,
-        routing={owner: _routing(experts, random) for owner in owners},
+        routing={owner: _routing(experts, random) for owner in gate_owners(gate, owners)},
     )
+    grouped = {
+        owner: record.model_copy(update={"groups": {"genre": _groups(record, random)}})
+        for owner, record in evaluation.routing.items()
+    }
     result = ResultRecord(
         status="complete",
         recipe="movielens",
@@ -160,7 +189,7 @@ def write_run(
         experts_per_sample=evaluation.experts_per_sample,
         flops_per_sample=evaluation.flops_per_sample,
         parameters=36000,
-        routing=evaluation.routing,
+        routing=grouped,
         epochs=epochs,
         best_epoch=epochs - 1,
         seconds=8.1,
@@ -188,6 +217,15 @@ def _routing(experts, random):
         information=float(random.uniform(0, 1)),
         load_ratio=float(share.max() / share.mean()),
         dead_experts=np.flatnonzero(share == 0).tolist(),
+    )
+
+
+def _groups(record, random, labels=("drama", "comedy", "action", "other")):
+    shares = [
+        np.array(record.share_of_weight) * random.gamma(1.0, size=len(record.share_of_weight)) for _ in labels
+    ]
+    return GroupsRecord(
+        labels=list(labels), samples=[40, 30, 20, 10], shares=[(row / row.sum()).tolist() for row in shares]
     )
 
 
@@ -219,7 +257,17 @@ def _epoch(gate, epoch, hardness, evaluation, leaves, orders, random):
         permutations=orders,
         soft_permutations=[_soft_permutation(order, hardness) for order in orders] if is_searching else [],
         samples_per_second=1000.0,
-        validation=evaluation.model_copy(update={"loss": loss}),
+        validation=evaluation.model_copy(
+            update={
+                "loss": loss,
+                "routing": {
+                    owner: record.model_copy(
+                        update={"information": record.information * (1 - 1 / (epoch + 1))}
+                    )
+                    for owner, record in evaluation.routing.items()
+                },
+            }
+        ),
         best_validation_loss=loss,
         patience_left=5,
         seconds=0.7 * epoch,

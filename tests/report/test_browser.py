@@ -7,13 +7,16 @@ import pytest
 from studies import add_runs, write_run, write_study
 
 from comet_moe.report import write_report
+from comet_moe.training.records import GroupsRecord
 
 pytestmark = pytest.mark.slow
 
+ROUTING_PLOTS = ["information", "effective", "load", "groups"]
 STUDY_PLOTS = [
-    "losses", "tuning", "experts", "flops", "load", "convergence", "permutation", "trees", "sensitivity",
-]  # fmt: skip
-RUN_PLOTS = ["losses", "experts", "flops", "load", "convergence", "permutation", "trees"]
+    *ROUTING_PLOTS,
+    *("losses", "tuning", "experts", "flops", "convergence", "permutation", "trees", "sensitivity"),
+]
+RUN_PLOTS = [*ROUTING_PLOTS, "losses", "experts", "flops", "convergence", "permutation", "trees"]
 
 
 def test_a_study_draws_every_plot_without_console_messages_or_requests(page, study_page):
@@ -184,7 +187,7 @@ def test_a_legend_hides_its_gate_in_every_plot_of_the_section(page, study_page):
     before = dict(page.marks())
     page.find(".legend button[data-gate=comet]").click()
     after = dict(page.marks())
-    for plot in ("losses", "tuning", "experts", "flops", "convergence", "sensitivity"):
+    for plot in ("information", "effective", "losses", "tuning", "experts", "flops", "sensitivity"):
         assert after[plot] < before[plot], plot
     pressed = page.run(
         "return [...document.querySelectorAll('.legend [data-gate=comet]')].map((b) => b.ariaPressed)"
@@ -263,3 +266,58 @@ def test_an_epoch_without_a_finite_loss_does_not_change_the_visible_range(page, 
     low, _ = page.run("return document.querySelector('figure[data-plot=losses] .canvas').layout.yaxis.range")
     assert low > 40
     assert page.console_messages() == []
+
+
+def lift_texts(page):
+    """The table of lifts as rows of texts, with its headings."""
+    return page.run(
+        "return [...document.querySelectorAll('figure[data-plot=groups] tr')].slice(1)"
+        ".map((row) => [...row.children].map((cell) => cell.textContent))"
+    )
+
+
+def test_the_table_of_lifts_is_that_of_the_chosen_gate_and_task(page, trained_page, trained_runs):
+    page.open(trained_page).scroll_to("groups")
+    for gate, task in (("topk", "top_left"), ("comet+", "bottom_right")):
+        page.choose("groups", "gate", gate)
+        page.choose("groups", "owner", task)
+        record = json.loads((trained_runs / gate / "result.json").read_text())["routing"][task]["groups"][
+            task
+        ]
+        groups = GroupsRecord.model_validate(record)
+        used = [expert for expert, lift in enumerate(groups.lift()[0]) if lift is not None]
+        heading, *rows = lift_texts(page)
+        assert heading == [task, "samples", *map(str, used)]
+        assert [row[:2] for row in rows] == [
+            [label, f"{count:,}"] for label, count in zip(groups.labels, groups.samples, strict=True)
+        ]
+        shown = {text for row in rows for text in row[2:]}
+        assert shown == {as_ratio(row[expert]) for row in groups.lift() for expert in used}
+    assert page.console_messages() == []
+
+
+def as_ratio(lift):
+    value = float(f"{lift:.3g}")  # as many digits as the page keeps
+    return "0" if value == 0 else "<0.1" if value < 0.05 else f"{value:.{1 if value < 9.95 else 0}f}"
+
+
+def test_information_can_be_shown_for_one_task(page, runs_page, runs):
+    page.open(runs_page).scroll_to("information")
+    page.choose("information", "owner", "rating")
+    curves = page.run(
+        "return document.querySelector('figure[data-plot=information] .canvas').data.map((trace) => trace.y)"
+    )
+    for gate, curve in zip(("topk", "comet+"), curves, strict=True):
+        lines = (runs / gate / "metrics.jsonl").read_text().splitlines()
+        expected = [json.loads(line)["validation"]["routing"]["rating"]["information"] for line in lines]
+        assert curve == pytest.approx(expected, rel=1e-4)  # five digits are kept
+
+
+def test_load_is_divided_by_its_mean(page, runs_page, runs):
+    page.open(runs_page).scroll_to("load")
+    shares = json.loads((runs / "topk" / "result.json").read_text())["routing"]["watched"]["share_of_samples"]
+    texts = page.run("return document.querySelector('figure[data-plot=load] .canvas').data[0].customdata[0]")
+    mean = sum(shares) / len(shares)
+    assert [text == "0" for text in texts] == [share == 0 for share in shares]
+    for text, share in zip(texts, shares, strict=True):
+        assert text == "<0.1" or float(text) == pytest.approx(share / mean, abs=0.051)  # one decimal

@@ -2,6 +2,7 @@
 
 import html
 import json
+import re
 import resource
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from studies import GATES, MARKUP, add_runs, link_runs, write_run, write_study
 from comet_moe.analysis.reading import read_studies
 from comet_moe.analysis.table import compare_gates
 from comet_moe.exceptions import MissingExtraError, StudyError, WriteError
+from comet_moe.gate_names import GATE_KINDS
 from comet_moe.report import write_report
 from comet_moe.report.format import (
     choose_decimals,
@@ -23,6 +25,8 @@ from comet_moe.report.format import (
     format_scaled,
     round_number,
 )
+from comet_moe.report.page import _read_asset
+from comet_moe.training.records import ResultRecord
 
 
 def data_of(file):
@@ -76,6 +80,7 @@ def test_subsections_without_data_are_left_out(tmp_path, runs_page):
     folder = write_study(tmp_path / "study", gates=("topk", "comet"), trials=6)
     assert headings(write_report([folder], tmp_path / "elsewhere.html")) == [
         "Summary",
+        "Does it route?",
         "Test loss by number of trials",
         "Test loss by cost",
         "Sensitivity to hyperparameters",
@@ -83,9 +88,9 @@ def test_subsections_without_data_are_left_out(tmp_path, runs_page):
     ]
     assert headings(runs_page) == [
         "Summary",
+        "Does it route?",
         "Loss by epoch",
         "Test loss by cost",
-        "Expert load",
         "Convergence of the trees",
         "Permutation by epoch",
         "Trees by epoch",
@@ -291,3 +296,62 @@ def test_numbers_are_rounded_for_readers():
     assert format_p_equation(0.0004) == "p\u00a0<\u00a00.001"
     assert format_p_equation(0.0312) == "p\u00a0=\u00a00.031"
     assert [format_p(p) for p in (None, 0.0004, 0.0312)] == ["-", "<\u00a00.001", "0.031"]
+
+
+def chapter(file):
+    """The text of "Does it route?"."""
+    text = html.unescape(file.read_text(encoding="utf-8").partition("<script")[0])
+    return text.partition('id="study-1-routes"')[2].partition("</section>")[0]
+
+
+def test_a_chapter_says_which_gates_route(tmp_path):
+    folder = write_study(tmp_path / "study", gates=("dense", "topk", "comet"), trials=3, kind="ablation")
+    text = chapter(write_report([folder], tmp_path / "page.html"))
+    assert "In a word: routes: topk; dense: dense; static: comet." in text
+    rows = {row["gate"]: row for row in compare_gates(read_studies([folder])[0])}
+    for task, described in rows["topk"]["routing"].items():
+        assert task in text
+        assert f"<td>{described['information_mean']:.3f}</td>" in text
+
+
+def test_many_layers_have_one_row_per_gate(tmp_path):
+    layers = tuple(f"layer {number}" for number in range(1, 7))
+    write_run(tmp_path / "runs" / "one", "comet", owners=layers)
+    text = chapter(write_report([tmp_path / "runs"], tmp_path / "page.html"))
+    assert text.count('<span class="verdict') == 1
+    assert "mean of 6" in text
+
+
+def test_the_page_says_whether_a_mixture_pays(tmp_path):
+    folder = write_study(tmp_path / "study", gates=("dense", "comet"), trials=6, kind="ablation")
+    text = html.unescape(write_report([folder], tmp_path / "page.html").read_text(encoding="utf-8"))
+    assert "Does a mixture pay on this data? " in text.partition("<script")[0]
+    assert "p vs dense</button>" in text
+
+
+def test_lifts_are_those_of_the_run_and_dense_networks_have_none(tmp_path):
+    for gate in ("dense", "topk"):
+        write_run(tmp_path / "runs" / gate, gate)
+    routing = data_of(write_report([tmp_path / "runs"], tmp_path / "page.html"))["sections"][0]["routing"]
+    record = ResultRecord.model_validate_json((tmp_path / "runs" / "topk" / "result.json").read_text())
+    for task, gate in record.routing.items():
+        shown = routing["topk"]["groups"][task]["genre"]
+        assert shown["labels"] == gate.groups["genre"].labels
+        for row, expected in zip(shown["lift"], gate.groups["genre"].lift(), strict=True):
+            assert row == [None if lift is None else pytest.approx(lift, rel=0.01) for lift in expected]
+    assert not {"epochs", "load", "groups"} & routing["dense"].keys()
+
+
+def test_every_gate_has_a_marker_and_a_colour_of_its_own_in_both_schemes():
+    theme, style = (_read_asset(name) for name in ("theme.js", "page.css"))
+    block = theme.partition("const MARKERS = {")[2].partition("};")[0]
+    markers = dict(re.findall(r'"?([\w-]+)"?: "([\w-]+)"', block))
+    assert set(GATE_KINDS) <= set(markers)
+    assert len(set(markers.values())) == len(markers)
+    light, dark = style.partition("@media screen and (prefers-color-scheme: dark)")[::2]
+    for scheme in (light, dark.partition(":root[data-theme")[0]):
+        colours = dict(re.findall(r"--gate-([\w-]+): (#\w{6});", scheme))
+        assert set(colours) == {*markers, "other"}
+        assert len(set(colours.values())) == len(colours)
+    outlines = theme.partition("const OUTLINES = {")[2].partition("};")[0]
+    assert {marker for marker in markers.values() if not re.search(rf'"?{marker}"?: "M', outlines)} == set()

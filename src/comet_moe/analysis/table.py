@@ -192,14 +192,21 @@ def does_a_mixture_pay(rows: list[dict[str, Any]], format_p: Callable[[float], s
     if not tested:
         return f"{question} That takes two trials of {DENSE} and of another gate to test."
     best = min(tested, key=lambda row: (row["p_dense"], row["test_loss_mean"]))
-    versus = f"{best['gate']} has the lowest p-value of {len(tested)}, {format_p(best['p_dense'])}"
+    found = f"{format_p(best['p_dense'])}, {_among(len(tested))}"
     if best["significant_dense"]:
-        return f"{question} Yes, its test loss is below that of {DENSE}: {versus}."
+        return f"{question} Yes: the test loss of {best['gate']} is below that of {DENSE} ({found})."
     if best["p_dense"] > 1 - SIGNIFICANCE_LEVEL:
         closest = min(tested, key=lambda row: row["test_loss_mean"])
         reverse = format_p(1 - best["p_dense"])  # the largest of the p-values that dense is below a gate
         return (
-            f"{question} No, the test loss of {DENSE} is below that of every gate, {reverse} or less; the "
-            f"closest is {closest['gate']}."
+            f"{question} No: the test loss of {DENSE} is below that of every gate ({reverse} or less), the "
+            f"closest of which is {closest['gate']}."
         )
-    return f"{question} That is not shown: no test loss is significantly below that of {DENSE}; {versus}."
+    return (
+        f"{question} That is not shown: no test loss is significantly below that of {DENSE}; the closest is "
+        f"that of {best['gate']} ({found})."
+    )
+
+
+def _among(tests: int) -> str:
+    return "the only test" if tests == 1 else f"the lowest of {tests} p-values"

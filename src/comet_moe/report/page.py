@@ -12,7 +12,7 @@ from comet_moe.exceptions import needs_extra
 from comet_moe.io import write_text
 from comet_moe.report.section import Section, build_section
 
-SCRIPTS = ("theme.js", "drawing.js", "loss_plots.js", "routing_plots.js", "trees.js", "page.js")
+SCRIPTS = ("theme.js", "drawing.js", "loss_plots.js", "routing_plots.js", "trees.js", "groups.js", "page.js")
 
 
 def write_report(paths: Sequence[Path], out: Path) -> Path:

@@ -117,15 +117,6 @@ PLOTS = (
         figures=("experts", "flops"),
     ),
     Plot(
-        key="load",
-        title="Expert load",
-        text="Share of the test samples that select each expert, in percent, for the best run of each gate. "
-        "A model has one gate per task, or one per layer: each has its own row. In an even row the load is "
-        "balanced; a cross marks an expert that is never selected.",
-        gates=_gates_with_routing("load"),
-        has_legend=False,
-    ),
-    Plot(
         key="convergence",
         title="Convergence of the trees",
         text="Trees start soft and become one-hot during training: at 100 % every sample reaches exactly one "
@@ -158,3 +149,35 @@ PLOTS = (
         gates=_tuned_gates,
     ),
 )
+
+ROUTING_PLOTS = (
+    Plot(
+        key="information",
+        title="Information and effective experts by epoch",
+        text="On the validation split, for the best run of each gate. Information is 0 for a gate that "
+        "decides the same for every sample, and at most log n for n experts. Effective experts tell how many "
+        "of them share the weight over all samples. The line is the mean over the gates of the model (one "
+        "per task, or one per layer); up to six gates have a band, the range of these.",
+        gates=_gates_with_routing("epochs"),
+        figures=("information", "effective"),
+    ),
+    Plot(
+        key="load",
+        title="Load of each expert",
+        text="Test samples that select an expert, divided by the ideal, the mean over the experts: 1 "
+        "everywhere in a balanced row. For the best run of each gate; each gate of its model, one per task "
+        "or layer, has its own row. A cross marks an expert that is never selected.",
+        gates=_gates_with_routing("load"),
+        has_legend=False,
+    ),
+    Plot(
+        key="groups",
+        title="What experts specialise in",
+        text="Lift of an expert for a group of test samples, such as a class: its mean weight in the group, "
+        "divided by its mean weight over all samples. Above 1 the group prefers the expert; a static gate "
+        "has 1 everywhere. For the best run of each gate.",
+        gates=_gates_with_routing("groups"),
+        has_legend=False,
+    ),
+)
+"""The plots of the subsection "Does it route?"."""

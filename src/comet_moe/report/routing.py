@@ -1,4 +1,4 @@
-"""Data of the plots of one run's routing: expert load, convergence of the trees, permutations, and trees.
+"""Data of the plots of one run's routing: by epoch, by expert, by group of samples; trees and permutations.
 
 A model has one gate per task, or one per layer. In this module and in the scripts of the page, the ``owner``
 of a gate is the name of that task or layer.
@@ -26,12 +26,47 @@ SMALLEST_ENTRY_WIDE = 0.005
 def routing_data(run: Run) -> Data:
     """What is known about the routing of ``run``; plots that it has no data for are left out."""
     plots = {
+        "epochs": _epochs(run),
         "load": _load(run),
+        "groups": _groups(run),
         "convergence": _convergence(run),
         "permutation": _permutation(run),
         "trees": _trees(run),
     }
     return {"index": run.index} | {name: data for name, data in plots.items() if data}
+
+
+def _epochs(run: Run) -> Data:
+    """Information and effective experts on the validation split, one value per epoch, by owner."""
+    first = run.epochs[0].validation.routing if run.epochs else {}
+    records = {
+        owner: [epoch.validation.routing[owner] for epoch in run.epochs]
+        for owner, record in first.items()
+        if len(record.share_of_samples) > 1
+    }
+    return {
+        owner: {
+            "information": round_numbers(record.information for record in by_epoch),
+            "effective": round_numbers(record.effective_experts for record in by_epoch),
+        }
+        for owner, by_epoch in records.items()
+    }
+
+
+def _groups(run: Run) -> Data:
+    """Lift of each expert for each group of test samples, by owner and by what the samples are grouped by."""
+    return {
+        owner: {
+            name: {
+                "labels": groups.labels,
+                "samples": groups.samples,
+                "lift": [round_numbers(row, 3) for row in groups.lift()],
+            }
+            for name, groups in record.groups.items()
+        }
+        for owner, record in run.routing.items()
+        if record.groups and len(record.share_of_samples) > 1
+    }
 
 
 def _load(run: Run) -> Data:
@@ -42,6 +77,7 @@ def _load(run: Run) -> Data:
             "weight": round_numbers(record.share_of_weight, 4),
         }
         for owner, record in run.routing.items()
+        if len(record.share_of_samples) > 1
     }
 
 

@@ -18,6 +18,7 @@ from comet_moe.report.plots import PLOTS, build_plot
 from comet_moe.report.routing import routing_data
 from comet_moe.report.settings import build_settings
 from comet_moe.report.summary import Row, build_summary, trial_noun
+from comet_moe.report.verdicts import build_verdicts
 
 KINDS = {"tuning": "Tuning study", "ablation": "Ablation", "runs": "Runs"}
 MAX_FAILED_INDICES = 8
@@ -98,6 +99,7 @@ def build_section(study: Study, index: int) -> Section:
     notes = {"seeds": _search_tests(rows)}
     subsections = [
         Subsection("summary", "Summary", "summary.html", build_summary(study, rows)),
+        Subsection("routes", "Does it route?", "routes.html", build_verdicts(rows, data)),
         *(
             Subsection(plot.key, plot.title, "plot.html", build_plot(plot, data, notes.get(plot.key, "")))
             for plot in PLOTS

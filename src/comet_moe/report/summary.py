@@ -6,7 +6,9 @@ from typing import Any
 
 from comet_moe.analysis.defaults import TOP_PERCENT
 from comet_moe.analysis.study import Study
+from comet_moe.analysis.table import does_a_mixture_pay
 from comet_moe.report.format import (
+    MISSING,
     choose_decimals,
     format_count,
     format_error,
@@ -28,10 +30,10 @@ MAX_TASKS = 3
 
 @dataclass(frozen=True)
 class Cell:
-    """A number of the table.
+    """A number or word of the table.
 
     Args:
-        text: the rounded number.
+        text: the rounded number, or the word.
         value: what the column is sorted by; None sorts last.
         error: the standard error where it has a line of its own.
         is_significant: whether it is a p-value below 0.05.
@@ -39,7 +41,7 @@ class Cell:
     """
 
     text: str
-    value: float | None
+    value: float | str | None
     error: str = ""
     is_significant: bool = False
     has_asterisk: bool = False
@@ -68,6 +70,7 @@ class Summary:
     """What summary.html shows."""
 
     headline: str
+    answer: str
     caption: str
     columns: list[Column]
     rows: list[GateRow]
@@ -79,6 +82,7 @@ def build_summary(study: Study, rows: list[Row]) -> Summary:
     columns = _columns(study, rows)
     return Summary(
         headline=headline(study, rows),
+        answer=does_a_mixture_pay(rows, format_p_equation) or "",
         caption=_caption(study),
         columns=columns,
         rows=[GateRow(row["gate"], row["lowest"], [column.cell(row) for column in columns]) for row in rows],
@@ -107,8 +111,8 @@ def headline(study: Study, rows: list[Row]) -> str:
         ("search", f"{best['gate'].removesuffix('+')} without local search"),
     ):
         if best[f"p_{test}"] is not None:
-            verdict = "significantly" if best[f"significant_{test}"] else "not significantly"
-            text += f"; {verdict} lower than {baseline} ({format_p_equation(best[f'p_{test}'])})"
+            how = "significantly" if best[f"significant_{test}"] else "not significantly"
+            text += f"; {how} lower than {baseline} ({format_p_equation(best[f'p_{test}'])})"
     return f"{text}."
 
 
@@ -125,6 +129,8 @@ def _note(study: Study, rows: list[Row]) -> str:
     tests = []
     if any(row["p_search"] is not None for row in rows):
         tests.append("p vs no search: Welch's t-test against the same gate without local search")
+    if any(row["p_dense"] is not None for row in rows):
+        tests.append("p vs dense: Welch's t-test against dense, the network without a mixture")
     existing = next((row["best_existing"] for row in rows if row["p_existing"] is not None), None)
     if existing:
         tests.append(f"p vs best existing: Student's t-test against {existing}, the best existing gate")
@@ -143,8 +149,9 @@ def _columns(study: Study, rows: list[Row]) -> list[Column]:
     expert_decimals = min(choose_decimals([row["experts_per_sample_se"] for row in rows]), 3)
     columns = [
         Column("test loss", "x100", lambda row: _test_loss_cell(row, decimals)),
-        Column("p vs no search", "one-sided", lambda row: _p_cell(row, "search")),
-        Column("p vs best existing", "one-sided", lambda row: _p_cell(row, "existing")),
+        Column("p vs no search", "", lambda row: _p_cell(row, "search")),
+        Column("p vs best existing", "", lambda row: _p_cell(row, "existing")),
+        Column("p vs dense", "", lambda row: _p_cell(row, "dense")),
         Column(
             "validation", "loss x100", lambda row: _mean_cell(row["validation_loss_mean"], None, decimals)
         ),
@@ -155,6 +162,7 @@ def _columns(study: Study, rows: list[Row]) -> list[Column]:
                 row["experts_per_sample_mean"], row["experts_per_sample_se"], expert_decimals
             ),
         ),
+        Column("routing", "", lambda row: Cell(row["verdict"] or MISSING, row["verdict"])),
         Column("FLOPs", "per sample", lambda row: _flops_cell(row["flops_per_sample_mean"])),
         *(_metric_column(name, rows) for name in metric_names(rows)),
         _trials_column(study, rows),

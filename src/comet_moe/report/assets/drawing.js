@@ -2,11 +2,16 @@
    view: how to draw now (theme, width, isPrinting, isTouch, and the gates to draw). */
 
 const NO_HOVER = { hoverinfo: "skip", showlegend: false };
-const MARKER_SCALES = { star: 1.45, "triangle-up": 1.2, diamond: 1.15 };  // all markers look as large as a circle
+const MARKER_SCALES = {
+  star: 1.45, "triangle-up": 1.2, "triangle-down": 1.2, "triangle-right": 1.2, diamond: 1.15, cross: 1.15, hourglass: 1.1, bowtie: 1.1,
+};  // all markers look as large as a circle
 
 /* One entry per figure. controls(section, values) lists its controls, draw(section, values, view) returns traces
    and layout for Plotly, and the note below. section: data of one study; values: of the controls. */
 const PLOTS = {};
+
+/* As PLOTS, but draw(section, values, canvas, width) writes HTML into the canvas and returns the note only. */
+const HTML_PLOTS = {};
 
 function axis(view, title, more = {}) {
   return {

@@ -19,7 +19,8 @@ class Figure {
     this.order = element.querySelector(".order");
     this.hasLegend = element.dataset.legend !== undefined;
     this.gates = JSON.parse(element.dataset.gates);
-    this.plot = this.kind === "trees" ? TREES : PLOTS[this.kind];
+    this.isHtml = Object.hasOwn(HTML_PLOTS, this.kind);
+    this.plot = (this.isHtml ? HTML_PLOTS : PLOTS)[this.kind];
     this.values = {};
     this.isDrawn = false;
     this.updateControls();
@@ -78,7 +79,7 @@ class Figure {
   draw() {
     this.isDrawn = true;
     const width = isPrinting ? this.printWidth() : this.canvas.clientWidth;
-    if (this.kind === "trees") {
+    if (this.isHtml) {
       this.note.textContent = this.plot.draw(this.section, this.values, this.canvas, width).note;
       return;
     }

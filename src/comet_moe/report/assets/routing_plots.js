@@ -1,45 +1,117 @@
 /* Plots of the routing of each gate's best run. An owner is the task or layer that a gate of the model belongs to. */
 
+const MEAN_OF_OWNERS = "";
+const MAX_BANDS = 6;
+
+function ownersOf(section, plot) {
+  return [...new Set(section.gates.flatMap((gate) => Object.keys(section.routing[gate]?.[plot] ?? {})))];
+}
+
+/* A line per gate: of one owner, or the mean over all owners with a band from the lowest to the highest. */
+function ownerLines(view, gate, byOwner) {
+  const epochs = epochNumbers(byOwner[0].length);
+  const reduce = (make) => epochs.map((_, index) => make(withoutNull(byOwner.map((owner) => owner[index]))));
+  return [
+    ...(byOwner.length > 1 && view.gates.length <= MAX_BANDS
+      ? band(view, gate, epochs, reduce((v) => Math.min(...v)), reduce((v) => Math.max(...v)))
+      : []),
+    {
+      x: epochs,
+      y: reduce((v) => v.reduce((sum, value) => sum + value, 0) / v.length),
+      mode: "lines+markers",
+      line: line(view, gate),
+      marker: marker(view, gate, 6, { maxdisplayed: 15 }),
+      hovertemplate: `${escapeText(gate)}<br>epoch %{x}: %{y:.3~g}<extra></extra>`,
+    },
+  ];
+}
+
+function epochPlot(measure, title) {
+  return {
+    controls(section) {
+      const owners = ownersOf(section, "epochs");
+      const options = [[MEAN_OF_OWNERS, "all, mean and range"], ...owners.map((owner) => [owner, owner])];
+      return [{ name: "owner", label: "Task or layer", options, isHidden: owners.length < 2 }];
+    },
+    draw(section, values, view) {
+      const curves = view.gates.flatMap((gate) => {
+        const data = section.routing[gate].epochs;
+        const owners = values.owner === MEAN_OF_OWNERS ? Object.keys(data) : Object.keys(data).filter((owner) => owner === values.owner);
+        return owners.length ? [[gate, owners.map((owner) => data[owner][measure])]] : [];
+      });
+      const last = Math.max(1, ...curves.map(([, byOwner]) => byOwner[0].length));
+      return {
+        traces: curves.flatMap(([gate, byOwner]) => ownerLines(view, gate, byOwner)),
+        layout: makeLayout(view, epochAxis(view, last), axis(view, title, { rangemode: "tozero" })),
+      };
+    },
+  };
+}
+
+PLOTS.information = epochPlot("information", "information (nats)");
+PLOTS.effective = epochPlot("effective", "effective experts");
+
+const LOADS = { ideal: "load / ideal", samples: "share of samples", weight: "share of weight" };
+
+/* Values of a row of the load plot: shares, or the loads divided by their mean, which is the ideal. */
+function loadValues(load, show) {
+  if (show !== "ideal") return load[show];
+  const mean = load.samples.reduce((sum, share) => sum + share, 0) / load.samples.length;
+  return load.samples.map((share) => (mean ? share / mean : 0));
+}
+
 PLOTS.load = {
-  controls: () => [
-    { name: "share", label: "Show", options: [["samples", "share of samples"], ["weight", "share of weight"]] },
-  ],
+  controls: () => [{ name: "show", label: "Show", options: Object.entries(LOADS) }],
   draw(section, values, view) {
+    const isRatio = values.show === "ideal";
     const hasOwners = view.gates.some((gate) => Object.keys(section.routing[gate].load).length > 1);
     const rows = view.gates.flatMap((gate, gateIndex) => [
       ...(gateIndex && hasOwners ? [null] : []),
-      ...Object.entries(section.routing[gate].load).map(([owner, load]) => ({ gate, owner, shares: load[values.share] })),
+      ...Object.entries(section.routing[gate].load).map(([owner, load]) => ({ gate, owner, shown: loadValues(load, values.show) })),
     ]);
     const filled = rows.filter(Boolean);
-    const count = Math.max(...filled.map((row) => row.shares.length));
+    const count = Math.max(...filled.map((row) => row.shown.length));
     const isWide = view.width > 640;
-    const cellText = (share) => {
+    const format = (value) => (isRatio ? formatRatio(value) : formatPercent(value));
+    const cellText = (value) => {
       if (count > 64) return "";
-      if (share === 0) return "\u00d7";
-      return count <= 16 && isWide && share >= 0.005 ? Math.round(100 * share) : "";
+      if (value === 0) return "\u00d7";
+      if (count > 16 || !isWide) return "";
+      return isRatio ? formatRatio(value) : value >= 0.005 ? Math.round(100 * value) : "";
     };
     const rowName = ({ gate, owner }) => `<b>${escapeText(gate)}</b>${hasOwners ? `  ${escapeText(owner)}` : ""}`;
     const cells = (row, make, missing = null) =>
-      Array.from({ length: count }, (_, expert) => (row && expert < row.shares.length ? make(row.shares[expert]) : missing));
+      Array.from({ length: count }, (_, expert) => (row && expert < row.shown.length ? make(row.shown[expert]) : missing));
+    const ticks = { tickfont: { color: view.theme.muted }, thickness: 10, outlinewidth: 0, len: 1 };
+    const scale = isRatio
+      ? {
+          zmin: -LARGEST_LOG_RATIO,
+          zmax: LARGEST_LOG_RATIO,
+          colorscale: view.theme.ratio,
+          colorbar: { ...ticks, tickvals: [-2, -1, 0, 1, 2], ticktext: ["\u00bc", "\u00bd", "1", "2", "4"] },
+        }
+      : {
+          zmin: 0,
+          zmax: Math.max(...filled.flatMap((row) => row.shown)),
+          colorscale: view.theme.heat,
+          colorbar: { ...ticks, tickformat: ".0%" },
+        };
     return {
       traces: [
         {
           type: "heatmap",
-          z: rows.map((row) => cells(row, (share) => share)),
+          z: rows.map((row) => cells(row, isRatio ? logRatio : (share) => share)),
           text: rows.map((row) => cells(row, cellText, "")),
           texttemplate: "%{text}",
-          textfont: { size: 11 },
-          customdata: rows.map((row) => cells(row, formatPercent)),
+          textfont: { size: 11, ...(isRatio ? { color: view.theme.ink } : {}) },
+          customdata: rows.map((row) => cells(row, format)),
           hovertext: rows.map((row) => cells(row, () => rowName(row))),
           hovertemplate: "%{hovertext}<br>expert %{x}: %{customdata}<extra></extra>",
           hoverongaps: false,
-          zmin: 0,
-          zmax: Math.max(...filled.flatMap((row) => row.shares)),
-          colorscale: view.theme.heat,
           xgap: count > 64 ? 0 : 2,
           ygap: count > 64 ? 1 : 2,
           showscale: isWide,
-          colorbar: { thickness: 10, outlinewidth: 0, tickformat: ".0%", len: 1, tickfont: { color: view.theme.muted } },
+          ...scale,
         },
       ],
       layout: makeLayout(
@@ -72,20 +144,8 @@ PLOTS.convergence = {
     let last = 1;
     for (const gate of view.gates) {
       const byOwner = Object.values(section.routing[gate].convergence).map((owner) => owner[values.measure]);
-      const epochs = epochNumbers(byOwner[0].length);
-      last = Math.max(last, epochs.length);
-      const reduce = (make) => epochs.map((_, index) => make(withoutNull(byOwner.map((owner) => owner[index]))));
-      if (byOwner.length > 1) {
-        traces.push(...band(view, gate, epochs, reduce((v) => Math.min(...v)), reduce((v) => Math.max(...v))));
-      }
-      traces.push({
-        x: epochs,
-        y: reduce((v) => v.reduce((sum, value) => sum + value, 0) / v.length),
-        mode: "lines+markers",
-        line: line(view, gate),
-        marker: marker(view, gate, 6, { maxdisplayed: 15 }),
-        hovertemplate: `${escapeText(gate)}<br>epoch %{x}: %{y:.3~g}<extra></extra>`,
-      });
+      last = Math.max(last, byOwner[0].length);
+      traces.push(...ownerLines(view, gate, byOwner));
     }
     const yaxis = values.measure === "one_hot" ? { range: [-0.03, 1.03], tickformat: ".0%" } : { rangemode: "tozero" };
     return { traces, layout: makeLayout(view, epochAxis(view, last), axis(view, MEASURES[values.measure], yaxis)) };

@@ -2,11 +2,19 @@
 
 /* How gates look: colour and marker show the family, a dashed line and an open marker show local search (+). */
 
-const MARKERS = { softmax: "circle", hash: "square", topk: "triangle-up", dselect: "diamond", comet: "star" };
+const MARKERS = {
+  dense: "cross", "dense-wide": "bowtie", softmax: "circle", hash: "square", topk: "triangle-up", switch: "triangle-down",
+  sigmoid: "hourglass", dselect: "diamond", relu: "triangle-right", comet: "star",
+};
 const OUTLINES = {
   circle: "M-4,0a4,4 0 1,0 8,0a4,4 0 1,0 -8,0Z",
   square: "M-3.6,-3.6H3.6V3.6H-3.6Z",
   "triangle-up": "M0,-4.6L4.6,3.6H-4.6Z",
+  "triangle-down": "M0,4.6L4.6,-3.6H-4.6Z",
+  "triangle-right": "M4.6,0L-3.6,4.6V-4.6Z",
+  cross: "M-1.6,-4.6H1.6V-1.6H4.6V1.6H1.6V4.6H-1.6V1.6H-4.6V-1.6H-1.6Z",
+  hourglass: "M-4,-4.4H4L-4,4.4H4Z",
+  bowtie: "M-4.4,-4V4L4.4,-4V4Z",
   diamond: "M0,-5L4.4,0L0,5L-4.4,0Z",
   star: "M0,-5.4L1.4,-1.8L5.2,-1.7L2.2,.7L3.2,4.4L0,2.3L-3.2,4.4L-2.2,.7L-5.2,-1.7L-1.4,-1.8Z",
   x: "M-4,-4L4,4M4,-4L-4,4",
@@ -27,6 +35,7 @@ function gateStyle(gate) {
 function currentTheme() {
   const computed = getComputedStyle(document.documentElement);
   const color = (name) => computed.getPropertyValue(name).trim();
+  const pale = (name) => mix(color("--paper"), color(name), RATIO_OPACITY);
   return {
     ink: color("--ink"),
     muted: color("--muted"),
@@ -34,13 +43,25 @@ function currentTheme() {
     grid: color("--grid"),
     paper: color("--paper"),
     gate: (name) => color(gateStyle(name).variable),
+    above: color("--above"),
+    below: color("--below"),
+    ratio: [[0, pale("--below")], [0.5, color("--paper")], [1, pale("--above")]],
     heat: [0, 0.25, 0.6, 1].map((share, index) => [share, color(`--heat-${index}`)]),
   };
 }
 
+function channels(hex) {
+  return [1, 3, 5].map((start) => parseInt(hex.slice(start, start + 2), 16));
+}
+
 function withAlpha(hex, alpha) {
-  const channels = [1, 3, 5].map((start) => parseInt(hex.slice(start, start + 2), 16));
-  return `rgba(${channels.join(",")},${alpha})`;
+  return `rgba(${channels(hex).join(",")},${alpha})`;
+}
+
+/* The colour that ``hex`` with this opacity has on a background. */
+function mix(background, hex, opacity) {
+  const below = channels(background);
+  return `rgb(${channels(hex).map((value, index) => Math.round(opacity * value + (1 - opacity) * below[index])).join(",")})`;
 }
 
 function swatch(gate) {
@@ -61,4 +82,17 @@ function escapeText(text) {
 function formatPercent(share) {
   if (share > 0 && share < 0.001) return "<0.1 %";
   return `${Number((100 * share).toFixed(share < 0.1 ? 1 : 0))} %`;
+}
+
+/* Ratios such as 2 and 1/2 are equally far from 1; colours end at 4 and 1/4, pale enough for text on them. */
+const LARGEST_LOG_RATIO = 2;
+const RATIO_OPACITY = 0.6;
+
+function logRatio(ratio) {
+  return Math.max(-LARGEST_LOG_RATIO, Math.min(LARGEST_LOG_RATIO, Math.log2(ratio)));
+}
+
+function formatRatio(ratio) {
+  if (ratio === 0) return "0";
+  return ratio < 0.05 ? "<0.1" : ratio.toFixed(ratio < 9.95 ? 1 : 0);
 }

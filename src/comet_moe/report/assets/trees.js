@@ -75,8 +75,7 @@ function drawTree(shares, leafName, color, width) {
     `<circle cx="12" cy="${yOf(root)}" r="5" fill="${color}"/>${texts.join("")}</svg>`;
 }
 
-/* Unlike the other plots, this one draws into its canvas without Plotly. */
-const TREES = {
+HTML_PLOTS.trees = {
   controls(section, values) {
     const { data, gateControl, epochControl } = gateControls(section, values, "trees");
     const owners = Object.keys(data.frames[0].gates);
