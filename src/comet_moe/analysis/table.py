@@ -20,13 +20,12 @@ from comet_moe.analysis.stats import (
     welch_t_test,
 )
 from comet_moe.analysis.study import Study, count_failed, select_trials
-from comet_moe.gate_names import GATE_KINDS
+from comet_moe.gate_names import DENSE_KINDS, GATE_KINDS
 
 COMET_GATES = ("comet", "comet+")
 DENSE = "dense"
 """No mixture, one expert as costly as the selected ones: what every gate is compared with."""
-DENSE_GATES = (DENSE, "dense-wide")
-EXISTING_GATES = tuple(kind for kind in GATE_KINDS if kind not in (*COMET_GATES, *DENSE_GATES))
+EXISTING_GATES = tuple(kind for kind in GATE_KINDS if kind not in (*COMET_GATES, *DENSE_KINDS))
 
 TTest = Callable[[Summary, Summary], float | None]
 
@@ -113,7 +112,7 @@ def _describe_routing(gate: _Gate) -> dict[str, Any]:
             by_owner.setdefault(owner, []).append(record)
     routing = {owner: _describe_owner(records) for owner, records in by_owner.items()}
     words = list(dict.fromkeys(described["verdict"] for described in routing.values()))
-    if not words and gate.name in DENSE_GATES and gate.test_loss:
+    if not words and gate.name in DENSE_KINDS and gate.test_loss:
         words = ["dense"]
     return {
         "verdict": " / ".join(words) or None,
@@ -183,7 +182,7 @@ def does_a_mixture_pay(rows: list[dict[str, Any]], format_p: Callable[[float], s
         rows: of one study, from `compare_gates`.
         format_p: makes text of a p-value, such as "p = 0.012".
     """
-    mixtures = [row for row in rows if row["gate"] not in DENSE_GATES and row["test_loss_mean"] is not None]
+    mixtures = [row for row in rows if row["gate"] not in DENSE_KINDS and row["test_loss_mean"] is not None]
     dense = next((row for row in rows if row["gate"] == DENSE), None)
     if dense is None or dense["test_loss_mean"] is None or not mixtures:
         return None
