@@ -281,6 +281,7 @@ def test_the_table_of_lifts_is_that_of_the_chosen_gate_and_task(page, trained_pa
     for gate, task in (("topk", "top_left"), ("comet+", "bottom_right")):
         page.choose("groups", "gate", gate)
         page.choose("groups", "owner", task)
+        page.choose("groups", "column", task)
         record = json.loads((trained_runs / gate / "result.json").read_text())["routing"][task]["groups"][
             task
         ]

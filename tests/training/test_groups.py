@@ -19,7 +19,8 @@ SIZES = {"train_size": 64, "validation_size": 50, "test_size": 90}
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory):
-    return load("multidigits", cache=tmp_path_factory.mktemp("cache"), **SIZES)
+    loaded = load("multidigits", cache=tmp_path_factory.mktemp("cache"), **SIZES)
+    return replace(loaded, meta={**loaded.meta, "groups": {}})
 
 
 @pytest.fixture(scope="module")
