@@ -122,6 +122,8 @@ def test_rows_without_an_expert_have_no_part_in_the_information():
         (torch.tensor([[0.9, 0.1, 0.0, 0.0]] * 8), "static"),
         (torch.cat((torch.eye(4)[:1].expand(99, 4), torch.eye(4)[1:2])), "collapsed"),
         (torch.eye(4).repeat(4, 1), "routes"),
+        # Two experts each, nearly all weight on one of them, which differs.
+        (torch.tensor([[0.99, 0.01, 0.0, 0.0], [0.01, 0.99, 0.0, 0.0]] * 4), "routes"),
         (sparse_weights(50, 4, 2, seed=3), "routes"),
         (torch.ones(3, 1), "dense"),
     ],
@@ -129,7 +131,7 @@ def test_rows_without_an_expert_have_no_part_in_the_information():
 def test_the_verdict_is_a_word_for_what_the_gate_does(weights, word):
     found = Routing(weights=weights).statistics()
     n = weights.shape[1]
-    assert verdict(found["experts_per_sample"], found["effective_experts"], found["information"], n) == word
+    assert verdict(found["experts_per_sample"], found["information"], n) == word
 
 
 def test_an_explanation_names_the_gates_and_what_to_try():

@@ -4,13 +4,18 @@ The numbers come from :mod:`comet_moe.statistics`, or from what a run has writte
 """
 
 from collections.abc import Sequence
+from math import log
 from typing import Literal
 
 STATIC_INFORMATION = 0.01
 """Nats below which a gate decides the same for every sample, up to noise."""
 
-COLLAPSED_SHARE = 1.1
-"""Effective experts below this multiple of the experts per sample: nearly all samples share their experts."""
+COLLAPSED_INFORMATION = log(1.1)
+"""Nats below which nearly all samples share their experts.
+
+exp(information) is the number of effective experts over all samples divided by that of one sample, both by
+weight: below 1.1 the samples together use hardly more experts than each one alone.
+"""
 
 Verdict = Literal["routes", "static", "collapsed", "dense"]
 Problem = Literal["static", "collapsed"]
@@ -22,23 +27,24 @@ _MEANING: dict[Problem, str] = {
 }
 _ADVICE: dict[Problem, str] = {
     "static": "RegularizedGate(gate, information=1.0), in a recipe gate.information=1",
-    "collapsed": "RegularizedGate(gate, load_balance=0.01), in a recipe gate.load_balance=0.01",
+    "collapsed": "RegularizedGate(gate, load_balance=0.01) or TopKGate(bias_update=1e-3), in a recipe "
+    "gate.load_balance=0.01 or gate.bias_update=1e-3",
 }
 
 
-def verdict(experts_per_sample: float, effective_experts: float, information: float, n: int) -> Verdict:
+def verdict(experts_per_sample: float, information: float, n: int) -> Verdict:
     """In a word, what a gate over ``n`` experts does with the samples of a data set.
 
     - "dense": every sample uses every expert;
     - "static": the same few experts for every sample: information below 0.01 nats;
-    - "collapsed": hardly more experts in effect than one sample uses, so that most samples share theirs;
+    - "collapsed": the samples together use hardly more experts than each one alone: below log 1.1 nats;
     - "routes": different samples go to different experts.
     """
     if experts_per_sample > n - 1e-3:
         return "dense"
     if information < STATIC_INFORMATION:
         return "static"
-    if effective_experts < COLLAPSED_SHARE * max(1.0, experts_per_sample):
+    if information < COLLAPSED_INFORMATION:
         return "collapsed"
     return "routes"
 

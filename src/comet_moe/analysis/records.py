@@ -69,7 +69,7 @@ class GateRecord(Record):
     @property
     def verdict(self) -> Verdict:
         """In a word, what the gate does: see `comet_moe.diagnosis.verdict`."""
-        return verdict(self.experts_per_sample, self.effective_experts, self.information, self.experts)
+        return verdict(self.experts_per_sample, self.information, self.experts)
 
 
 ROUTING_COLUMNS = ("information", "effective_experts", "load_ratio", "dead_experts")

@@ -71,12 +71,7 @@ class GateRecord:
         return {**statistics, "verdict": self._verdict(statistics)}
 
     def _verdict(self, statistics: dict[str, Any]) -> Verdict:
-        return verdict(
-            statistics["experts_per_sample"],
-            statistics["effective_experts"],
-            statistics["information"],
-            self._choices,
-        )
+        return verdict(statistics["experts_per_sample"], statistics["information"], self._choices)
 
 
 def make_warning(name: str, statistics: dict[str, Any]) -> CollapseWarning | None:

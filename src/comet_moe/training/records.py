@@ -94,7 +94,7 @@ class RoutingRecord(Record):
     def verdict(self) -> Verdict:
         """In a word, what the gate does: see :func:`comet_moe.diagnosis.verdict`."""
         n = len(self.share_of_samples)
-        return verdict(self.experts_per_sample, self.effective_experts, self.information, n)
+        return verdict(self.experts_per_sample, self.information, n)
 
 
 class EvaluationRecord(Record):
