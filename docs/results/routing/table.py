@@ -13,7 +13,7 @@ NETWORKS = {
     "topk": "Top-2",
     "comet": "COMET",
     "comet-info": "COMET, information term (weight 1)",
-    "topk-warm": "Top-2, six epochs of warm-up",
+    "topk-warm": "Top-2, warm-up",
     "comet-warm": "COMET, information term and warm-up",
 }
 
