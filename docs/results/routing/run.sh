@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The runs of docs/routing.md: docs/results/routing/run.sh DATA [FOLDER]
-# DATA has the folders movielens-1m, mnist and fashion-mnist. PARALLEL runs at a time (2), one thread each; run it again to
+# DATA has the folders movielens-1m, mnist, fashion-mnist and book-crossing. PARALLEL runs at a time (2), one thread each; run it again to
 # resume. Then: python docs/results/routing/table.py FOLDER
 set -euo pipefail
 data=$1
@@ -32,4 +32,12 @@ runs() {  # recipe, its settings, those of COMET, epochs of warm-up
   runs movielens-200k \
     "data.path=$data/movielens-1m data.split=authors training.learning_rate=2e-4 training.epochs=15 training.patience=3" \
     "gate.gamma=1 gate.entropy=0.5" 6
+  for seed in 0 1 2 3 4; do  # one choice of experts for both tasks of a row
+    for name in softmax joint; do
+      line="comet-moe train books --set data.path=$data/book-crossing --set data.any_size=true --set gate=softmax"
+      line+=" --set training.patience=5 --set training.threads=1 --set seed=$seed"
+      [ $name = joint ] && line+=" --set joint.k_shared=4"
+      echo "$line --out $out/books/$name-$seed --resume"
+    done
+  done
 } | xargs -P "${PARALLEL:-2}" -I {} bash -c '{} > /dev/null 2>> '"$out.log"' || echo "failed: {}" >&2'

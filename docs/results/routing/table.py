@@ -29,20 +29,27 @@ def _by_task(runs: list[dict], name: str) -> str:
     return ", ".join(f"{fmean(run['routing'][task][name] for run in runs):.2f}" for task in tasks)
 
 
-def _print_table(folder: Path) -> None:
-    runs = {network: _read_runs(folder, network) for network in NETWORKS}
+def _print_table(folder: Path, networks: dict[str, str]) -> None:
+    runs = {network: _read_runs(folder, network) for network in networks}
     losses = {network: summarise([run["test_loss"] for run in of]) for network, of in runs.items()}
-    dense = losses["dense"]
+    baseline = losses[next(iter(networks))]
     print(f"\n{folder.name}\n")
-    columns = ("network", "seeds", "test loss", "p, below dense", "p, above dense", "experts per sample")
+    columns = (
+        "network",
+        "seeds",
+        "test loss",
+        "p, below the first",
+        "p, above the first",
+        "experts per sample",
+    )
     columns += ("effective experts", "information", "operations per sample")
     print(f"| {' | '.join(columns)} |")
     print("|---|---|---|---|---|---|---|---|---|")
-    for network, label in NETWORKS.items():
+    for network, label in networks.items():
         loss = losses[network]
         if loss is None:
             continue
-        cells = [label, str(loss.count), f"{loss.mean:.2f} ± {loss.se or 0:.2f}", *_p_values(loss, dense)]
+        cells = [label, str(loss.count), f"{loss.mean:.2f} ± {loss.se or 0:.2f}", *_p_values(loss, baseline)]
         cells += [
             _by_task(runs[network], name)
             for name in ("experts_per_sample", "effective_experts", "information")
@@ -51,14 +58,15 @@ def _print_table(folder: Path) -> None:
         print(f"| {' | '.join(cells)} |")
 
 
-def _p_values(loss: Summary, dense: Summary | None) -> tuple[str, str]:
-    if dense is None or loss is dense:
+def _p_values(loss: Summary, baseline: Summary | None) -> tuple[str, str]:
+    if baseline is None or loss is baseline:
         return "", ""
-    below, above = student_t_test(loss, dense), student_t_test(dense, loss)
+    below, above = student_t_test(loss, baseline), student_t_test(baseline, loss)
     return tuple("" if p is None else f"{p:.3f}" for p in (below, above))
 
 
 if __name__ == "__main__":
     root = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/routing")
     for recipe in ("mnist-fashion", "movielens-200k"):
-        _print_table(root / recipe)
+        _print_table(root / recipe, NETWORKS)
+    _print_table(root / "books", {"softmax": "Softmax", "joint": "Softmax, joint.k_shared=4"})
