@@ -246,6 +246,11 @@ def test_a_hash_gate_in_a_model_without_token_ids_is_an_error():
         model(**batch("vit"))
 
 
+def test_a_hash_gate_by_name_in_a_model_without_a_vocabulary_is_an_error():
+    with pytest.raises(ValueError, match="a hash gate routes by token id: pass vocab_size"):
+        upcycle(build("vit"), experts=2, k=1, gate="hash")
+
+
 def test_a_layout_of_ones_own_splits_another_family():
     model = build("llama")
     model.config.model_type = "other"

@@ -104,6 +104,7 @@ class SparseModel:
     config_class: Any = CometBertConfig
     _no_split_modules: Any = ("BertEmbeddings", "CometBertLayer")
     accepts_loss_kwargs = False  # the loss is a mean over the batch
+    adds_aux_loss = True  # of the gates, in training
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:

@@ -6,6 +6,7 @@ Importing this package registers the sparse dispatch of this library with transf
 
 from comet_moe.hf import experts as _experts
 from comet_moe.hf.callbacks import MoECallback
+from comet_moe.hf.factory import gate_factory
 from comet_moe.hf.feed_forward import LAYOUTS, FeedForwardLayout
 from comet_moe.hf.neurons import importance
 from comet_moe.hf.pretrained import from_pretrained
@@ -22,6 +23,7 @@ __all__ = [
     "RouterAdapter",
     "RouterSizes",
     "from_pretrained",
+    "gate_factory",
     "importance",
     "replace_routers",
     "upcycle",

@@ -11,7 +11,7 @@ from comet_moe.monitor import RoutingMonitor
 from comet_moe.monitor.hooks import Hook
 from comet_moe.stepping import step
 
-with needs_extra("bert", "comet_moe.hf"):
+with needs_extra("hf", "comet_moe.hf"):
     from transformers import Trainer, TrainerCallback
 
 
@@ -19,7 +19,8 @@ class MoECallback(TrainerCallback):
     """Everything that mixtures need in a training run: ``MoECallback().add_to(trainer)``.
 
     - The auxiliary losses of all gates are added to the ``loss`` that the model returns in training, unless
-      its output has an ``aux_loss``: models with such a field have added it themselves.
+      the model says by an attribute ``adds_aux_loss`` that it does so itself, as COMET-BERT does. The
+      ``aux_loss`` of transformers' mixtures (``output_router_logits=True``) is another one, and stays.
     - After each optimiser step :func:`comet_moe.step` moves searches, warm-ups and balancing biases.
     - A :class:`~comet_moe.RoutingMonitor` adds statistics to the Trainer's logs and warns about gates that
       have collapsed.
@@ -31,7 +32,7 @@ class MoECallback(TrainerCallback):
     Args:
         add_aux_loss: True adds the auxiliary losses, also to a loss that has others; False does not, for
             instance where ``compute_loss_func`` adds ``callback.monitor.aux_loss``; None decides by the
-            model's output, as said above.
+            model, as said above.
         interval, window, names: see :class:`~comet_moe.RoutingMonitor`.
 
     Attributes:
@@ -110,7 +111,7 @@ class _AuxLossHook(Hook):
         if not model.training:
             return output
         is_dict = isinstance(output, dict)
-        if self._add_aux_loss is None and is_dict and output.get("aux_loss") is not None:
+        if self._add_aux_loss is None and getattr(model, "adds_aux_loss", False):
             return output
         aux_loss = self._monitor.aux_loss
         if kwargs.get("num_items_in_batch") is not None:

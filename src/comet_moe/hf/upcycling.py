@@ -4,7 +4,7 @@ Shapes: B sequences, T tokens, p features, E experts, L layers.
 """
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from comet_moe import checks
 from comet_moe.dispatch import Execution
 from comet_moe.experts import ModuleExperts
 from comet_moe.gates import Gate
-from comet_moe.gates.build import build_gate
+from comet_moe.hf.factory import gate_factory
 from comet_moe.hf.feed_forward import (
     FeedForwardLayout,
     count_features,
@@ -29,7 +29,6 @@ from comet_moe.hf.neurons import assign_neurons, rank_neurons
 from comet_moe.hf.rescaled_gate import RescaledGate
 from comet_moe.hf.routers import GateFactory, RouterSizes, check_gate_fits
 from comet_moe.hf.tokens import TokenReader, pass_tokens
-from comet_moe.local_search import Permutation, PermutedGate
 from comet_moe.moe import MoE
 
 
@@ -60,9 +59,8 @@ class UpcycledMixture(MoE, TokenReader):
 
     @property
     def gate(self) -> Gate:  # type: ignore[override]
-        """The gate."""
-        gate = self.gates[0]
-        assert isinstance(gate, Gate)
+        """The gate; with adapters of peft, the module that peft put around it."""
+        gate: Any = self.gates[0]
         return gate
 
     def replace_gate(self, gate: Gate) -> None:
@@ -113,8 +111,8 @@ def upcycle(
         model: Llama, GPT-2, GPT-NeoX, BERT or ViT of transformers, or any with ``pattern``.
         experts: E, experts per layer.
         k: experts per token at most, once the gate is hard.
-        gate: a name such as "topk" or "comet+", see :func:`comet_moe.gates.build.build_gate`, "+" is for
-            local search; or a function ``factory(in_features, num_experts, k)`` that makes a gate.
+        gate: a name such as "topk" or "comet+", see :func:`gate_factory`; or a function
+            ``factory(in_features, num_experts, k)`` that makes a gate.
         noise: standard deviation of the noise added to each weight matrix of each expert, in standard
             deviations of that matrix.
         expert_size: neurons per expert; None makes copies.
@@ -126,8 +124,7 @@ def upcycle(
             feed-forward layers end with; to split them, a :class:`~comet_moe.hf.FeedForwardLayout`.
         rescale: wrap gates whose weights do not sum to 1 in a :class:`~comet_moe.hf.RescaledGate`.
         execution: of the mixtures, see :class:`~comet_moe.MoE`.
-        search_steps: optimiser steps of local search, for a gate by name with "+"; one search per layer.
-        settings: more arguments of :func:`~comet_moe.gates.build.build_gate`, for a gate by name.
+        search_steps, settings: see :func:`gate_factory`, for a gate by name.
 
     Example:
         >>> from transformers import LlamaConfig, LlamaForCausalLM
@@ -143,9 +140,13 @@ def upcycle(
     checks.not_negative("noise", noise)
     layout = find_layout(model, pattern)
     names = _choose(model, find_names(model, layout), layers)
-    factory = _named_factory(model, gate, search_steps, settings) if isinstance(gate, str) else gate
-    if not isinstance(gate, str) and settings:
+    if isinstance(gate, str):
+        keys = getattr(getattr(model, "config", None), "vocab_size", None)
+        factory = gate_factory(gate, vocab_size=keys, search_steps=search_steps, **settings)
+    elif settings:
         raise ValueError(f"{', '.join(settings)}: settings are for a gate by name, and gate is a function")
+    else:
+        factory = gate
     assigned = _assign(model, names, layout, experts, expert_size, shared, importance)
     gates = {name: _make_gate(factory, model, name, experts, k, rescale) for name in names}
     for name in names:
@@ -237,25 +238,6 @@ def _make_gate(
     gate = factory(*sizes)
     check_gate_fits(gate, name, sizes)
     return RescaledGate(gate) if rescale and not gate.sums_to_one else gate
-
-
-def _named_factory(
-    model: Any, gate: str, search_steps: int, settings: dict[str, Any]
-) -> Callable[[int, int, int], Gate]:
-    """A factory of the gates called ``gate``; hash gates have one table per layer."""
-    kind = gate.removesuffix("+")
-    config = getattr(model, "config", None)
-    seed = settings.pop("seed", 0)
-    keys = getattr(config, "vocab_size", None)
-    made = 0
-
-    def factory(in_features: int, num_experts: int, k: int) -> Gate:
-        nonlocal made
-        one = build_gate(kind, in_features, num_experts, k=k, num_keys=keys, seed=seed + made, **settings)
-        made += 1
-        return PermutedGate(one, Permutation(num_experts, steps=search_steps)) if gate.endswith("+") else one
-
-    return factory
 
 
 @torch.no_grad()

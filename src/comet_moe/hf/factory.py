@@ -1,0 +1,46 @@
+"""Factories of gates by name, for all mixtures of a model."""
+
+from typing import Any
+
+from comet_moe.gates import Gate
+from comet_moe.gates.build import build_gate
+from comet_moe.hf.routers import GateFactory
+from comet_moe.local_search import Permutation, PermutedGate
+
+
+def gate_factory(
+    name: str, *, vocab_size: int | None = None, search_steps: int = 0, seed: int = 0, **settings: Any
+) -> GateFactory:
+    """A function (in_features, num_experts, k) -> gate, for :func:`replace_routers` and :func:`upcycle`.
+
+    Args:
+        name: of a gate, see :func:`comet_moe.gates.build.build_gate`; with "+" for local search, one search
+            per mixture.
+        vocab_size: number of token ids, for hash gates; each mixture has a table of its own.
+        search_steps: optimiser steps of local search.
+        seed: of the first table of hash gates; each further one has the next seed.
+        settings: more arguments of :func:`~comet_moe.gates.build.build_gate`.
+
+    Example:
+        >>> from comet_moe.hf import gate_factory
+        >>> gate_factory("comet", entropy=0.1)(16, 8, 2)
+        CometGate(in_features=16, num_experts=8, k=2, gamma=1, entropy=0.1)
+    """
+    kind = name.removesuffix("+")
+    if kind == "hash" and vocab_size is None:
+        raise ValueError(
+            "a hash gate routes by token id: pass vocab_size, or another gate for a model without tokens"
+        )
+    made = 0
+
+    def factory(in_features: int, num_experts: int, k: int) -> Gate:
+        nonlocal made
+        gate = build_gate(
+            kind, in_features, num_experts, k=k, num_keys=vocab_size, seed=seed + made, **settings
+        )
+        made += 1
+        if name.endswith("+"):
+            return PermutedGate(gate, Permutation(num_experts, steps=search_steps))
+        return gate
+
+    return factory
