@@ -1,7 +1,7 @@
 """The example that trains a causal mixture on a text."""
 
 import json
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
@@ -10,20 +10,28 @@ import pytest
 SCRIPT = Path(__file__).parents[2] / "examples" / "causal_lm.py"
 
 
-def run(*arguments):
-    return subprocess.run(
-        [sys.executable, SCRIPT, *arguments], capture_output=True, text=True, cwd=SCRIPT.parent
-    )
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Run the example as a script in this process; what it printed."""
+
+    def run_script(*arguments):
+        monkeypatch.setattr(sys, "argv", [str(SCRIPT), *map(str, arguments)])
+        runpy.run_path(str(SCRIPT), run_name="__main__")
+        return capsys.readouterr().out
+
+    return run_script
 
 
-@pytest.mark.slow
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("The cat sat on the mat.\nA dog ran under the tree!\n" * 200)
+    return path
+
+
 @pytest.mark.parametrize("gate", ["dense", "topk", "hash+"])
-def test_the_example_learns_and_reports_routing(gate, tmp_path):
-    text = tmp_path / "text.txt"
-    text.write_text("The cat sat on the mat.\nA dog ran under the tree!\n" * 200)
-    done = run("--data", text, "--gate", gate, "--quick", "--steps", "15", "--json")
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
+def test_the_example_learns_and_reports_routing(gate, text, run):
+    result = json.loads(run("--data", text, "--gate", gate, "--quick", "--steps", "15", "--json"))
     assert result["validation_loss"] < 5.2  # log 256 is 5.55
     assert result["tokens_per_second"] > 0
     if gate == "dense":
@@ -35,7 +43,14 @@ def test_the_example_learns_and_reports_routing(gate, tmp_path):
             assert sum(layer["lower"]) == pytest.approx(1)
 
 
-def test_a_missing_text_is_named():
-    done = run("--data", "nowhere.txt")
-    assert done.returncode == 2
-    assert done.stderr.endswith("there is no file nowhere.txt: give a text with --data\n")
+def test_settings_of_the_gate_reach_it_and_the_result_is_readable(text, run):
+    printed = run("--data", text, "--gate", "topk+", "--set", "noise=true", "--quick", "--steps", "2")
+    assert "validation_loss" in printed
+    assert "layer 1: share of each expert in a class of bytes" in printed
+
+
+def test_a_missing_text_is_named(run, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        run("--data", "nowhere.txt")
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err.endswith("there is no file nowhere.txt: give a text with --data\n")
