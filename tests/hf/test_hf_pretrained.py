@@ -180,6 +180,27 @@ def test_a_model_without_gates_is_an_error(tmp_path):
     AutoModelForCausalLM.from_pretrained(tmp_path)
 
 
+class Own(MixtralForCausalLM):
+    """A class that transformers does not know."""
+
+
+def test_a_class_of_ones_own_must_be_passed(tmp_path):
+    model = build("mixtral")
+    replace_routers(model, CometGate)
+    saved(Own(model.config), tmp_path / "own")
+    saved(model, tmp_path)
+    with pytest.raises(ValueError, match=r"is of Own, not of transformers: pass model_class$"):
+        from_pretrained(tmp_path / "own")
+    assert type(from_pretrained(tmp_path, Own)) is Own
+
+
+def test_a_subfolder_has_its_own_configuration(tmp_path):
+    model = build("mixtral")
+    replace_routers(model, CometGate)
+    saved(model, tmp_path / "inner")
+    assert gates_of(from_pretrained(tmp_path, subfolder="inner"))
+
+
 def test_the_loading_info_of_transformers_names_no_missing_weights(tmp_path):
     model = build("mixtral")
     replace_routers(model, GATES["PermutedGate"])

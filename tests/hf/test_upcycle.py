@@ -251,6 +251,14 @@ def test_a_hash_gate_by_name_in_a_model_without_a_vocabulary_is_an_error():
         upcycle(build("vit"), experts=2, k=1, gate="hash")
 
 
+def test_rows_that_are_not_one_per_token_are_an_error():
+    model = build("bert")
+    model.bert.encoder.layer[0].chunk_size_feed_forward = 1
+    upcycle(model, experts=2, k=1)
+    with pytest.raises(ValueError, match=r"^the model got 15 tokens and its mixture 3 rows: .*to 0"):
+        model(**batch("bert"))
+
+
 def test_a_layout_of_ones_own_splits_another_family():
     model = build("llama")
     model.config.model_type = "other"

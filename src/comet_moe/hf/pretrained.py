@@ -23,6 +23,9 @@ with needs_extra("hf", "comet_moe.hf"):
     import transformers
     from transformers import AutoConfig, PreTrainedModel
 
+HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token")
+"""Arguments of ``from_pretrained`` that say where the configuration is, too."""
+
 
 def from_pretrained(
     path: str | PathLike[str],
@@ -45,14 +48,20 @@ def from_pretrained(
         classes: the classes of gates that are not of this library.
         kwargs: of the class's own ``from_pretrained``: ``dtype``, ``device_map``, and so on.
     """
-    config = kwargs.pop("config", None) or AutoConfig.from_pretrained(path)
+    where = {name: kwargs[name] for name in HUB_ARGUMENTS if name in kwargs}
+    config = kwargs.pop("config", None) or AutoConfig.from_pretrained(path, **where)
     memory: Description = getattr(config, FIELD, {})
     if not memory:
         raise ValueError(
             f"the configuration in {path} remembers no gates: load it with from_pretrained of transformers"
         )
     if model_class is None:
-        model_class = getattr(transformers, config.architectures[0])
+        name = (config.architectures or ["None"])[0]
+        model_class = getattr(transformers, name, None)
+        if model_class is None:
+            raise ValueError(
+                f"the configuration in {path} is of {name}, not of transformers: pass model_class"
+            )
     classes = tuple(classes)
 
     class WithGates(model_class):  # type: ignore[misc, valid-type]

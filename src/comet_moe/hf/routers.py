@@ -46,7 +46,8 @@ class RouterAdapter:
     Example:
         A model whose routers are linear layers called ``router`` and return weights of all experts:
 
-        >>> from comet_moe.hf import RouterAdapter
+        >>> import torch
+        >>> from comet_moe.hf import RouterAdapter, RouterSizes
         >>> class LinearRouterAdapter(RouterAdapter):
         ...     def is_router(self, name, module):
         ...         return name.endswith(".router")

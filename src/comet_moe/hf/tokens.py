@@ -63,7 +63,15 @@ class TokenReader(nn.Module):
                 "choose another gate for a model that does not pass them on to its layers"
             )
         known = mask if ids is None else ids
-        return (x if known is None else x.reshape(*known.shape, x.shape[-1])), ids, mask
+        if known is None:
+            return x, None, None
+        rows = x.shape[:-1].numel()
+        if known.numel() != rows:
+            raise ValueError(
+                f"the model got {known.numel()} tokens and its mixture {rows} rows: gates need one row per "
+                "token, so set chunk_size_feed_forward to 0, and add no rows in between"
+            )
+        return x.reshape(*known.shape, x.shape[-1]), ids, mask
 
 
 def needs_keys(gate: Gate) -> bool:
