@@ -1,0 +1,320 @@
+"""What the estimators share: from X and encoded targets to a trained network, and back to predictions."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import torch
+from sklearn.base import BaseEstimator
+from sklearn.model_selection import train_test_split
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import _check_sample_weight, check_consistent_length, check_is_fitted
+from torch import Tensor
+
+from comet_moe.config.schema import TrainConfig
+from comet_moe.data import Split
+from comet_moe.data.table_encode import Encoder
+from comet_moe.data.table_schema import TableSchema, Target
+from comet_moe.exceptions import RecipeError
+from comet_moe.export import Check, export_model
+from comet_moe.models import TableModel
+from comet_moe.sklearn.inputs import choose_columns, fit_features, merge_rows, read_table
+from comet_moe.sklearn.settings import choose_batch_size, make_config
+from comet_moe.sklearn.training import train
+from comet_moe.training.batches import evaluation_batches
+from comet_moe.training.build import build_model
+from comet_moe.training.distributed import num_threads
+from comet_moe.training.evaluate import EVALUATION_BATCH
+from comet_moe.training.records import EvaluationRecord
+from comet_moe.training.table_parts import example_table
+
+Floats = npt.NDArray[np.float64]
+
+SAMPLE_WEIGHT = "sample weight"
+"""Name of the array of weights among the targets of a batch."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """One target: its description, and its values (N,), which are indices of classes or numbers, or NaN."""
+
+    target: Target
+    values: Floats
+
+
+class BaseMoE(BaseEstimator):
+    """Base class of the estimators. Subclasses encode targets and decode predictions."""
+
+    def __init__(
+        self,
+        gate: str = "comet",
+        *,
+        experts: int = 8,
+        k: int = 2,
+        units: Sequence[int] = (64,),
+        head: Sequence[int] = (32,),
+        embedding: int = 8,
+        numeric: str = "piecewise",
+        numeric_embedding: int = 16,
+        dropout: float = 0.0,
+        input_dropout: float = 0.0,
+        gamma: float = 1.0,
+        entropy: float = 0.01,
+        load_balance: float | None = None,
+        information: float = 0.0,
+        warmup_epochs: int = 0,
+        search_epochs: int = 3,
+        epochs: int = 100,
+        batch_size: int | str = "auto",
+        learning_rate: float = 2e-3,
+        validation_fraction: float = 0.1,
+        patience: int = 10,
+        columns: Mapping[str, str] | None = None,
+        key: str | None = None,
+        n_threads: int | None = None,
+        random_state: Any = None,
+    ):
+        self.gate = gate
+        self.experts = experts
+        self.k = k
+        self.units = units
+        self.head = head
+        self.embedding = embedding
+        self.numeric = numeric
+        self.numeric_embedding = numeric_embedding
+        self.dropout = dropout
+        self.input_dropout = input_dropout
+        self.gamma = gamma
+        self.entropy = entropy
+        self.load_balance = load_balance
+        self.information = information
+        self.warmup_epochs = warmup_epochs
+        self.search_epochs = search_epochs
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.validation_fraction = validation_fraction
+        self.patience = patience
+        self.columns = columns
+        self.key = key
+        self.n_threads = n_threads
+        self.random_state = random_state
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        # Not `string`, though texts are welcome: with that tag scikit-learn wants any object accepted in X.
+        tags.input_tags.allow_nan = True
+        return tags
+
+    def _fit(
+        self,
+        X: Any,
+        columns: Sequence[Column],
+        sample_weight: Any,
+        task_weights: Mapping[str, float] | None = None,
+    ) -> None:
+        """Train on ``X`` and the encoded targets, and set what is known after ``fit``."""
+        batch, is_numeric = read_table(self, X)
+        check_consistent_length(batch, *(column.values for column in columns))
+        values = np.column_stack([column.values for column in columns])
+        weights = np.ones(batch.num_rows)
+        if sample_weight is not None:
+            weights = _check_sample_weight(
+                sample_weight, batch.column(0), dtype=np.float64, ensure_non_negative=True
+            )
+        if not 0 <= self.validation_fraction < 1:
+            raise ValueError(
+                f"validation_fraction is {self.validation_fraction}: give a share of at least 0 and below 1"
+            )
+        is_used = weights > 0
+        if not is_used.all():
+            batch, values, weights = batch.filter(pa.array(is_used)), values[is_used], weights[is_used]
+        _check_targets(columns, values)
+        batch_size = choose_batch_size(self.batch_size, batch.num_rows)
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        config = make_config(
+            type(self).__name__,
+            self.get_params(deep=False),
+            seed=seed,
+            batch_size=batch_size,
+            weights=task_weights,
+        )
+        if not self.validation_fraction and batch.num_rows <= batch_size:
+            batch, values, weights = merge_rows(batch, values, weights)
+        held_out = self._held_out(columns, values, seed)
+        weights = weights / weights[~held_out].mean()
+        features, notes = choose_columns(batch, is_numeric, self.columns, self.key)
+        schema = TableSchema(
+            features=fit_features(features, batch.filter(pa.array(~held_out)), seed),
+            targets=[
+                _fit_target(column.target, values[~held_out, index], weights[~held_out])
+                for index, column in enumerate(columns)
+            ],
+            key=self.key,
+        )
+        model = _build(config, schema, rows=int((~held_out).sum()))
+        if sample_weight is not None or len(np.unique(weights)) > 1:
+            model.tasks = tuple(replace(task, where=SAMPLE_WEIGHT) for task in model.tasks)
+        arrays = Encoder(schema).features(batch)
+        targets = {
+            target.name: _encode_target(target, values[:, index]) for index, target in enumerate(schema.targets)
+        } | {SAMPLE_WEIGHT: weights.astype(np.float32)}
+        splits = [
+            Split(*({name: array[rows] for name, array in part.items()} for part in (arrays, targets)))
+            for rows in (~held_out, held_out)
+        ]
+        trained = train(model, splits[0], splits[1] if held_out.any() else None, config)
+        self._columns = list(batch.schema.names)
+        self._config, self._schema, self._train_rows = config, schema, len(splits[0])
+        self.model_ = model
+        self.n_iter_ = len(trained.history)
+        self.history_ = trained.history
+        self.routing_ = _describe_routing(trained.evaluation)
+        self.result_ = {
+            "gate": config.gate.name,
+            "seed": seed,
+            "parameters": sum(parameter.numel() for parameter in model.parameters()),
+            "rows": {"train": len(splits[0]), "validation": len(splits[1])},
+            "epochs": len(trained.history),
+            "best_epoch": trained.best_epoch,
+            "split": "validation" if held_out.any() else "train",
+            "loss": (trained.evaluation.loss or 0.0) / 100,
+            "tasks": trained.evaluation.tasks,
+            "experts_per_sample": trained.evaluation.experts_per_sample,
+            "flops_per_sample": trained.evaluation.flops_per_sample,
+            "seconds": trained.seconds,
+            "notes": notes,
+        }
+
+    def _held_out(self, columns: Sequence[Column], values: Floats, seed: int) -> npt.NDArray[np.bool_]:
+        """Which rows are for validation: drawn at random, by class where one target has classes."""
+        held_out = np.zeros(len(values), dtype=bool)
+        if not self.validation_fraction:
+            return held_out
+        if len(values) < 2:
+            raise ValueError(
+                f"X has {len(values)} sample with a weight above 0, and n_samples=1 leaves no row for "
+                f"validation: give more rows, or validation_fraction=0"
+            )
+        size = int(np.ceil(self.validation_fraction * len(values)))
+        stratify = None
+        if len(columns) == 1 and columns[0].target.classes:
+            _, counts = np.unique(values, return_counts=True)
+            if counts.min() >= 2 and min(size, len(values) - size) >= len(counts):
+                stratify = values[:, 0]
+        rows = np.arange(len(values))
+        _, chosen = train_test_split(rows, test_size=size, random_state=seed, stratify=stratify)
+        held_out[chosen] = True
+        return held_out
+
+    def encode(self, X: Any) -> dict[str, npt.NDArray[Any]]:
+        """``X`` as the arrays that the network and the exported file take, by name.
+
+        ``categorical`` int32 (N, columns) codes, ``numeric`` float32 (N, columns) with NaN for missing
+        numbers, and ``lists`` int32 (N, elements); each only if there are such columns.
+        """
+        check_is_fitted(self)
+        batch, _ = read_table(self, X, self._columns)
+        return Encoder(self._schema).features(batch)
+
+    def _predict(self, X: Any) -> list[npt.NDArray[Any]]:
+        """What each task predicts: probabilities (N,) or (N, classes), or numbers (N,)."""
+        arrays = self.encode(X)
+        # In float64, so that the prediction of a row does not depend on the rows that are predicted with it.
+        model = copy.deepcopy(self.model_).double().eval()
+        outputs: list[list[Tensor]] = []
+        with torch.no_grad(), num_threads(self._config.training.threads):
+            for batch in evaluation_batches(Split(arrays, {}), EVALUATION_BATCH):
+                outputs.append(model(batch.features)[0])
+        return [
+            task.predict(torch.cat(parts)).numpy()
+            for task, parts in zip(model.tasks, zip(*outputs, strict=True), strict=True)
+        ]
+
+    def export(
+        self,
+        path: str | Path,
+        format: Literal["onnx", "torch"] = "onnx",
+        execution: Literal["dense", "sparse"] = "dense",
+    ) -> list[Check]:
+        """Write the network as a file that runs without this library, and check its outputs.
+
+        The inputs of the file are the arrays of :meth:`encode`, its outputs one prediction per task:
+        probabilities of the second class or of all classes, or numbers in the units of ``y``.
+
+        Args:
+            path: the file to write.
+            format: "onnx", or "torch" for ``torch.export.load``.
+            execution: "dense" evaluates every expert, "sparse" only the selected ones.
+
+        Returns:
+            How far the outputs are from those of the network, for several numbers of rows.
+        """
+        check_is_fitted(self)
+        return export_model(
+            self.model_,
+            lambda rows: example_table(self._schema, rows, torch.Generator().manual_seed(rows)),
+            Path(path),
+            format,
+            execution,
+        )
+
+
+def _build(config: TrainConfig, schema: TableSchema, rows: int) -> TableModel:
+    meta = {"name": "X", "table": schema.model_dump(mode="json"), "rows": {"train": rows}}
+    try:
+        model = build_model(config, meta)
+    except RecipeError as error:
+        raise ValueError(str(error.__cause__ or error)) from error
+    assert isinstance(model, TableModel)
+    return model
+
+
+def _check_targets(columns: Sequence[Column], values: Floats) -> None:
+    for column, given in zip(columns, values.T, strict=True):
+        present = given[~np.isnan(given)]
+        if not len(present):
+            raise ValueError(f"{column.target.name} has no value in a row with a weight above 0")
+        if column.target.classes and len(np.unique(present)) < 2:
+            only = column.target.classes[int(present[0])]
+            raise ValueError(
+                f"{column.target.name} has one class only in the rows with a weight above 0, {only!r}, and a "
+                f"classifier needs at least two classes"
+            )
+
+
+def _fit_target(target: Target, values: Floats, weights: Floats) -> Target:
+    """``target`` with what is learned from the train rows."""
+    present = ~np.isnan(values)
+    update: dict[str, Any] = {"missing": int((~present).sum())}
+    if target.classes:
+        update["class_counts"] = np.bincount(
+            values[present].astype(int), minlength=len(target.classes)
+        ).tolist()
+    elif present.any():
+        mean = float(np.average(values[present], weights=weights[present]))
+        update["mean"] = mean
+        if target.kind == "regression":
+            variance = np.average(np.square(values[present] - mean), weights=weights[present])
+            update["std"] = float(np.sqrt(variance)) or 1.0
+    return target.model_copy(update=update)
+
+
+def _encode_target(target: Target, values: Floats) -> npt.NDArray[np.float32]:
+    if target.kind == "regression":
+        values = (values - target.mean) / target.std
+    return values.astype(np.float32)
+
+
+def _describe_routing(evaluation: EvaluationRecord) -> dict[str, dict[str, Any]]:
+    return {
+        name: record.model_dump(exclude={"groups"}) | {"verdict": record.verdict}
+        for name, record in evaluation.routing.items()
+    }

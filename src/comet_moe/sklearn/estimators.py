@@ -1,0 +1,143 @@
+"""One target: a classifier and a regressor."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+from sklearn.base import ClassifierMixin, RegressorMixin
+from sklearn.utils import check_array, column_or_1d
+from sklearn.utils.multiclass import check_classification_targets
+
+from comet_moe.data.table_schema import Target
+from comet_moe.sklearn.base import BaseMoE, Column
+
+
+class MoEClassifier(ClassifierMixin, BaseMoE):
+    """A classifier: a sparse mixture of experts over a table's columns.
+
+    X is an array of numbers or a DataFrame. The columns of a DataFrame may be numbers, texts, categories,
+    dates and lists; their kinds are inferred as for the ``table`` recipe. NaN is a missing value.
+
+    Args:
+        gate: name of the gate, "comet", "topk", "softmax" and others; with local search if it ends in "+";
+            "dense" is a network without a mixture that costs as much as ``k`` experts.
+        experts: number of experts.
+        k: experts per sample; settings that a gate does not have are not used.
+        units: widths of the layers of each expert.
+        head: widths of the hidden layers between experts and output.
+        embedding: width of the embedding of a category.
+        numeric: "piecewise" for numbers by the bins that they pass, "scaled" for robust scaling.
+        numeric_embedding: width of the embedding of a number, if "piecewise".
+        dropout: probability of a zero in training, on the outputs of each layer of an expert.
+        input_dropout: the same, on the input of the mixture.
+        gamma, entropy: width of the smooth step and weight of the entropy loss of COMET and DSelect-k.
+        load_balance: weight of the load-balancing loss; None means 0, and 0.01 for "switch".
+        information: weight of the information between sample and expert, for gates that do not route.
+        warmup_epochs: epochs in which the gate turns from equal weights to its own.
+        search_epochs: epochs in which the permutation of a gate with "+" is learned.
+        epochs: largest number of epochs.
+        batch_size: rows per optimiser step; "auto" makes about 32 steps per epoch, of 32 to 512 rows.
+        learning_rate: of Adam, constant.
+        validation_fraction: share of the rows that is not trained on, for early stopping; 0 trains on all
+            rows and all epochs.
+        patience: epochs without a lower validation loss after which training stops.
+        columns: kinds of columns by name, "categorical", "numeric", "date" or "list", where what is inferred
+            is not right; the columns of an array are x0, x1, ...
+        key: name of the categorical column that a "hash" gate routes by.
+        n_threads: threads of torch in ``fit`` and ``predict``; None leaves their number as it is.
+        random_state: seed of validation rows, weights, order of the rows and dropout. The same seed and
+            number of threads give the same model.
+
+    Attributes:
+        classes_: the classes, in order.
+        n_features_in_: number of columns of X.
+        feature_names_in_: names of the columns of X, if all are strings.
+        n_iter_: epochs trained.
+        history_: one dictionary per epoch: ``train_loss`` and ``train_aux_loss`` as means over its steps,
+            ``validation_loss``, metrics of each task on the ``validation`` rows, ``seconds`` so far.
+        routing_: for each task the statistics of its gate on the validation rows (on the train rows if there
+            are none), and a ``verdict``: "routes", "static", "collapsed" or "dense".
+        result_: loss and metrics on the validation rows with the final weights, number of parameters, rows,
+            operations per row, notes on columns that were left out.
+        model_: the network, a :class:`~comet_moe.models.TableModel`.
+
+    Example:
+        >>> from sklearn.datasets import load_iris
+        >>> from comet_moe.sklearn import MoEClassifier
+        >>> X, y = load_iris(return_X_y=True)
+        >>> classifier = MoEClassifier(experts=4, k=2, epochs=30, random_state=0).fit(X, y)
+        >>> classifier.predict_proba(X).shape
+        (150, 3)
+        >>> classifier.score(X, y) > 0.9
+        True
+        >>> sorted(classifier.routing_)
+        ['y']
+    """
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Train on rows ``X`` (N, columns) with classes ``y`` (N,); rows of weight 0 are left out."""
+        y = _read_y(self, y)
+        check_classification_targets(y)
+        classes, codes = np.unique(y, return_inverse=True)
+        kind = "binary" if len(classes) == 2 else "multiclass"
+        target = Target(name="y", column="y", kind=kind, classes=[str(value) for value in classes])
+        self._fit(X, [Column(target, codes.astype(np.float64))], sample_weight)
+        self.classes_ = classes
+        return self
+
+    def predict_proba(self, X: Any) -> npt.NDArray[np.float64]:
+        """Probabilities of the classes, (N, classes)."""
+        (probability,) = self._predict(X)
+        return two_columns(probability)
+
+    def predict(self, X: Any) -> npt.NDArray[Any]:
+        """The most probable class of each row, (N,)."""
+        return self.classes_[self.predict_proba(X).argmax(-1)]
+
+
+class MoERegressor(RegressorMixin, BaseMoE):
+    """A regressor: a sparse mixture of experts over a table's columns.
+
+    The parameters and attributes are those of :class:`MoEClassifier`, without ``classes_``. The target is
+    standardised for training; losses and metrics named ``loss`` and ``mse`` are of the standardised target,
+    predictions are in the units of ``y``.
+
+    Example:
+        >>> from sklearn.datasets import load_diabetes
+        >>> from comet_moe.sklearn import MoERegressor
+        >>> X, y = load_diabetes(return_X_y=True)
+        >>> regressor = MoERegressor(gate="topk", experts=4, epochs=30, random_state=0).fit(X, y)
+        >>> regressor.predict(X).shape
+        (442,)
+        >>> regressor.routing_["y"]["experts_per_sample"]
+        2.0
+    """
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Train on rows ``X`` (N, columns) with numbers ``y`` (N,); rows of weight 0 are left out."""
+        numbers = check_array(_read_y(self, y), ensure_2d=False, dtype=np.float64, input_name="y")
+        self._fit(X, [Column(Target(name="y", column="y", kind="regression"), numbers)], sample_weight)
+        return self
+
+    def predict(self, X: Any) -> npt.NDArray[np.float64]:
+        """The predicted number of each row, (N,)."""
+        return self._predict(X)[0]
+
+
+def two_columns(probability: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Probabilities (N, classes), also from those of the second of two classes, (N,)."""
+    if probability.ndim == 1:
+        return np.column_stack([1 - probability, probability])
+    return probability
+
+
+def _read_y(estimator: BaseMoE, y: Any) -> npt.NDArray[Any]:
+    """``y`` as an array (N,) without missing values."""
+    if y is None:
+        raise ValueError(
+            f"{type(estimator).__name__} requires y to be passed, but the target y is None: give one value "
+            f"for each row of X"
+        )
+    return check_array(column_or_1d(y, warn=True), ensure_2d=False, dtype=None, input_name="y")

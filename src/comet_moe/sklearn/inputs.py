@@ -1,0 +1,152 @@
+"""What is given as X: arrays and DataFrames as record batches, and the features that are made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import pyarrow as pa
+from sklearn.utils.validation import validate_data
+
+from comet_moe.data.table_fit import SchemaFitter
+from comet_moe.data.table_options import TableOptions
+from comet_moe.data.table_scan import ColumnScan
+from comet_moe.data.table_schema import Feature
+from comet_moe.data.table_tasks import choose_features
+from comet_moe.data.table_values import as_numbers, is_number, text_of
+
+LARGEST = float(np.finfo(np.float32).max)
+
+
+def read_table(estimator: Any, X: Any, names: Sequence[str] | None = None) -> tuple[pa.RecordBatch, bool]:
+    """The rows of ``X`` as a record batch, and whether ``X`` is an array of numbers.
+
+    Args:
+        estimator: sets or checks its ``n_features_in_`` and ``feature_names_in_``, as scikit-learn does.
+        X: an array (N, columns), a DataFrame of pandas or of another library that speaks Arrow.
+        names: those of the columns that the estimator was fitted on; None while it is fitted.
+    """
+    reset = names is None
+    table = _as_frame(X)
+    if table is None:
+        numbers = validate_data(estimator, X, reset=reset, dtype=np.float32, ensure_all_finite="allow-nan")
+        arrays = [pa.array(np.ascontiguousarray(column)) for column in numbers.T]
+        own_names = [f"x{index}" for index in range(len(arrays))]
+        if hasattr(estimator, "feature_names_in_"):
+            own_names = [str(name) for name in estimator.feature_names_in_]
+    else:
+        validate_data(estimator, X, reset=reset, skip_check_array=True)
+        arrays, own_names = table
+        repeated = next((name for name in own_names if own_names.count(name) > 1), None)
+        if repeated is not None:
+            raise ValueError(f"X has two columns called {repeated}: rename one of them")
+        if not arrays or not len(arrays[0]):
+            raise ValueError(
+                f"X has {len(arrays)} columns and {len(arrays[0]) if arrays else 0} rows, and at least one of "
+                f"each is needed"
+            )
+        for name, values in zip(own_names, arrays, strict=True):
+            if is_number(values.type) and np.nanmax(np.abs(as_numbers(values)), initial=0.0) > LARGEST:
+                raise ValueError(
+                    f"Input X contains infinity or a value too large for dtype('float32') in column {name}."
+                )
+    return pa.RecordBatch.from_arrays(arrays, names=list(names or own_names)), table is None
+
+
+def _as_frame(X: Any) -> tuple[list[pa.Array], list[str]] | None:
+    """The columns of ``X`` with their names; None for what is an array of numbers, or should be one."""
+    if isinstance(X, pa.RecordBatch | pa.Table) or (
+        not isinstance(X, pd.DataFrame) and hasattr(X, "__arrow_c_stream__")
+    ):
+        X = pa.table(X)
+        return [column.combine_chunks() for column in X.columns], list(X.column_names)
+    if not isinstance(X, pd.DataFrame):
+        values = np.asarray(X)
+        holds_text = values.dtype.kind in "US" or (
+            values.dtype.kind == "O" and any(isinstance(value, str) for value in values.flat)
+        )
+        if values.ndim != 2 or not holds_text:
+            return None
+        X = pd.DataFrame(values).rename(columns=lambda index: f"x{index}")
+    return [_as_arrow(X.iloc[:, index]) for index in range(X.shape[1])], [str(name) for name in X.columns]
+
+
+def _as_arrow(values: pd.Series) -> pa.Array:
+    if values.dtype.kind == "c":
+        raise ValueError(f"Complex data not supported: column {values.name} of X is complex")
+    try:
+        array = pa.Array.from_pandas(values)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):  # of several types
+        other = next((value for value in values if not pd.api.types.is_scalar(value)), None)
+        if other is not None:
+            raise TypeError(
+                f"a value of X must be a string or a number, but column {values.name} has {type(other)}"
+            ) from None
+        array = pa.array([None if pd.isna(value) else text_of(value) for value in values], pa.string())
+    return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
+
+
+def choose_columns(
+    batch: pa.RecordBatch, is_numeric: bool, columns: Mapping[str, str] | None, key: str | None
+) -> tuple[list[Feature], list[str]]:
+    """The features of the rows, and notes on columns that are left out.
+
+    Args:
+        batch: all rows.
+        is_numeric: whether all columns that ``columns`` does not name are numeric, without a look at them.
+        columns: kinds of columns by name, which override what is inferred.
+        key: the categorical column that hash gates route by.
+    """
+    given = dict(columns or {})
+    if key is not None:
+        given.setdefault(key, "categorical")
+    kinds = {**dict.fromkeys(batch.schema.names, "numeric"), **given} if is_numeric else given
+    options = TableOptions.read({"targets": ["y"], "columns": kinds, "key": key})
+    scans = {name: ColumnScan(name) for name in batch.schema.names}
+    if not is_numeric:
+        for name, scan in scans.items():
+            scan.add(batch.column(name))
+    source: Any = "X"
+    return choose_features(scans, options, [], source, split="random")
+
+
+def fit_features(features: Sequence[Feature], batch: pa.RecordBatch, seed: int) -> list[Feature]:
+    """``features`` with vocabularies and bins from the rows of ``batch``, which are all train rows."""
+    defaults = TableOptions.read({"targets": ["y"]})
+    fitter = SchemaFitter(
+        features,
+        [],
+        seed=seed,
+        min_count=defaults.min_count,
+        max_categories=defaults.max_categories,
+        bins=defaults.bins,
+        list_separator=defaults.list_separator,
+        list_length=defaults.list_length,
+    )
+    fitter.add(batch)
+    return fitter.fitted_features()
+
+
+def merge_rows(
+    batch: pa.RecordBatch, targets: npt.NDArray[np.float64], weights: npt.NDArray[np.float64]
+) -> tuple[pa.RecordBatch, npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Equal rows as one with the sum of their weights, in the order of their values.
+
+    Where a batch has all rows, this changes neither the loss nor its gradient, and a row of weight 2 gives
+    the same model as the row given twice, bit for bit. Tables with other columns than numbers stay as they
+    are.
+
+    Args:
+        batch: N rows.
+        targets: (N, tasks).
+        weights: (N,).
+    """
+    if not all(is_number(kind) for kind in batch.schema.types):
+        return batch, targets, weights
+    frame = pd.DataFrame(np.column_stack([*(as_numbers(column) for column in batch.columns), targets]))
+    number = frame.groupby(list(frame), sort=True, dropna=False).ngroup().to_numpy()
+    _, first = np.unique(number, return_index=True)
+    return batch.take(pa.array(first)), targets[first], np.bincount(number, weights=weights)

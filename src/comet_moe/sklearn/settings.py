@@ -1,0 +1,83 @@
+"""The parameters of an estimator as the configuration of the ``table`` recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, get_args
+
+import numpy as np
+from pydantic import ValidationError
+
+from comet_moe.config.schema import GateConfig, Section, TrainConfig
+
+GATES: dict[str, type[Section]] = {
+    name: section
+    for section in get_args(get_args(GateConfig)[0])
+    for name in get_args(section.model_fields["name"].annotation)
+}
+"""The settings of each gate, by its name."""
+
+MIN_BATCH, MAX_BATCH = 32, 512
+"""Limits of ``batch_size="auto"``."""
+
+_MODEL = ("experts", "units", "head", "dropout", "input_dropout", "embedding", "numeric", "numeric_embedding")
+_TRAINING = ("epochs", "patience", "learning_rate")
+
+
+def choose_batch_size(batch_size: Any, rows: int) -> Any:
+    """``batch_size``, or for "auto" that of about 32 steps per epoch, from 32 to 512 rows."""
+    if isinstance(batch_size, str) and batch_size == "auto":
+        return min(max(rows // 32, MIN_BATCH), MAX_BATCH)
+    return plain(batch_size)
+
+
+def make_config(
+    name: str, params: Mapping[str, Any], *, seed: int, batch_size: int, weights: Mapping[str, float] | None
+) -> TrainConfig:
+    """The configuration of a network and its training; ValueError names a parameter that is wrong.
+
+    Args:
+        name: of the estimator.
+        params: its parameters.
+        seed: drawn from its ``random_state``.
+        batch_size: rows per optimiser step.
+        weights: of the tasks, where they are given.
+    """
+    values = {key: plain(value) for key, value in params.items()}
+    gate = values["gate"]
+    if gate not in GATES:
+        raise ValueError(f"gate is {gate!r}: choose one of {', '.join(GATES)}")
+    settings = {key: values[key] for key in GATES[gate].model_fields if key in values}
+    try:
+        return TrainConfig.model_validate(
+            {
+                "recipe": name,
+                "seed": seed,
+                "data": {"name": "table"},
+                "model": {"kind": "table"} | {key: values[key] for key in _MODEL},
+                "gate": settings | {"name": gate},
+                "search": {"epochs": values["search_epochs"]},
+                "loss": {"weights": dict(weights or {})},
+                "training": {key: values[key] for key in _TRAINING}
+                | {"batch_size": batch_size, "threads": values["n_threads"]},
+            }
+        )
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        places = [str(part) for part in problem["loc"] if str(part) not in GATES]
+        names = {"search.epochs": "search_epochs", "training.threads": "n_threads"}
+        setting = names.get(".".join(places[:2]), next((p for p in places if p in values), ".".join(places)))
+        reason = problem["msg"].removeprefix("Value error, ")
+        message = f"{setting} is {values.get(setting)!r}: {reason[0].lower()}{reason[1:]}"
+        raise ValueError(message) from error
+
+
+def plain(value: Any) -> Any:
+    """``value`` without types of numpy, in lists and mappings as well; such are what a grid search gives."""
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    return value
