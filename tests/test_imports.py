@@ -32,6 +32,7 @@ ORDER = (
     "config",
     "data",
     "training",
+    "sklearn",
     "hf",
     "bert",
     "analysis",

@@ -4,5 +4,6 @@ from comet_moe.exceptions import needs_extra
 
 with needs_extra("sklearn", "comet_moe.sklearn"):
     from comet_moe.sklearn.estimators import MoEClassifier, MoERegressor
+    from comet_moe.sklearn.multi_task import MultiTaskMoE
 
-__all__ = ["MoEClassifier", "MoERegressor"]
+__all__ = ["MoEClassifier", "MoERegressor", "MultiTaskMoE"]

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -18,18 +18,15 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_consistent_length, check_is_fitted
 from torch import Tensor
 
-from comet_moe.config.schema import TrainConfig
 from comet_moe.data import Split
 from comet_moe.data.table_encode import Encoder
 from comet_moe.data.table_schema import TableSchema, Target
-from comet_moe.exceptions import RecipeError
 from comet_moe.export import Check, export_model
-from comet_moe.models import TableModel
+from comet_moe.sklearn.files import read_estimator, write_estimator
 from comet_moe.sklearn.inputs import choose_columns, fit_features, merge_rows, read_table
 from comet_moe.sklearn.settings import choose_batch_size, make_config
-from comet_moe.sklearn.training import train
+from comet_moe.sklearn.training import build_network, train
 from comet_moe.training.batches import evaluation_batches
-from comet_moe.training.build import build_model
 from comet_moe.training.distributed import num_threads
 from comet_moe.training.evaluate import EVALUATION_BATCH
 from comet_moe.training.records import EvaluationRecord
@@ -159,12 +156,13 @@ class BaseMoE(BaseEstimator):
             ],
             key=self.key,
         )
-        model = _build(config, schema, rows=int((~held_out).sum()))
+        model = build_network(config, schema, rows=int((~held_out).sum()))
         if sample_weight is not None or len(np.unique(weights)) > 1:
             model.tasks = tuple(replace(task, where=SAMPLE_WEIGHT) for task in model.tasks)
         arrays = Encoder(schema).features(batch)
         targets = {
-            target.name: _encode_target(target, values[:, index]) for index, target in enumerate(schema.targets)
+            target.name: _encode_target(target, values[:, index])
+            for index, target in enumerate(schema.targets)
         } | {SAMPLE_WEIGHT: weights.astype(np.float32)}
         splits = [
             Split(*({name: array[rows] for name, array in part.items()} for part in (arrays, targets)))
@@ -238,6 +236,18 @@ class BaseMoE(BaseEstimator):
             for task, parts in zip(model.tasks, zip(*outputs, strict=True), strict=True)
         ]
 
+    def save(self, path: str | Path) -> None:
+        """Write the fitted estimator to one safetensors file; :meth:`load` reads it back.
+
+        A ``random_state`` that is not an integer becomes None.
+        """
+        write_estimator(self, Path(path))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """The fitted estimator that :meth:`save` wrote; its predictions are the same, bit for bit."""
+        return cast(Self, read_estimator(cls, Path(path)))
+
     def export(
         self,
         path: str | Path,
@@ -265,16 +275,6 @@ class BaseMoE(BaseEstimator):
             format,
             execution,
         )
-
-
-def _build(config: TrainConfig, schema: TableSchema, rows: int) -> TableModel:
-    meta = {"name": "X", "table": schema.model_dump(mode="json"), "rows": {"train": rows}}
-    try:
-        model = build_model(config, meta)
-    except RecipeError as error:
-        raise ValueError(str(error.__cause__ or error)) from error
-    assert isinstance(model, TableModel)
-    return model
 
 
 def _check_targets(columns: Sequence[Column], values: Floats) -> None:

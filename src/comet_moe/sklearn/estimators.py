@@ -10,7 +10,7 @@ from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils import check_array, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
 
-from comet_moe.data.table_schema import Target
+from comet_moe.data.table_schema import Target, TargetKind
 from comet_moe.sklearn.base import BaseMoE, Column
 
 
@@ -81,7 +81,7 @@ class MoEClassifier(ClassifierMixin, BaseMoE):
         y = _read_y(self, y)
         check_classification_targets(y)
         classes, codes = np.unique(y, return_inverse=True)
-        kind = "binary" if len(classes) == 2 else "multiclass"
+        kind: TargetKind = "binary" if len(classes) == 2 else "multiclass"
         target = Target(name="y", column="y", kind=kind, classes=[str(value) for value in classes])
         self._fit(X, [Column(target, codes.astype(np.float64))], sample_weight)
         self.classes_ = classes
@@ -94,7 +94,8 @@ class MoEClassifier(ClassifierMixin, BaseMoE):
 
     def predict(self, X: Any) -> npt.NDArray[Any]:
         """The most probable class of each row, (N,)."""
-        return self.classes_[self.predict_proba(X).argmax(-1)]
+        probability = self.predict_proba(X)
+        return self.classes_[probability.argmax(-1)]
 
 
 class MoERegressor(RegressorMixin, BaseMoE):

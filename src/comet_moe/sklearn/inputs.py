@@ -45,8 +45,8 @@ def read_table(estimator: Any, X: Any, names: Sequence[str] | None = None) -> tu
             raise ValueError(f"X has two columns called {repeated}: rename one of them")
         if not arrays or not len(arrays[0]):
             raise ValueError(
-                f"X has {len(arrays)} columns and {len(arrays[0]) if arrays else 0} rows, and at least one of "
-                f"each is needed"
+                f"X has {len(arrays)} columns and {len(arrays[0]) if arrays else 0} rows: give at least one "
+                f"of each"
             )
         for name, values in zip(own_names, arrays, strict=True):
             if is_number(values.type) and np.nanmax(np.abs(as_numbers(values)), initial=0.0) > LARGEST:
@@ -149,4 +149,8 @@ def merge_rows(
     frame = pd.DataFrame(np.column_stack([*(as_numbers(column) for column in batch.columns), targets]))
     number = frame.groupby(list(frame), sort=True, dropna=False).ngroup().to_numpy()
     _, first = np.unique(number, return_index=True)
-    return batch.take(pa.array(first)), targets[first], np.bincount(number, weights=weights)
+    return (
+        batch.take(pa.array(first)),
+        targets[first],
+        np.bincount(number, weights=weights).astype(np.float64),
+    )

@@ -1,4 +1,4 @@
-"""The training loop of the estimators: in memory, without the folder of a run."""
+"""The network of an estimator and its training loop: in memory, without the folder of a run."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ import torch
 from comet_moe.checks import without_value_checks
 from comet_moe.config.schema import TrainConfig
 from comet_moe.data import Split
-from comet_moe.exceptions import DivergedError
+from comet_moe.data.table_schema import TableSchema
+from comet_moe.exceptions import DivergedError, RecipeError
 from comet_moe.local_search import parameter_groups
 from comet_moe.models import TableModel
 from comet_moe.stepping import step as step_modules
 from comet_moe.training.batches import training_batches
-from comet_moe.training.build import ADAM_EPSILON, MultiTaskObjective
+from comet_moe.training.build import ADAM_EPSILON, MultiTaskObjective, build_model
 from comet_moe.training.distributed import Processes, num_threads
 from comet_moe.training.evaluate import evaluate
 from comet_moe.training.records import EvaluationRecord
@@ -39,6 +40,17 @@ class Trained:
     best_epoch: int
     evaluation: EvaluationRecord
     seconds: float
+
+
+def build_network(config: TrainConfig, schema: TableSchema, rows: int) -> TableModel:
+    """The network of ``config`` for the table of ``schema`` with so many train rows."""
+    meta = {"name": "X", "table": schema.model_dump(mode="json"), "rows": {"train": rows}}
+    try:
+        model = build_model(config, meta)
+    except RecipeError as error:
+        raise ValueError(str(error.__cause__ or error)) from error
+    assert isinstance(model, TableModel)
+    return model
 
 
 def train(model: TableModel, train_rows: Split, validation: Split | None, config: TrainConfig) -> Trained:

@@ -1,0 +1,94 @@
+"""Fitted estimators as files: weights by safetensors, with all else as JSON in its metadata; no pickle."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from sklearn.utils.validation import check_is_fitted
+
+from comet_moe.config.schema import TrainConfig
+from comet_moe.data.table_schema import TableSchema
+from comet_moe.io import as_json, load_tensors, write_atomically
+from comet_moe.sklearn.settings import plain
+from comet_moe.sklearn.training import build_network
+
+KEY = "comet_moe.sklearn"
+"""Name of the JSON in the metadata of the file."""
+
+_FITTED = ("n_features_in_", "n_iter_", "history_", "routing_", "result_")
+_TUPLES = ("units", "head")
+
+
+def write_estimator(estimator: Any, path: Path) -> None:
+    """Write a fitted estimator to ``path``; a file that was there is replaced at the end, or not at all."""
+    check_is_fitted(estimator)
+    params = plain(estimator.get_params(deep=False))
+    if not isinstance(params["random_state"], int):  # None, or a generator, whose state is not kept
+        params["random_state"] = None
+    names = getattr(estimator, "feature_names_in_", None)
+    state = {
+        "estimator": type(estimator).__name__,
+        "params": params,
+        "config": estimator._config.model_dump(mode="json"),
+        "schema": estimator._schema.model_dump(mode="json"),
+        "columns": estimator._columns,
+        "train_rows": estimator._train_rows,
+        "feature_names": None if names is None else list(names),
+        "classes": _pack_classes(getattr(estimator, "classes_", None)),
+        "fitted": {name: getattr(estimator, name) for name in _FITTED},
+    }
+    tensors = {name: value.contiguous() for name, value in estimator.model_.state_dict().items()}
+    metadata = {KEY: as_json(state)}
+    write_atomically(path, lambda temporary: save_file(tensors, temporary, metadata=metadata))
+
+
+def read_estimator(kind: type[Any], path: Path) -> Any:
+    """The estimator of class ``kind`` that :func:`write_estimator` wrote to ``path``."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+        tensors = load_tensors(path)
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged or not a safetensors file ({error}): save it again") from error
+    if KEY not in metadata:
+        raise ValueError(f"{path} has weights but no estimator: load a file that save() has written")
+    state = json.loads(metadata[KEY])
+    if state["estimator"] != kind.__name__:
+        raise ValueError(
+            f"{path} has a {state['estimator']}: use {state['estimator']}.load, not {kind.__name__}"
+        )
+    params = state["params"]
+    estimator = kind(**params | {name: tuple(params[name]) for name in _TUPLES if name in params})
+    estimator._config = TrainConfig.model_validate(state["config"])
+    estimator._schema = TableSchema.model_validate(state["schema"])
+    estimator._columns, estimator._train_rows = state["columns"], state["train_rows"]
+    estimator.model_ = build_network(estimator._config, estimator._schema, estimator._train_rows)
+    estimator.model_.load_state_dict(tensors)
+    estimator.model_.eval()
+    if state["feature_names"] is not None:
+        estimator.feature_names_in_ = np.asarray(state["feature_names"], dtype=object)
+    if state["classes"] is not None:
+        estimator.classes_ = _unpack_classes(state["classes"])
+    for name, value in state["fitted"].items():
+        setattr(estimator, name, value)
+    return estimator
+
+
+def _pack_classes(classes: Any) -> Any:
+    """Arrays of classes with their types, by task where there are several."""
+    if classes is None:
+        return None
+    if isinstance(classes, dict):
+        return {"tasks": {name: _pack_classes(values) for name, values in classes.items()}}
+    return {"dtype": str(classes.dtype), "values": classes.tolist()}
+
+
+def _unpack_classes(packed: Any) -> Any:
+    if "tasks" in packed:
+        return {name: _unpack_classes(values) for name, values in packed["tasks"].items()}
+    return np.array(packed["values"], dtype=packed["dtype"])
