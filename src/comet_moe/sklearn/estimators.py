@@ -17,8 +17,9 @@ from comet_moe.sklearn.base import BaseMoE, Column
 class MoEClassifier(ClassifierMixin, BaseMoE):
     """A classifier: a sparse mixture of experts over a table's columns.
 
-    X is an array of numbers or a DataFrame. The columns of a DataFrame may be numbers, texts, categories,
-    dates and lists; their kinds are inferred as for the ``table`` recipe. NaN is a missing value.
+    X is an array or a DataFrame. Where all columns are numbers, all are numeric features. Otherwise they may
+    be numbers, texts, categories, dates and lists, and their kinds are inferred as for the ``table`` recipe,
+    where a column of few integers is one of categories. NaN is a missing value.
 
     Args:
         gate: name of the gate, "comet", "topk", "softmax" and others; with local search if it ends in "+";

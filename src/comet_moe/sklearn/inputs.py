@@ -22,7 +22,7 @@ LARGEST = float(np.finfo(np.float32).max)
 
 
 def read_table(estimator: Any, X: Any, names: Sequence[str] | None = None) -> tuple[pa.RecordBatch, bool]:
-    """The rows of ``X`` as a record batch, and whether ``X`` is an array of numbers.
+    """The rows of ``X`` as a record batch, and whether all columns are numbers.
 
     Args:
         estimator: sets or checks its ``n_features_in_`` and ``feature_names_in_``, as scikit-learn does.
@@ -35,14 +35,12 @@ def read_table(estimator: Any, X: Any, names: Sequence[str] | None = None) -> tu
         numbers = validate_data(estimator, X, reset=reset, dtype=np.float32, ensure_all_finite="allow-nan")
         arrays = [pa.array(np.ascontiguousarray(column)) for column in numbers.T]
         own_names = [f"x{index}" for index in range(len(arrays))]
-        if hasattr(estimator, "feature_names_in_"):
-            own_names = [str(name) for name in estimator.feature_names_in_]
     else:
-        validate_data(estimator, X, reset=reset, skip_check_array=True)
         arrays, own_names = table
         repeated = next((name for name in own_names if own_names.count(name) > 1), None)
         if repeated is not None:
             raise ValueError(f"X has two columns called {repeated}: rename one of them")
+        validate_data(estimator, X, reset=reset, skip_check_array=True)
         if not arrays or not len(arrays[0]):
             raise ValueError(
                 f"X has {len(arrays)} columns and {len(arrays[0]) if arrays else 0} rows: give at least one "
@@ -53,7 +51,10 @@ def read_table(estimator: Any, X: Any, names: Sequence[str] | None = None) -> tu
                 raise ValueError(
                     f"Input X contains infinity or a value too large for dtype('float32') in column {name}."
                 )
-    return pa.RecordBatch.from_arrays(arrays, names=list(names or own_names)), table is None
+    is_numeric = all(is_number(array.type) or pa.types.is_boolean(array.type) for array in arrays)
+    if is_numeric:  # the same numbers in an array and in a frame
+        arrays = [pa.array(as_numbers(array).astype(np.float32)) for array in arrays]
+    return pa.RecordBatch.from_arrays(arrays, names=list(names or own_names)), is_numeric
 
 
 def _as_frame(X: Any) -> tuple[list[pa.Array], list[str]] | None:
