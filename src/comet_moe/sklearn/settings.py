@@ -66,7 +66,9 @@ def make_config(
         problem = error.errors(include_url=False)[0]
         places = [str(part) for part in problem["loc"] if str(part) not in GATES]
         names = {"search.epochs": "search_epochs", "training.threads": "n_threads"}
-        setting = names.get(".".join(places[:2]), next((p for p in places if p in values), ".".join(places)))
+        setting = names.get(
+            ".".join(places[:2]), next((p for p in reversed(places) if p in values), ".".join(places))
+        )
         reason = problem["msg"].removeprefix("Value error, ")
         message = f"{setting} is {values.get(setting)!r}: {reason[0].lower()}{reason[1:]}"
         raise ValueError(message) from error
