@@ -1,5 +1,8 @@
 """Fitted estimators as files: safetensors, joblib and ONNX."""
 
+import re
+from pathlib import Path
+
 import joblib
 import numpy as np
 import pandas as pd
@@ -88,3 +91,13 @@ def test_an_exported_estimator_predicts_from_encoded_rows(table, tmp_path):
     np.testing.assert_allclose(outputs[0], model.predict_proba(table[0])["old"][:, 1], rtol=1e-4)
     np.testing.assert_allclose(outputs[1], model.predict_proba(table[0])["code"], rtol=1e-4)
     np.testing.assert_allclose(outputs[2], model.predict(table[0])["hours"], rtol=1e-4)
+
+
+def test_the_example_of_the_page_runs(capsys):
+    page = Path(__file__).parent.parent / "docs" / "estimators.md"
+    (example,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    exec(compile(example, str(page), "exec"), {})
+    score, routing, *predicted = capsys.readouterr().out.splitlines()
+    assert float(score) > 0.9
+    assert routing.split()[0] in ("routes", "static", "collapsed")
+    assert predicted[0].split() == ["votes", "hours"]

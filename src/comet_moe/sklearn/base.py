@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Self, cast
 
@@ -20,11 +20,12 @@ from torch import Tensor
 
 from comet_moe.data import Split
 from comet_moe.data.table_encode import Encoder
-from comet_moe.data.table_schema import TableSchema, Target
+from comet_moe.data.table_schema import TableSchema
 from comet_moe.export import Check, export_model
 from comet_moe.sklearn.files import read_estimator, write_estimator
 from comet_moe.sklearn.inputs import choose_columns, fit_features, merge_rows, read_table
 from comet_moe.sklearn.settings import choose_batch_size, make_config
+from comet_moe.sklearn.targets import Column, Floats, check_targets, encode_target, fit_target
 from comet_moe.sklearn.training import build_network, train
 from comet_moe.training.batches import evaluation_batches
 from comet_moe.training.distributed import num_threads
@@ -32,18 +33,8 @@ from comet_moe.training.evaluate import EVALUATION_BATCH
 from comet_moe.training.records import EvaluationRecord
 from comet_moe.training.table_parts import example_table
 
-Floats = npt.NDArray[np.float64]
-
 SAMPLE_WEIGHT = "sample weight"
 """Name of the array of weights among the targets of a batch."""
-
-
-@dataclass(frozen=True)
-class Column:
-    """One target: its description, and its values (N,), which are indices of classes or numbers, or NaN."""
-
-    target: Target
-    values: Floats
 
 
 class BaseMoE(BaseEstimator):
@@ -133,7 +124,7 @@ class BaseMoE(BaseEstimator):
         is_used = weights > 0
         if not is_used.all():
             batch, values, weights = batch.filter(pa.array(is_used)), values[is_used], weights[is_used]
-        _check_targets(columns, values)
+        check_targets(columns, values)
         batch_size = choose_batch_size(self.batch_size, batch.num_rows)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         config = make_config(
@@ -151,7 +142,7 @@ class BaseMoE(BaseEstimator):
         schema = TableSchema(
             features=fit_features(features, batch.filter(pa.array(~held_out)), seed),
             targets=[
-                _fit_target(column.target, values[~held_out, index], weights[~held_out])
+                fit_target(column.target, values[~held_out, index], weights[~held_out])
                 for index, column in enumerate(columns)
             ],
             key=self.key,
@@ -161,7 +152,7 @@ class BaseMoE(BaseEstimator):
             model.tasks = tuple(replace(task, where=SAMPLE_WEIGHT) for task in model.tasks)
         arrays = Encoder(schema).features(batch)
         targets = {
-            target.name: _encode_target(target, values[:, index])
+            target.name: encode_target(target, values[:, index])
             for index, target in enumerate(schema.targets)
         } | {SAMPLE_WEIGHT: weights.astype(np.float32)}
         splits = [
@@ -275,42 +266,6 @@ class BaseMoE(BaseEstimator):
             format,
             execution,
         )
-
-
-def _check_targets(columns: Sequence[Column], values: Floats) -> None:
-    for column, given in zip(columns, values.T, strict=True):
-        present = given[~np.isnan(given)]
-        if not len(present):
-            raise ValueError(f"{column.target.name} has no value in a row with a weight above 0")
-        if column.target.classes and len(np.unique(present)) < 2:
-            only = column.target.classes[int(present[0])]
-            raise ValueError(
-                f"{column.target.name} has one class only in the rows with a weight above 0, {only!r}, and a "
-                f"classifier needs at least two classes"
-            )
-
-
-def _fit_target(target: Target, values: Floats, weights: Floats) -> Target:
-    """``target`` with what is learned from the train rows."""
-    present = ~np.isnan(values)
-    update: dict[str, Any] = {"missing": int((~present).sum())}
-    if target.classes:
-        update["class_counts"] = np.bincount(
-            values[present].astype(int), minlength=len(target.classes)
-        ).tolist()
-    elif present.any():
-        mean = float(np.average(values[present], weights=weights[present]))
-        update["mean"] = mean
-        if target.kind == "regression":
-            variance = np.average(np.square(values[present] - mean), weights=weights[present])
-            update["std"] = float(np.sqrt(variance)) or 1.0
-    return target.model_copy(update=update)
-
-
-def _encode_target(target: Target, values: Floats) -> npt.NDArray[np.float32]:
-    if target.kind == "regression":
-        values = (values - target.mean) / target.std
-    return values.astype(np.float32)
 
 
 def _describe_routing(evaluation: EvaluationRecord) -> dict[str, dict[str, Any]]:

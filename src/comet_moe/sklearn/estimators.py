@@ -11,7 +11,8 @@ from sklearn.utils import check_array, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
 
 from comet_moe.data.table_schema import Target, TargetKind
-from comet_moe.sklearn.base import BaseMoE, Column
+from comet_moe.sklearn.base import BaseMoE
+from comet_moe.sklearn.targets import Column
 
 
 class MoEClassifier(ClassifierMixin, BaseMoE):

@@ -11,8 +11,9 @@ import pandas as pd
 from sklearn.metrics import accuracy_score, r2_score
 
 from comet_moe.data.table_schema import TARGET_KINDS, Target, TargetKind
-from comet_moe.sklearn.base import BaseMoE, Column
+from comet_moe.sklearn.base import BaseMoE
 from comet_moe.sklearn.estimators import two_columns
+from comet_moe.sklearn.targets import Column
 
 
 class MultiTaskMoE(BaseMoE):
