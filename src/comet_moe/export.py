@@ -19,6 +19,8 @@ from comet_moe.io import write_atomically
 from comet_moe.kernels.jit import portable
 from comet_moe.local_search import Permutation
 from comet_moe.models import Model
+from comet_moe.moe import MultiGateMoE
+from comet_moe.ple import CGC
 
 Format = Literal["onnx", "torch"]
 TOLERANCE = 1e-5
@@ -112,7 +114,8 @@ def _prepare(model: Model, execution: Literal["dense", "sparse"]) -> Model:
     for module in copied.modules():
         if isinstance(module, Permutation):
             module.finish()
-    copied.moe.execution = execution
+        if isinstance(module, MultiGateMoE | CGC):
+            module.execution = execution
     return copied
 
 

@@ -69,8 +69,8 @@ def _recipe_rows(recipe: str, gates: list[str] | None, settings: list[str]) -> l
     from comet_moe.config import load_train_config
     from comet_moe.gate_names import GATE_KINDS
     from comet_moe.training.batches import load_dataset
-    from comet_moe.training.build import num_keys
     from comet_moe.training.flops import build_hard_model, count_costs
+    from comet_moe.training.mixture_parts import num_keys
 
     dataset = load_dataset(load_train_config(recipe, settings))
     has_keys = num_keys(dataset.meta) is not None

@@ -105,6 +105,13 @@ class TableModelConfig(Section):
 
     kind: Literal["table"] = Field(description="network: embeddings of a table's columns, dense experts")
     experts: NumExperts
+    mixture: Literal["mmoe", "cgc", "ple"] = Field(
+        default="mmoe",
+        description="`experts` for all tasks (`mmoe`), or `experts` shared and `private` ones per task "
+        "(`cgc`), also in `layers` (`ple`)",
+    )
+    private: PositiveInt = Field(default=2, description="experts of each task alone, in `cgc` and `ple`")
+    layers: PositiveInt = Field(default=2, description="layers of `ple`")
     embedding: PositiveInt = Field(default=8, description="width of the embedding of a category")
     numeric: Literal["piecewise", "scaled"] = Field(
         default="piecewise",

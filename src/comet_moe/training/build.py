@@ -4,45 +4,29 @@ Shapes: B rows, p features that the gates read, n experts.
 """
 
 from collections.abc import Callable
-from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from comet_moe.config.schema import (
-    CometConfig,
-    DenseConfig,
-    DSelectKConfig,
-    GateSection,
-    ImageModelConfig,
-    RatingModelConfig,
-    TableModelConfig,
-    TrainConfig,
-)
+from comet_moe.config.schema import GateSection, ImageModelConfig, RatingModelConfig, TrainConfig
 from comet_moe.data import Dataset
 from comet_moe.exceptions import RecipeError
-from comet_moe.experts import ConvExperts, DenseExperts, Experts, MLPExperts
-from comet_moe.gates import Gate, JointSelection, Regularizer
-from comet_moe.gates.build import build_gate
-from comet_moe.local_search import Permutation, PermutedGate, parameter_groups
+from comet_moe.experts import ConvExperts, DenseExperts
+from comet_moe.gates import JointSelection, Regularizer
+from comet_moe.local_search import parameter_groups
 from comet_moe.models import ImageModel, Model, RatingModel, TableModel, image_tasks, rating_tasks
-from comet_moe.models.single_expert import build_wider_expert, operations, parameters, scale_widths
+from comet_moe.models.single_expert import scale_widths
+from comet_moe.moe import MultiGateMoE
+from comet_moe.ple import CGC
 from comet_moe.training.batches import Batch, steps_per_epoch, training_batches
+from comet_moe.training.build_table import build_table_model
 from comet_moe.training.distributed import Processes
-from comet_moe.training.evaluate import evaluate, evaluate_held_out
+from comet_moe.training.evaluate import evaluate, evaluate_held_out, gate_names
+from comet_moe.training.mixture_parts import build_experts, build_gates
 from comet_moe.training.records import ResultRecord
 from comet_moe.training.run import RunFolder
-from comet_moe.training.table_parts import (
-    key_column,
-    read_schema,
-    start_at_mean_counts,
-    table_inputs,
-    table_tasks,
-)
 from comet_moe.training.trainer import Callbacks, StepLoss, Trainer
-
-ExpertsType = TypeVar("ExpertsType", bound=Experts)
 
 ADAM_EPSILON = 1e-7  # that of Keras, with which the paper was written
 
@@ -121,8 +105,8 @@ class MultiTaskObjective(nn.Module):
         # Entropies are means over this process's rows, and so count by their number. The auxiliary loss of a
         # search is the same on all processes, and these factors have mean one over them.
         aux_loss: Tensor = sum(routing.aux_loss for routing in routings) * (rows * size / totals[-1])
-        by_task = {task.name: routing for task, routing in zip(tasks, routings, strict=True)}
-        return StepLoss(loss + aux_loss, loss, aux_loss, by_task)
+        by_gate = dict(zip(gate_names(self.model), routings, strict=True))
+        return StepLoss(loss + aux_loss, loss, aux_loss, by_gate)
 
 
 def build_model(config: TrainConfig, meta: dict[str, Any]) -> Model:
@@ -137,15 +121,25 @@ def build_model(config: TrainConfig, meta: dict[str, Any]) -> Model:
         raise RecipeError(
             f"model.kind is {config.model.kind}, but the data set {meta['name']} is for models of kind {kind}"
         )
-    build = {"rating": _build_rating_model, "image": _build_image_model, "table": _build_table_model}[kind]
+    build: Callable[[TrainConfig, dict[str, Any]], Model] = {
+        "rating": _build_rating_model,
+        "image": _build_image_model,
+        "table": build_table_model,
+    }[kind]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         try:
             model = build(config, meta)
         except ValueError as error:  # fits the schema, not the others: kernels larger than the images
             raise RecipeError(f"recipe {config.recipe}: {error}") from error
-    model.moe.execution = config.training.execution
-    model.moe.sparse_share = config.training.sparse_share
+    for mixture in model.moe.modules():
+        if isinstance(mixture, MultiGateMoE | CGC):
+            mixture.execution = config.training.execution
+            mixture.sparse_share = config.training.sparse_share
+    if not isinstance(model.moe, MultiGateMoE):
+        if config.joint.k_shared is not None or config.loss.balance == "together":
+            raise RecipeError("joint.k_shared and loss.balance=together are for model.mixture mmoe only")
+        return model
     if config.joint.k_shared is not None:
         model.moe.joint = JointSelection(config.joint.k_shared, config.joint.k_private, config.joint.score)
     if config.loss.balance == "together" and isinstance(config.gate, GateSection):
@@ -166,7 +160,7 @@ def _build_rating_model(config: TrainConfig, meta: dict[str, Any]) -> Model:
         num_users=meta["num_users"],
         num_items=meta["num_items"],
         embedding_width=shape.embedding,
-        experts=_build_experts(
+        experts=build_experts(
             config,
             lambda n, factor: DenseExperts(
                 n, in_features, scale_widths((shape.units,), factor)[0], dropout=shape.dropout
@@ -184,7 +178,7 @@ def _build_image_model(config: TrainConfig, meta: dict[str, Any]) -> Model:
     tasks = image_tasks(meta["classes"])
     return ImageModel(
         tasks=tasks,
-        experts=_build_experts(
+        experts=build_experts(
             config,
             lambda n, factor: ConvExperts(
                 n,
@@ -197,103 +191,3 @@ def _build_image_model(config: TrainConfig, meta: dict[str, Any]) -> Model:
         gates=build_gates(config, meta, channels * height * width, len(tasks)),
         head_units=shape.head,
     )
-
-
-def _build_table_model(config: TrainConfig, meta: dict[str, Any]) -> Model:
-    shape = config.model
-    assert isinstance(shape, TableModelConfig)
-    schema = read_schema(meta)
-    tasks, inputs, key = table_tasks(schema, config.loss), table_inputs(schema, shape), key_column(schema)
-    in_features = sum(module.out_features for module in inputs.values())
-    model = TableModel(
-        tasks=tasks,
-        inputs=inputs,
-        experts=_build_experts(
-            config,
-            lambda n, factor: MLPExperts(
-                n, in_features, scale_widths(shape.units, factor), dropout=shape.dropout
-            ),
-        ),
-        gates=build_gates(config, meta, in_features, len(tasks)),
-        head_units=shape.head,
-        dropout=shape.input_dropout,
-        key=None if key is None else key[0],
-        uncertainty=config.loss.weighting == "uncertainty",
-    )
-    start_at_mean_counts(model, schema.targets)
-    return model
-
-
-def num_keys(meta: dict[str, Any]) -> int | None:
-    """Number of keys of a hash gate: users, or the codes of a table's key column; None without any."""
-    if "table" not in meta:
-        return meta.get("num_users")
-    key = key_column(read_schema(meta))
-    return None if key is None else key[1]
-
-
-def _build_experts(config: TrainConfig, build: Callable[[int, float], ExpertsType]) -> ExpertsType:
-    """The experts of the mixture, or the one expert of a network without.
-
-    Args:
-        config: configuration of the run.
-        build: ``build(num_experts, factor)`` builds experts whose layers are wider by a factor.
-    """
-    gate, n = config.gate, config.model.experts
-    if not isinstance(gate, DenseConfig):
-        return build(n, 1.0)
-    with torch.device("meta"):
-        one = build(1, 1.0)
-    cost_of, count = (operations, min(gate.k, n)) if gate.name == "dense" else (parameters, n)
-    return cast(ExpertsType, build_wider_expert(partial(build, 1), cost_of, count * cost_of(one)))
-
-
-def build_gates(config: TrainConfig, meta: dict[str, Any], in_features: int, num_tasks: int) -> list[Gate]:
-    """One gate per task, with local search if the name of ``config.gate`` ends in "+".
-
-    Args:
-        config: configuration of the run.
-        meta: metadata of the data set.
-        in_features: p, the number of features that the gates read.
-        num_tasks: number of tasks, and so of gates.
-    """
-    n, steps = config.num_experts, steps_per_epoch(meta["rows"]["train"], config.training.batch_size)
-    settings = config.gate.model_dump(exclude={"name", "warmup_epochs"})
-    if config.loss.balance == "together":
-        settings |= {"load_balance": 0.0, "z_loss": 0.0, "information": 0.0}
-    gates = [
-        build_gate(
-            config.gate.name.removesuffix("+"),
-            in_features,
-            n,
-            **settings,
-            warmup_steps=getattr(config.gate, "warmup_epochs", 0) * steps,
-            num_keys=num_keys(meta),
-            seed=config.seed + task,
-        )
-        for task in range(num_tasks)
-    ]
-    if not config.uses_search:
-        return gates
-    search, search_steps = config.search, config.search.epochs * steps
-
-    def build_search(trees: int | None = None) -> Permutation:
-        return Permutation(
-            n,
-            steps=search_steps,
-            zeta=search.zeta,
-            tau=search.tau,
-            iterations=search.iterations,
-            trees=trees,
-            gumbel=search.gumbel,
-            lr_factor=search.lr_factor,
-        )
-
-    if search.shared == "tree" and not isinstance(config.gate, CometConfig | DSelectKConfig):
-        raise ValueError(
-            f"search.shared is tree, but the gate {config.gate.name} has no trees: choose all or gate"
-        )
-    if search.shared == "all":
-        shared = build_search()
-        return [PermutedGate(gate, shared) for gate in gates]
-    return [PermutedGate(gate, build_search(gate.k if search.shared == "tree" else None)) for gate in gates]

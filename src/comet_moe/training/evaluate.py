@@ -10,9 +10,9 @@ from torch import Tensor
 
 from comet_moe.checks import without_value_checks
 from comet_moe.data import Dataset, Split
-from comet_moe.models import Model, Task
+from comet_moe.models import Model, TableModel, Task
 from comet_moe.statistics import RoutingStatistics
-from comet_moe.training.batches import evaluation_batches
+from comet_moe.training.batches import Batch, evaluation_batches
 from comet_moe.training.groups import GateGroups, Grouping, Groups
 from comet_moe.training.records import (
     EvaluationRecord,
@@ -21,6 +21,7 @@ from comet_moe.training.records import (
     RoutingRecord,
     SummaryRecord,
 )
+from comet_moe.training.table_metrics import Metric, bootstrap_intervals, compute_metrics, table_metrics
 
 EVALUATION_BATCH = 4096
 """Rows of a batch; not the training batch size, so that metrics do not depend on it."""
@@ -30,14 +31,16 @@ def evaluate_held_out(model: Model, dataset: Dataset) -> SummaryRecord:
     """Evaluate ``model`` on the validation and the test split."""
     return SummaryRecord.from_evaluations(
         evaluate(model, dataset.validation),
-        evaluate(model, dataset.test, dataset.meta.get("groups", {})),
+        evaluate(model, dataset.test, dataset.meta.get("groups", {}), with_intervals=True),
         test_split="test",
     )
 
 
 @torch.no_grad()
 @without_value_checks()  # NaN weights give a NaN loss, which ends the run with a reason, not with an error
-def evaluate(model: Model, split: Split, groups: Groups | None = None) -> EvaluationRecord:
+def evaluate(
+    model: Model, split: Split, groups: Groups | None = None, with_intervals: bool = False
+) -> EvaluationRecord:
     """Evaluate ``model`` in eval mode on all rows of ``split``; its mode is restored afterwards.
 
     Args:
@@ -45,34 +48,52 @@ def evaluate(model: Model, split: Split, groups: Groups | None = None) -> Evalua
         split: the rows.
         groups: columns by which the use of the experts is recorded, beside the class of each task; None
             records it by no column at all.
+        with_intervals: whether to compute confidence intervals, for the tasks of a table.
     """
     was_training = model.training
     model.eval()
-    accumulators = [TaskMetrics(task) for task in model.tasks]
-    statistics = {task.name: RoutingStatistics() for task in model.tasks}
+    is_table = isinstance(model, TableModel)
+    accumulators = [_TableTaskMetrics(task) if is_table else TaskMetrics(task) for task in model.tasks]
+    names = gate_names(model)
+    statistics = {name: RoutingStatistics() for name in names}
     by_group = _gate_groups(model.tasks, split, groups)
     flops = start = 0
     for batch in evaluation_batches(split, EVALUATION_BATCH):
         outputs, routings = model(batch.features)
         flops += model.flops(routings)
-        for metrics, output, routing in zip(accumulators, outputs, routings, strict=True):
-            metrics.add(output, batch.targets)
-            statistics[metrics.task.name].add(routing)
-            if metrics.task.name in by_group:
-                by_group[metrics.task.name].add(routing, start)
+        for metrics, output in zip(accumulators, outputs, strict=True):
+            metrics.add(output, batch)
+        for name, routing in zip(names, routings, strict=True):
+            statistics[name].add(routing)
+            if name in by_group:
+                by_group[name].add(routing, start)
         start += len(batch)
     model.train(was_training)
     routing_records = {
         name: routing_record(sums, by_group[name].records() if name in by_group else {})
         for name, sums in statistics.items()
     }
+    tasks = {metrics.task.name: metrics.metrics() for metrics in accumulators}
+    if isinstance(model, TableModel) and model.log_variances is not None:
+        for name, value in zip(tasks, model.log_variances.tolist(), strict=True):
+            tasks[name]["log_variance"] = value
     return EvaluationRecord(
         loss=100 * sum(metrics.task.weight * metrics.loss() for metrics in accumulators),
-        tasks={metrics.task.name: metrics.metrics() for metrics in accumulators},
+        tasks=tasks,
         experts_per_sample=float(np.mean([record.experts_per_sample for record in routing_records.values()])),
         flops_per_sample=flops / max(len(split), 1),
         routing=routing_records,
+        intervals={
+            metrics.task.name: metrics.intervals()
+            for metrics in accumulators
+            if with_intervals and isinstance(metrics, _TableTaskMetrics)
+        },
     )
+
+
+def gate_names(model: Model) -> tuple[str, ...]:
+    """The names of a model's gates, in the order of their routings; the gate of a task is named after it."""
+    return model.gate_names if isinstance(model, TableModel) else tuple(task.name for task in model.tasks)
 
 
 def _gate_groups(tasks: Sequence[Task], split: Split, groups: Groups | None) -> dict[str, GateGroups]:
@@ -106,13 +127,13 @@ class TaskMetrics:
         self._outputs: list[Tensor] = []
         self._targets: list[Tensor] = []
 
-    def add(self, output: Tensor, targets: dict[str, Tensor]) -> None:
-        """Add one batch: outputs (B, outputs) of the head, and the targets by name."""
-        loss_sum, count = self.task.loss(output.double(), targets)
+    def add(self, output: Tensor, batch: Batch) -> None:
+        """Add one batch: outputs (B, outputs) of the head."""
+        loss_sum, count = self.task.loss(output.double(), batch.targets)
         self._loss_sum += float(loss_sum)
         self._count += float(count)
         self._outputs.append(output.squeeze(-1))
-        self._targets.append(targets[self.task.name])
+        self._targets.append(batch.targets[self.task.name])
 
     def loss(self) -> float:
         """Mean over the rows that count."""
@@ -126,6 +147,33 @@ class TaskMetrics:
         outputs, targets = torch.cat(self._outputs).numpy(), torch.cat(self._targets).numpy()
         metrics: Metrics = {"loss": loss, "accuracy": accuracy(outputs, targets)}
         return metrics | {"auc": auc(outputs, targets)} if self.task.kind == "binary" else metrics
+
+
+class _TableTaskMetrics(TaskMetrics):
+    """Also keeps the groups of the rows; the metrics are those of :mod:`table_metrics`."""
+
+    def __init__(self, task: Task):
+        super().__init__(task)
+        self._groups: list[Tensor] = []
+
+    def add(self, output: Tensor, batch: Batch) -> None:
+        super().add(output, batch)
+        if "group" in batch.features:
+            self._groups.append(batch.features["group"])
+
+    def metrics(self) -> Metrics:
+        return {"loss": self.loss()} | compute_metrics(*self._prepared())
+
+    def intervals(self) -> dict[str, list[float | None]]:
+        return bootstrap_intervals(*self._prepared())
+
+    def _prepared(self) -> tuple[dict[str, Metric], int]:
+        """The metrics of the rows that have a target, and the number of those rows."""
+        outputs, targets = torch.cat(self._outputs).numpy(), torch.cat(self._targets).numpy()
+        is_present = ~np.isnan(targets)
+        groups = torch.cat(self._groups).numpy()[is_present] if self._groups else None
+        metrics = table_metrics(self.task, outputs[is_present], targets[is_present], groups)
+        return metrics, int(is_present.sum())
 
 
 def auc(scores: npt.NDArray[Any], labels: npt.NDArray[Any]) -> float:

@@ -17,7 +17,10 @@ from comet_moe.checks import without_value_checks
 from comet_moe.config import TrainConfig
 from comet_moe.data import Dataset
 from comet_moe.gates import CometGate, DSelectKGate
-from comet_moe.models import Model
+from comet_moe.models import Model, TableModel
+from comet_moe.moe import MultiGateMoE
+from comet_moe.ple import CGC
+from comet_moe.routing import Routing
 from comet_moe.training.batches import take_rows
 from comet_moe.training.build import build_model
 
@@ -34,7 +37,7 @@ class Cost:
     Attributes:
         gate: operations of all gates.
         experts: operations of the experts that ran.
-        shared: operations of the layers that every sample passes, here the heads.
+        shared: operations of the layers that every sample passes: heads, and embeddings of numbers.
         experts_per_sample: experts selected per sample, mean over the gates; n/s in the paper.
     """
 
@@ -74,21 +77,34 @@ def build_hard_model(config: TrainConfig, dataset: Dataset) -> Model:
 @without_value_checks()
 def _count_cost(model: Model, features: dict[str, Tensor]) -> Cost:
     """The cost of one batch: in total, then of gates and heads on the inputs that they had."""
-    seen: dict[str, Any] = {}
+    gate_calls: list[Callable[[], Any]] = []
+    mixed: list[Tensor] = []
 
-    def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        seen.update(x=args[0], kwargs=kwargs, mixed=output[0], routings=output[1])
+    def keep_call(gate: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        gate_calls.append(partial(gate, *args, **kwargs))
 
-    handle = model.moe.register_forward_hook(keep, with_kwargs=True)
+    def keep_output(moe: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        mixed.extend(output[0])
+
+    handles = [
+        gate.register_forward_pre_hook(keep_call, with_kwargs=True)
+        for mixture in model.moe.modules()
+        if isinstance(mixture, MultiGateMoE | CGC)
+        for gate in mixture.gates
+    ]
+    handles.append(model.moe.register_forward_hook(keep_output))
+    routings: list[Routing] = []
     try:
-        total = _count_flops(lambda: model(features))
+        total = _count_flops(lambda: routings.extend(model(features)[1]))
     finally:
-        handle.remove()
-    x = seen["x"].flatten(1)
-    gate = sum(_count_flops(partial(gate, x, **seen["kwargs"])) for gate in model.moe.gates)
-    shared = sum(_count_flops(partial(head, y)) for head, y in zip(model.heads, seen["mixed"], strict=True))
-    rows = len(seen["x"])
-    experts = [routing.statistics()["experts_per_sample"] for routing in seen["routings"]]
+        for handle in handles:
+            handle.remove()
+    gate = sum(_count_flops(call) for call in gate_calls)
+    shared = sum(_count_flops(partial(head, y)) for head, y in zip(model.heads, mixed, strict=True))
+    if isinstance(model, TableModel):
+        shared += sum(_count_flops(partial(module, features[name])) for name, module in model.inputs.items())
+    rows = len(mixed[0])
+    experts = [routing.statistics()["experts_per_sample"] for routing in routings]
     return Cost(gate / rows, (total - gate - shared) / rows, shared / rows, sum(experts) / len(experts))
 
 

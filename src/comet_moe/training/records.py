@@ -108,6 +108,8 @@ class EvaluationRecord(Record):
         routing: use of the experts by each gate: one gate per task, or one per layer of a BERT.
         flops_per_token, tokens_per_second: cost and speed of a BERT; None for other models.
         parameters_effective: parameters of a BERT that a token uses on average.
+        intervals: of the tasks of a table on the test split: [low, high] of each metric, by bootstrap over
+            rows at 95 % confidence.
     """
 
     loss: Number
@@ -118,6 +120,7 @@ class EvaluationRecord(Record):
     flops_per_token: Number = None
     tokens_per_second: Number = None
     parameters_effective: Number = None
+    intervals: dict[str, dict[str, list[Number]]] = {}
 
 
 class EpochRecord(Record):
@@ -177,6 +180,7 @@ class SummaryRecord(Record):
     flops_per_token: Number = None
     tokens_per_second: Number = None
     parameters_effective: Number = None
+    intervals: dict[str, dict[str, list[Number]]] = {}
     routing: dict[str, RoutingRecord] = {}
 
     @classmethod
