@@ -1,4 +1,4 @@
-"""``comet-moe data``: lists data sets and prepares them for training."""
+"""``comet-moe data``: lists data sets, prepares them for training, and looks into your own tables."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 app = typer.Typer(
-    help="Data sets: list them, and prepare them from their raw files.",
+    help="Data sets: list them, prepare them from their raw files, and inspect your own tables.",
     rich_markup_mode=None,
 )
 
@@ -53,7 +53,11 @@ def prepare(
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of everything random in the data set.", min=0)] = 0,
     split: Annotated[
-        str, typer.Option(help="`random`, or `authors` for the authors' rows of MovieLens.")
+        str,
+        typer.Option(
+            help="`random`; `authors` for the authors' rows of MovieLens; `stratified`, `group` or `time` "
+            "for a table."
+        ),
     ] = "random",
     any_size: Annotated[
         bool,
@@ -91,6 +95,54 @@ def prepare(
         typer.echo(json.dumps(summary))
     else:
         _show(summary)
+
+
+@app.command()
+def inspect(
+    table: Annotated[
+        Path,
+        typer.Argument(
+            metavar="TABLE", help="A .csv, .tsv or .parquet file, a folder of them, or a pattern."
+        ),
+    ],
+    targets: Annotated[
+        str | None, typer.Option(metavar="NAMES", help="Columns to predict, e.g. income,hours.")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help="Write a recipe for the table, to be edited."),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Set an option of the table: option=value, as YAML. Repeatable."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show the columns of your own table: kinds, missing values, examples, and warnings.
+
+    Warnings name columns that give a target away, and dates that are read as text. With -o it writes a recipe
+    for `comet-moe train`.
+    """
+    from dataclasses import asdict
+
+    from comet_moe.cli._inspect import print_report, write_recipe
+    from comet_moe.data.table_inspect import inspect_table
+    from comet_moe.exceptions import RecipeError
+
+    options = _options("table", settings or [])
+    if targets is not None:
+        options["targets"] = targets
+    if output is not None and not options.get("targets"):
+        raise RecipeError("a recipe needs --targets, the names of the columns to predict")
+    report = inspect_table(table, options)
+    if output is not None:
+        write_recipe(report, table, options, output)
+    if as_json:
+        typer.echo(json.dumps(asdict(report) | {"recipe": None if output is None else str(output)}))
+        return
+    print_report(report)
+    if output is not None:
+        typer.echo(f"{output}: a recipe for this table; edit it, then `comet-moe train {output}`")
 
 
 def _options(name: str, settings: list[str]) -> dict[str, Any]:

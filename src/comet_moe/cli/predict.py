@@ -1,18 +1,27 @@
-"""``comet-moe predict``: predictions of a trained rating model for new rows."""
+"""``comet-moe predict``: predictions of a trained model of ratings or of a table, for new rows."""
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from comet_moe.training.predict_table import TablePredictions
+
 
 def predict(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run of a rating model.")],
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="Folder of a finished run of ratings or of a table.")
+    ],
     table: Annotated[
         Path,
         typer.Argument(
-            metavar="TABLE", help="A .csv, .tsv or .parquet file with a user and an item per row."
+            metavar="TABLE",
+            help="A .csv, .tsv or .parquet file with a user and an item per row, or with the columns of the "
+            "table of the run.",
         ),
     ],
     output: Annotated[
@@ -20,18 +29,59 @@ def predict(
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Predict for pairs of user and item: the probability of `watched`, and the rating in the data's units.
+    """Predict for the rows of a new table, with the best weights of a run.
 
-    A user or an item that was not in the data of the run gets the mean of the trained embeddings. The column
-    `known` says which of the two were in the data: both, user, item or neither. A hash gate gives an unknown
-    user the expert of a known one, chosen by the id.
+    Ratings: the probability of `watched`, and the rating in the data's units. A user or an item that was not
+    in the data of the run gets the mean of the trained embeddings. The column `known` says which of the two
+    were in the data: both, user, item or neither. A hash gate gives an unknown user the expert of a known
+    one, chosen by the id.
+
+    Tables: probabilities of classes, and numbers in the data's units, for each row in its order. Columns may
+    be in any order; further ones are ignored. Categories that were never seen in training are counted.
     """
+    from comet_moe.models import TableModel
     from comet_moe.training import predict as prediction
     from comet_moe.training.load import load_run
+    from comet_moe.training.predict_table import predict_table
 
     prediction.check_suffix(output)
-    predictions = prediction.predict(load_run(run), table)
-    prediction.write_table(predictions, output)
+    loaded = load_run(run)
+    if isinstance(loaded.model, TableModel):
+        _show_table(predict_table(loaded, table), output, as_json)
+    else:
+        _show_pairs(prediction.predict(loaded, table), output, as_json)
+
+
+def _show_table(predictions: "TablePredictions", output: Path, as_json: bool) -> None:
+    from comet_moe.training.predict import write_table
+
+    write_table(predictions.frame, output)
+    rows = len(predictions.frame)
+    if as_json:
+        summary = {
+            "rows": rows,
+            "ignored": predictions.ignored,
+            "unknown": predictions.unknown,
+            "not_numbers": predictions.not_numbers,
+            "file": str(output),
+        }
+        typer.echo(json.dumps(summary))
+        return
+    for note in predictions.notes:
+        typer.echo(note, err=True)
+    typer.echo(f"{output}: {rows:,} rows")
+    if predictions.ignored:
+        typer.echo(f"  columns that the model does not use: {', '.join(predictions.ignored)}")
+    for name, count in predictions.unknown.items():
+        typer.echo(f"  {name}: {count:,} values were never seen in training")
+    for name, count in predictions.not_numbers.items():
+        typer.echo(f"  {name}: {count:,} texts are not numbers and count as missing")
+
+
+def _show_pairs(predictions: "pd.DataFrame", output: Path, as_json: bool) -> None:
+    from comet_moe.training.predict import write_table
+
+    write_table(predictions, output)
     rows = len(predictions)
     counts = {name: int((predictions["known"] == name).sum()) for name in ("both", "user", "item", "neither")}
     if as_json:

@@ -67,6 +67,7 @@ def _train(
     folder: "RunFolder", config: "TrainConfig", processes: "Processes", tensorboard: bool
 ) -> "ResultRecord":
     from comet_moe.cli._display import LiveRuns, RunRow
+    from comet_moe.data import DATASETS
     from comet_moe.training.batches import load_dataset
     from comet_moe.training.build import build_trainer
     from comet_moe.training.run import start_run
@@ -79,6 +80,9 @@ def _train(
     processes.on_main(lambda: start_run(folder, config, dataset))
     if not processes.is_main:
         return trainer.run()
+    if DATASETS[dataset.name].is_user_supplied:
+        for note in dataset.meta.get("notes", []):
+            typer.echo(f"{dataset.name}: {note}", err=True)
     row = RunRow(folder.path.name, config.training.epochs)
     runs = LiveRuns([row], log_epochs=True)
     with ExitStack() as stack:

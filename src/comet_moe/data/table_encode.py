@@ -17,7 +17,15 @@ import pandas as pd
 import pyarrow as pa
 
 from comet_moe.data.table_schema import FIRST_CATEGORY, MISSING, RARE, UNKNOWN, Feature, TableSchema, Target
-from comet_moe.data.table_values import as_categories, as_dates, as_days, as_lists, as_numbers, date_part
+from comet_moe.data.table_values import (
+    as_categories,
+    as_dates,
+    as_days,
+    as_lists,
+    as_numbers,
+    date_part,
+    is_text,
+)
 
 Array = npt.NDArray[Any]
 
@@ -30,11 +38,13 @@ class Encoder:
 
     Attributes:
         unknown: rows (elements, of a list) with a category that was never seen in training, by feature.
+        not_numbers: rows with a text in place of a number, which count as missing, by feature.
     """
 
     def __init__(self, schema: TableSchema):
         self.schema = schema
         self.unknown: dict[str, int] = {}
+        self.not_numbers: dict[str, int] = {}
         self._codes = {
             feature.name: {
                 **dict.fromkeys(feature.rare, RARE),
@@ -69,9 +79,7 @@ class Encoder:
         for feature in schema.features:
             values = batch.column(feature.column)
             if feature.kind == "numeric":
-                numbers = feature_numbers(feature, values)
-                numbers[np.isinf(numbers)] = np.nan
-                arrays["numeric"].append(numbers.astype(np.float32))
+                arrays["numeric"].append(self._encode_numbers(feature, values))
             elif feature.kind == "categorical":
                 arrays["categorical"].append(self._encode(feature, *feature_categories(feature, values)))
             else:
@@ -96,6 +104,16 @@ class Encoder:
         if unknown:
             self.unknown[feature.name] = self.unknown.get(feature.name, 0) + unknown
         return encoded
+
+    def _encode_numbers(self, feature: Feature, values: pa.Array) -> Array:
+        numbers = feature_numbers(feature, values)
+        if is_text(values.type):
+            wrong = int(np.isnan(numbers).sum()) - values.null_count
+            if wrong:
+                self.not_numbers[feature.name] = self.not_numbers.get(feature.name, 0) + wrong
+        numbers[np.isinf(numbers)] = np.nan
+        limit = np.finfo(np.float32).max
+        return np.clip(numbers, -limit, limit).astype(np.float32)
 
     def _encode_lists(self, feature: Feature, values: pa.Array) -> Array:
         lengths, codes, texts = as_lists(values, self.schema.list_separator)

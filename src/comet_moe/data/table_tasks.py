@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from comet_moe.data.table_options import TableOptions, TargetOption
 from comet_moe.data.table_scan import FEW_INTEGERS, MAX_DISTINCT, ColumnScan, infer_kind
 from comet_moe.data.table_schema import Feature, Target, TargetKind
-from comet_moe.data.table_source import TableSource
+from comet_moe.data.table_source import RowSource
 from comet_moe.data.table_values import DATE_PARTS
 from comet_moe.exceptions import DataError
 
@@ -16,7 +16,7 @@ FEW_CLASSES = 10
 
 
 def choose_targets(
-    scans: Mapping[str, ColumnScan], options: TableOptions, source: TableSource
+    scans: Mapping[str, ColumnScan], options: TableOptions, source: RowSource
 ) -> tuple[list[Target], list[str]]:
     """The targets that the options name, with their kinds and classes, and notes on what was inferred."""
     targets, notes = [], []
@@ -36,7 +36,7 @@ def choose_targets(
     return targets, notes
 
 
-def _check_target(scan: ColumnScan, name: str, source: TableSource) -> None:
+def _check_target(scan: ColumnScan, name: str, source: RowSource) -> None:
     if not scan.values:
         raise DataError(f"{source} has no value of the target {name}; all {scan.rows:,} rows are empty.")
     if scan.is_list or not scan.is_readable:
@@ -62,7 +62,7 @@ def _infer_target_kind(scan: ColumnScan, option: TargetOption) -> TargetKind:
 
 
 def _make_target(
-    scan: ColumnScan, name: str, option: TargetOption, kind: TargetKind, source: TableSource
+    scan: ColumnScan, name: str, option: TargetOption, kind: TargetKind, source: RowSource
 ) -> Target:
     target = Target(name=name, column=scan.name, kind=kind)
     if kind in ("regression", "count"):
@@ -112,7 +112,7 @@ def choose_features(
     scans: Mapping[str, ColumnScan],
     options: TableOptions,
     targets: Sequence[Target],
-    source: TableSource,
+    source: RowSource,
     split: str,
 ) -> tuple[list[Feature], list[str]]:
     """The features of all columns that are not targets and not left out, and notes on those left out."""

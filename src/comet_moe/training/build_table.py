@@ -15,7 +15,7 @@ from comet_moe.training.mixture_parts import build_experts, build_gates, build_o
 from comet_moe.training.table_parts import (
     key_column,
     read_schema,
-    start_at_mean_counts,
+    start_at_base_rates,
     table_inputs,
     table_tasks,
 )
@@ -51,7 +51,7 @@ def build_table_model(config: TrainConfig, meta: dict[str, Any]) -> TableModel:
         key=None if key is None else key[0],
         uncertainty=config.loss.weighting == "uncertainty",
     )
-    start_at_mean_counts(model, schema.targets)
+    start_at_base_rates(model, schema.targets)
     return model
 
 

@@ -99,13 +99,21 @@ def key_column(schema: TableSchema) -> tuple[int, int] | None:
     return None
 
 
-def start_at_mean_counts(model: TableModel, targets: Sequence[Target]) -> None:
-    """Set the biases of count tasks so that their first predictions are near the mean of the train rows."""
+def start_at_base_rates(model: TableModel, targets: Sequence[Target]) -> None:
+    """Set the biases of the towers so that the first predictions are near the means of the train rows."""
     for head, target in zip(model.heads, targets, strict=True):
+        if target.kind == "regression":
+            continue
         if target.kind == "count":
-            assert isinstance(head, nn.Sequential)
-            with torch.no_grad():
-                head[-1].bias.fill_(log(max(target.mean, 1e-3)))  # type: ignore[operator]
+            rates = [log(max(target.mean, 1e-3))]
+        else:
+            logs = [log((count + 1) / (sum(target.class_counts) + 1)) for count in target.class_counts]
+            rates = [logs[1] - logs[0]] if target.kind == "binary" else logs
+        assert isinstance(head, nn.Sequential)
+        last = head[-1]
+        assert isinstance(last, nn.Linear)
+        with torch.no_grad():
+            last.bias.copy_(torch.tensor(rates))
 
 
 def example_table(schema: TableSchema, rows: int, generator: torch.Generator) -> dict[str, Tensor]:

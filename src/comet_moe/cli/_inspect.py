@@ -1,0 +1,79 @@
+"""What ``comet-moe data inspect`` prints, and the recipe that it writes."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from comet_moe.data.table_inspect import TableReport
+
+
+def print_report(report: "TableReport") -> None:
+    """Print the columns of a table with warnings."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from comet_moe.data.table_inspect import many_or
+
+    title = f"{', '.join(report.files)}: {report.rows:,} rows, {len(report.columns)} columns"
+    table = Table(title=title, title_justify="left")
+    for name in ("column", "role", "kind", "missing", "distinct", "most frequent values"):
+        is_number = name in ("missing", "distinct")
+        table.add_column(name, justify="right" if is_number else "left", no_wrap=True)
+    for column in report.columns:
+        table.add_row(
+            column.name,
+            column.role,
+            column.kind or f"({column.reason})",
+            f"{column.missing:.1%}" if column.missing else "",
+            many_or(column.distinct),
+            ", ".join(column.examples),
+        )
+    Console().print(table, highlight=False, markup=False)
+    for note in report.notes:
+        typer.echo(f"note: {note}", err=True)
+    for warning in report.warnings:
+        typer.echo(f"warning: {warning}")
+
+
+def write_recipe(report: "TableReport", path: Path, options: dict[str, Any], out: Path) -> None:
+    """Write the recipe ``table`` for this table, with every column's kind, to be edited."""
+    import yaml
+
+    from comet_moe.config.loader import read_recipe
+    from comet_moe.config.schema import absolute_path
+    from comet_moe.data.table_options import TableOptions
+    from comet_moe.io import write_text
+
+    given = TableOptions.read(options)
+    kinds = {column.name: column.kind for column in report.columns if column.role == "target"}
+    targets = {
+        name: {**target.model_dump(exclude_none=True), "kind": target.kind or kinds[target.column or name]}
+        for name, target in given.targets.items()
+    }
+    chosen = {
+        **{name: value for name, value in options.items() if value is not None},
+        "targets": {name: t["kind"] if t.keys() == {"kind"} else t for name, t in targets.items()},
+        "columns": {column.name: column.kind for column in report.columns if column.role == "feature"},
+        "exclude": [column.name for column in report.columns if column.role == "left out"],
+    }
+    recipe = read_recipe("table")
+    recipe["data"] = {"name": "table", "path": absolute_path(str(path)), "split": "random", "options": chosen}
+    lines = [
+        f"# {report.rows:,} rows, {len(report.columns)} columns. Edit the kinds of the columns and targets,",
+        f"# then train with `comet-moe train {out}`.",
+        *(f"# Warning: {warning}" for warning in report.warnings),
+    ]
+    text = yaml.dump(recipe, Dumper=_plain_dumper(), sort_keys=False, allow_unicode=True, width=100)
+    write_text(out, "\n".join(lines) + "\n" + text)
+
+
+def _plain_dumper() -> Any:
+    import yaml
+
+    class Plain(yaml.SafeDumper):
+        def ignore_aliases(self, data: Any) -> bool:
+            return True
+
+    return Plain
