@@ -5,7 +5,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from comet_moe import MoE, MultiGateMoE, Permutation, PermutedGate
-from comet_moe.experts import ConvExperts, DenseExperts, FeedForwardExperts
+from comet_moe.experts import ConvExperts, DenseExperts, FeedForwardExperts, MLPExperts
 from comet_moe.gates import CometGate, DSelectKGate, HashGate, SoftmaxGate, TopKGate
 
 P, N = 48, 10
@@ -20,6 +20,7 @@ GATES = {
 EXPERTS = {
     "dense": (lambda: DenseExperts(N, P, 9), (30, P)),
     "feed-forward": (lambda: FeedForwardExperts(N, P, 20, 9), (3, 10, P)),
+    "mlp": (lambda: MLPExperts(N, P, (20, 9)), (30, P)),
     "convolutional": (lambda: ConvExperts(N, (3, 4, 4), (5,), 3, (6,)), (30, 3, 4, 4)),
 }
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from comet_moe import MoE, MultiGateMoE, Permutation, PermutedGate, Routing
 from comet_moe.dispatch import run_indexed
-from comet_moe.experts import ConvExperts, DenseExperts, FeedForwardExperts, ModuleExperts
+from comet_moe.experts import ConvExperts, DenseExperts, FeedForwardExperts, MLPExperts, ModuleExperts
 from comet_moe.gates import CometGate, DSelectKGate, Gate, HashGate, SoftmaxGate, TopKGate
 from comet_moe.routing import Pairs
 
@@ -38,6 +38,8 @@ def make_experts(kind, n):
     return {
         "dense": lambda: DenseExperts(n, P, 5),
         "feed_forward": lambda: FeedForwardExperts(n, P, 9, 4),
+        "mlp": lambda: MLPExperts(n, P, (9, 7, 4)),
+        "mlp_tanh": lambda: MLPExperts(n, P, (9, 4), activation="tanh"),
         "modules": lambda: nn.ModuleList(nn.Sequential(nn.Linear(P, 7), nn.Tanh()) for _ in range(n)),
     }[kind]()
 
@@ -66,7 +68,7 @@ def assert_same(moe, x, keys=None, mask=None):
 
 @given(
     kinds=st.lists(st.sampled_from(["comet", "dselect", "topk", "hash", "softmax"]), min_size=1, max_size=3),
-    experts=st.sampled_from(["dense", "feed_forward", "modules"]),
+    experts=st.sampled_from(["dense", "feed_forward", "mlp", "mlp_tanh", "modules"]),
     n=st.integers(1, 40),
     k=st.integers(1, 5),
     gamma=st.sampled_from([1e-3, 1.0, 30.0]),  # hard, mixed and soft paths

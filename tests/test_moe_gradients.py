@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from comet_moe import MoE
-from comet_moe.experts import ConvExperts, DenseExperts, FeedForwardExperts
+from comet_moe.experts import ConvExperts, DenseExperts, FeedForwardExperts, MLPExperts
 from comet_moe.experts.grouped_linear import grouped_linear
 from comet_moe.gates import CometGate, DSelectKGate, SoftmaxGate, TopKGate
 
@@ -15,6 +15,7 @@ EXPERTS = {
     "dense_relu": lambda: DenseExperts(N, P, 2),
     "dense_tanh": lambda: DenseExperts(N, P, 2, activation="tanh"),
     "feed_forward": lambda: FeedForwardExperts(N, P, 5, 2),
+    "mlp_tanh": lambda: MLPExperts(N, P, (5, 2), activation="tanh"),
     "conv": lambda: ConvExperts(N, (1, 4, 4), filters=(2,), kernel_size=3, units=(2,)),
     "modules": lambda: nn.ModuleList(nn.Sequential(nn.Linear(P, 2), nn.Tanh()) for _ in range(N)),
 }

@@ -49,3 +49,30 @@ def test_predictions_are_probabilities_or_numbers_in_the_units_of_the_data():
     assert rating.predict(output).tolist() == [3.5, 1.5]
     probabilities = Task("digit", "multiclass", 1.0, outputs=3).predict(torch.randn(5, 3))
     torch.testing.assert_close(probabilities.sum(-1), torch.ones(5))
+
+
+def test_a_missing_target_has_no_loss_and_no_gradient():
+    task = Task("target", "binary", 1.0, has_missing=True)
+    output = torch.tensor([[2.0], [5.0]], requires_grad=True)
+    total, count = task.loss(output, {"target": torch.tensor([1.0, NAN])})
+    total.backward()
+    assert float(count) == 1
+    assert float(total.detach()) == pytest.approx(0.126928, abs=1e-6)  # log(1 + e^-2)
+    assert output.grad[1].tolist() == [0.0]
+
+
+def test_class_weights_weigh_rows_by_their_class():
+    task = Task("target", "multiclass", 1.0, outputs=2, class_weights=(1.0, 3.0))
+    output = torch.tensor([[0.0, 0.0], [0.0, 1.0]])
+    total, count = task.loss(output, {"target": torch.tensor([0, 1])})
+    losses = torch.nn.functional.cross_entropy(output, torch.tensor([0, 1]), reduction="none")
+    assert float(count) == 4
+    torch.testing.assert_close(total, losses[0] + 3 * losses[1])
+
+
+def test_a_count_has_the_poisson_loss_and_is_predicted_as_a_mean():
+    task = Task("target", "count", 1.0)
+    output = torch.tensor([[2.0]])
+    total, _ = task.loss(output, {"target": torch.tensor([3.0])})
+    torch.testing.assert_close(total, output[0, 0].exp() - 3 * output[0, 0])
+    torch.testing.assert_close(task.predict(output), output[:, 0].exp())

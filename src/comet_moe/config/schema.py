@@ -351,11 +351,15 @@ class LossConfig(Section):
 
 
 class TrainingConfig(Section):
-    """Adam (ε=1e-7) at a constant learning rate, with early stopping on the validation loss."""
+    """Adam (ε=1e-7), at a constant learning rate by default, with early stopping on the validation loss."""
 
     epochs: PositiveInt = Field(description="largest number of epochs")
     batch_size: PositiveInt = Field(description="rows per optimiser step, over all processes")
-    learning_rate: PositiveFloat = Field(description="learning rate of Adam, constant")
+    learning_rate: PositiveFloat = Field(description="learning rate of Adam, at first")
+    schedule: Literal["constant", "cosine"] = Field(
+        default="constant",
+        description="learning rate over all epochs: `constant`, or from the first to 0 along a `cosine`",
+    )
     patience: PositiveInt = Field(
         default=25, description="epochs without a lower validation loss after which training stops"
     )

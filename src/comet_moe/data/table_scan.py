@@ -215,7 +215,7 @@ def infer_kind(scan: ColumnScan, source: object) -> tuple[ColumnKind | None, str
     if scan.numbers and not scan.texts:
         return _infer_number(scan)
     is_mixed = scan.numbers >= MIXED_SHARE * scan.values and len(scan.distinct) > FEW_INTEGERS
-    if is_mixed and not scan.identifies_rows and scan.first_text is not None:
+    if is_mixed and scan.first_text is not None:
         text, row = scan.first_text
         raise DataError(
             f"{source} has {text!r} in column {scan.name}, data row {row}, where {scan.numbers:,} of "

@@ -99,7 +99,7 @@ def _make_target(
             f"{source} has {len(classes)} distinct values as target {name}, where a binary one has 2; choose "
             f"the kind multiclass, or one class with {name}: {{kind: binary, positive: {classes[-1]}}}."
         )
-    if len(classes) > MAX_DISTINCT or 2 * len(classes) > scan.values:
+    if kind == "multiclass" and (len(classes) > MAX_DISTINCT or 2 * len(classes) > scan.values):
         many = f"more than {MAX_DISTINCT:,}" if len(classes) > MAX_DISTINCT else f"{len(classes):,}"
         raise DataError(
             f"{source} has {many} classes as target {name} in {scan.values:,} rows, too many to learn; "

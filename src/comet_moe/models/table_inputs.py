@@ -152,6 +152,7 @@ class ScaledNumbers(TableInput):
         """Scale and bound; 0 and a 1 beside it where a number is missing."""
         is_missing = numbers.isnan()
         scaled = (numbers.masked_fill(is_missing, 0) - self.medians) / self.scales
+        scaled = scaled.clamp(-1e15, 1e15)  # the square of more is infinite in float32
         bounded = scaled / (1 + (scaled / 3).square()).sqrt()
         return torch.cat((bounded.masked_fill(is_missing, 0), is_missing.to(bounded.dtype)), -1)
 

@@ -3,6 +3,7 @@
 Shapes: B rows, p features that the gates read, n experts.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -57,6 +58,7 @@ def build_trainer(
         optimizer=torch.optim.Adam(
             parameter_groups(model, training.learning_rate), eps=ADAM_EPSILON, fused=True
         ),
+        schedule=_schedule(config, len(dataset.train)),
         epochs=training.epochs,
         patience=training.patience,
         seed=seed,
@@ -72,6 +74,14 @@ def build_trainer(
         processes=processes,
         callbacks=callbacks,
     )
+
+
+def _schedule(config: TrainConfig, rows: int) -> Callable[[int], float] | None:
+    """The factor on the learning rate by optimiser step; None if it is constant."""
+    if config.training.schedule == "constant":
+        return None
+    steps = config.training.epochs * steps_per_epoch(rows, config.training.batch_size)
+    return lambda step: (1 + math.cos(math.pi * step / steps)) / 2
 
 
 class MultiTaskObjective(nn.Module):
