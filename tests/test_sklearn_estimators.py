@@ -140,6 +140,19 @@ def test_several_tasks_are_learned_at_once():
     assert 0.8 < model.score(frame, Y) <= 1
 
 
+def test_a_missing_target_has_no_loss():
+    """Half of the targets are missing; were NaN read as a class or a number, nothing could be learned."""
+    frame, city = make_frame()
+    Y = make_targets(frame, city)
+    hidden = Y.copy()
+    hidden.loc[::2, "rome"] = None
+    hidden.loc[1::2, "hours"] = np.nan
+    model = MultiTaskMoE({"rome": "binary", "hours": "regression"}, **FAST).fit(frame, hidden)
+    assert (model.predict(frame)["rome"] == Y["rome"]).mean() > 0.95
+    assert model.classes_["rome"].tolist() == ["no", "yes"]
+    assert model.score(frame, hidden) > 0.8
+
+
 def test_tasks_of_an_array_are_in_order():
     X, _, y = make_numbers()
     Y = np.column_stack([y > 1000, y])
