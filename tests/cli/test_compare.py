@@ -85,6 +85,6 @@ def test_trees_have_the_metrics_of_the_networks(tmp_path, table, monkeypatch):
     dataset = load_dataset(config)
     result = train_trees(dataset, table_tasks(read_schema(dataset.meta), config.loss), seed=0)
     assert result.tasks["bought"]["auc"] > 0.6
-    assert result.tasks["spend"]["mse"] < 1  # standardised: 1 is the error of the mean
+    assert result.tasks["spend"]["r2"] > 0.5
     weighted = sum(metrics["loss"] for metrics in result.tasks.values()) / 4
     assert result.test_loss == pytest.approx(100 * weighted)

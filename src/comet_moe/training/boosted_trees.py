@@ -16,7 +16,8 @@ import torch
 from comet_moe.data import Dataset, Split
 from comet_moe.data.table_schema import TableSchema
 from comet_moe.models import Task
-from comet_moe.training.evaluate import TaskMetrics
+from comet_moe.training.batches import take_rows
+from comet_moe.training.evaluate import TableTaskMetrics
 from comet_moe.training.records import ResultRecord
 from comet_moe.training.table_parts import read_schema
 
@@ -43,9 +44,8 @@ def train_trees(dataset: Dataset, tasks: Sequence[Task], seed: int) -> ResultRec
         model = _fit(task, dataset, inputs, is_categorical, seed)
         for name in losses:
             split: Split = getattr(dataset, name)
-            found = TaskMetrics(task)
-            target = torch.from_numpy(np.array(split.targets[task.name]))
-            found.add(_as_output(task, model, inputs[name]), {task.name: target})
+            found = TableTaskMetrics(task)
+            found.add(_as_output(task, model, inputs[name]), take_rows(split, slice(0, len(split))))
             losses[name] += 100 * task.weight * found.loss()
             if name == "test":
                 metrics[task.name] = found.metrics()

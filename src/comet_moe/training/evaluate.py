@@ -53,7 +53,7 @@ def evaluate(
     was_training = model.training
     model.eval()
     is_table = isinstance(model, TableModel)
-    accumulators = [_TableTaskMetrics(task) if is_table else TaskMetrics(task) for task in model.tasks]
+    accumulators = [TableTaskMetrics(task) if is_table else TaskMetrics(task) for task in model.tasks]
     names = gate_names(model)
     statistics = {name: RoutingStatistics() for name in names}
     by_group = _gate_groups(model.tasks, split, groups)
@@ -86,7 +86,7 @@ def evaluate(
         intervals={
             metrics.task.name: metrics.intervals()
             for metrics in accumulators
-            if with_intervals and isinstance(metrics, _TableTaskMetrics)
+            if with_intervals and isinstance(metrics, TableTaskMetrics)
         },
     )
 
@@ -149,7 +149,7 @@ class TaskMetrics:
         return metrics | {"auc": auc(outputs, targets)} if self.task.kind == "binary" else metrics
 
 
-class _TableTaskMetrics(TaskMetrics):
+class TableTaskMetrics(TaskMetrics):
     """Also keeps the groups of the rows; the metrics are those of :mod:`table_metrics`."""
 
     def __init__(self, task: Task):
@@ -157,14 +157,17 @@ class _TableTaskMetrics(TaskMetrics):
         self._groups: list[Tensor] = []
 
     def add(self, output: Tensor, batch: Batch) -> None:
+        """Add one batch: outputs (B, outputs) of the head."""
         super().add(output, batch)
         if "group" in batch.features:
             self._groups.append(batch.features["group"])
 
     def metrics(self) -> Metrics:
+        """The loss and the metrics of the task's kind."""
         return {"loss": self.loss()} | compute_metrics(*self._prepared())
 
     def intervals(self) -> dict[str, list[float | None]]:
+        """The interval of each metric, by a bootstrap over rows."""
         return bootstrap_intervals(*self._prepared())
 
     def _prepared(self) -> tuple[dict[str, Metric], int]:
