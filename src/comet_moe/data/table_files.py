@@ -92,7 +92,8 @@ def _read_text(path: Path, columns: list[str], numbers: set[str]) -> pa.Table:
     require_distinct_columns(path, columns, header.names)
     # Large strings are what pandas stores: they are not copied again.
     schema = pa.schema([(name, pa.float64() if name in numbers else pa.large_string()) for name in columns])
-    text_format = make_text_format(header, schema, null_values=[""])
+    reading, parsing, converting = make_text_options(header, schema, null_values=[""])
+    text_format = ds.CsvFileFormat(read_options=reading, parse_options=parsing, convert_options=converting)
     with wrap_read_errors(path, _TEXT):
         try:
             dataset = ds.dataset(str(path), schema=schema, format=text_format, filesystem=LocalFileSystem())
@@ -144,19 +145,26 @@ def read_header(path: Path, encoding: str = "utf-8", separator: str | None = Non
     return Header(encoding, separator, names, lines, has_trailing_separator)
 
 
-def make_text_format(header: Header, schema: pa.Schema, null_values: list[str]) -> ds.CsvFileFormat:
-    """Arrow's settings to read the columns of ``schema`` from a file with the given header."""
+def make_text_options(
+    header: Header, schema: pa.Schema, null_values: list[str]
+) -> tuple[pyarrow.csv.ReadOptions, pyarrow.csv.ParseOptions, pyarrow.csv.ConvertOptions]:
+    """Arrow's options to read the columns of ``schema`` from a file with the given header."""
     # Arrow rejects repeated names, even of columns that are not read: those are named by their number.
     names = [name if name in schema.names else f"\0{index}" for index, name in enumerate(header.names)]
     if header.has_trailing_separator:
         names.append(f"\0{len(names)}")
-    return ds.CsvFileFormat(
-        read_options=pyarrow.csv.ReadOptions(
-            column_names=names, skip_rows=header.lines, block_size=BLOCK, encoding=header.encoding
+    return (
+        pyarrow.csv.ReadOptions(
+            column_names=names,
+            skip_rows=header.lines,
+            block_size=BLOCK,
+            encoding=header.encoding,
         ),
-        parse_options=pyarrow.csv.ParseOptions(delimiter=header.separator, newlines_in_values=True),
-        convert_options=pyarrow.csv.ConvertOptions(
-            column_types=schema, null_values=null_values, strings_can_be_null=True
+        pyarrow.csv.ParseOptions(delimiter=header.separator, newlines_in_values=True),
+        pyarrow.csv.ConvertOptions(
+            column_types=schema,
+            null_values=null_values,
+            strings_can_be_null=True,
         ),
     )
 

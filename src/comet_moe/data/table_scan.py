@@ -28,7 +28,7 @@ KINDS = ("categorical", "numeric", "date", "list")
 
 MAX_DISTINCT = 1000
 """Distinct values of a column that are counted; above it there are "many"."""
-HEAD_ROWS = 100_000
+HEAD_ROWS = 20_000
 """Rows at the beginning of a table from which the share of distinct values is computed."""
 FEW_INTEGERS = 20
 """A column of integers with at most so many distinct values is read as categories."""

@@ -1,4 +1,4 @@
-"""A table in one or several files (.csv, .tsv, .parquet), read in batches of rows by ``pyarrow.dataset``.
+"""A table in one or several files (.csv, .tsv, .parquet), streamed in batches of rows by Arrow.
 
 Encoding and separator of text files are guessed where that is safe, and the guess is told in ``notes``:
 UTF-16 by its byte order mark, and commas, semicolons or tabs by the first line.
@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Protocol
 
 import pyarrow as pa
-import pyarrow.dataset as ds
-from pyarrow.fs import LocalFileSystem
+from pyarrow import csv, parquet
 
 from comet_moe.data.io import wrap_read_errors
 from comet_moe.data.table_files import (
     Header,
     inspect_parquet,
-    make_text_format,
+    make_text_options,
     read_header,
     rephrase_error,
     require_distinct_columns,
@@ -34,6 +33,8 @@ BATCH_ROWS = 2**16
 MISSING_TEXTS = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "<NA>", "#N/A")
 """Texts of a CSV or TSV file that stand for a missing value."""
 
+_BLOCKS = 8  # of a text file that make a batch
+_BUFFER = 2**20
 _UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
@@ -175,17 +176,9 @@ class TableSource:
         require_distinct_columns(path, columns, self._names(path))
         header = self._headers.get(path)
         kind = "Parquet file" if header is None else f"{header.encoding.upper()} table"
-        if header is None:
-            schema, file_format = self._schemas[path], ds.ParquetFileFormat()
-        else:
-            schema = pa.schema([(name, pa.string()) for name in columns])
-            file_format = make_text_format(header, schema, self._missing)
-        with wrap_read_errors(path, kind):
-            dataset = ds.dataset(str(path), schema=schema, format=file_format, filesystem=LocalFileSystem())
-            # Little is read ahead: what waits in memory should not grow with the file.
-            batches = dataset.to_batches(
-                columns=columns, batch_size=BATCH_ROWS, batch_readahead=2, fragment_readahead=1
-            )
+        batches = (
+            self._parquet_batches(path, columns) if header is None else self._text_batches(path, columns)
+        )
         while True:
             with wrap_read_errors(path, kind):
                 try:
@@ -198,4 +191,26 @@ class TableSource:
             if batch is None:
                 return
             if batch.num_rows:
-                yield batch
+                yield batch.select(columns)
+
+    # Arrow's data sets read a file ahead of a slow reader until all of it is in memory; these two do not.
+
+    def _parquet_batches(self, path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
+        file = parquet.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER)
+        yield from file.iter_batches(BATCH_ROWS, columns=columns, use_threads=False)
+
+    def _text_batches(self, path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
+        schema = pa.schema([(name, pa.string()) for name in columns])
+        reading, parsing, converting = make_text_options(self._headers[path], schema, self._missing)
+        reading.use_threads = False
+        converting.include_columns = columns
+        # Arrow reads up to 32 blocks ahead: they are small, and put together, since each batch has its cost.
+        waiting: list[pa.RecordBatch] = []
+        for batch in csv.open_csv(path, reading, parsing, converting):
+            waiting.append(batch)
+            rows = sum(own.num_rows for own in waiting)
+            if rows + batch.num_rows > BATCH_ROWS or len(waiting) == _BLOCKS:
+                yield pa.concat_batches(waiting)
+                waiting = []
+        if waiting:
+            yield pa.concat_batches(waiting)
