@@ -28,7 +28,7 @@ def test_columns_have_kinds_roles_missing_shares_and_examples(tmp_path):
     assert columns["city"]["examples"][0] == table["city"].mode()[0]
     assert columns["customer_id"]["role"] == "left out"
     shown = succeed("data", "inspect", path).out
-    assert "my.parquet: 400 rows, 12 columns" in shown.replace("\n", "")
+    assert "my.parquet: 400 rows, 12 columns" in " ".join(shown.split())
     assert "categorical" in shown
 
 
