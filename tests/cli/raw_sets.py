@@ -24,13 +24,18 @@ SMALL_DIGITS = [
 OVERLAY_SIZES = ["train_size=96", "validation_size=32", "test_size=32"]
 NAMES = [
     *("movielens", "movielens-200k", "movielens-100k", "jester", "books"),
-    *("digits", "multimnist", "multifashionmnist", "celeba", "ratings"),
+    *("digits", "multimnist", "multifashionmnist", "mnist-fashion", "celeba", "ratings"),
 ]
 
 
 def write_raw(name, folder):
     """Write the raw files of ``name`` and return the path for ``data prepare --from``."""
     folder.mkdir(parents=True, exist_ok=True)
+    if name == "mnist-fashion":
+        for kind in ("mnist", "fashion-mnist"):
+            (folder / kind).mkdir(exist_ok=True)
+            write_mnist(folder / kind, train=100)
+        return folder
     if name == "movielens":
         return write_ml1m(folder, some_ratings())
     if name == "movielens-200k":  # keeps a fifteenth of the rows, of the most active users
@@ -64,7 +69,7 @@ def settings_of(name, source):
     """The settings that ``train`` needs besides the prepared data."""
     if name == "ratings":
         return [*SHORT_RUN, f"data.path={source}"]
-    if name.startswith("multi"):
+    if name.startswith(("multi", "mnist")):
         return [*SHORT_RUN, *(f"data.options.{size}" for size in OVERLAY_SIZES)]
     return SHORT_RUN
 
@@ -72,7 +77,7 @@ def settings_of(name, source):
 def prepare(name, folder):
     """Prepare ``name`` by the command line; returns the settings for training and the JSON output."""
     source = write_raw(name, folder)
-    options = [f"--set={size}" for size in OVERLAY_SIZES] if name.startswith("multi") else []
+    options = [f"--set={size}" for size in OVERLAY_SIZES] if name.startswith(("multi", "mnist")) else []
     done = succeed("data", "prepare", name, "--from", source, "--any-size", *options, "--json")
     return settings_of(name, source), done.json
 

@@ -36,7 +36,7 @@ def test_a_recipe_runs_from_raw_files_to_a_result_that_evaluate_repeats(name, tm
     assert 0 < result["experts_per_sample"] <= RunFolder(out).config().model.experts
     wanted = {"watched": {"loss", "accuracy", "auc"}, "rating": {"loss", "mse"}}
     for task, metrics in result["tasks"].items():
-        many = name in ("digits", "multimnist", "multifashionmnist")
+        many = name in ("digits", "multimnist", "multifashionmnist", "mnist-fashion")
         assert metrics.keys() == wanted.get(task, {"loss", "accuracy"} if many else wanted["watched"])
     again = succeed("evaluate", out, "--json").json
     assert again == {key: result[key] for key in again}
