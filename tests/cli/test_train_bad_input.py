@@ -36,7 +36,7 @@ def digits(*arguments, settings=()):
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        (["gate=resnet"], "gate must be one of softmax"),
+        (["gate=resnet"], "gate must be one of dense"),
         (["gate.kk=2"], "there is no setting gate.kk"),
         (["training.epochs=many"], "training.epochs"),
         (["data.options.colour=1"], "no option colour"),
