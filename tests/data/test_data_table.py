@@ -179,6 +179,62 @@ def test_infinite_numbers_count_as_missing_and_are_told(store, tmp_path):
     assert not any(np.isinf(array).any() for array in arrays)
 
 
+def test_commas_are_decimal_points_in_a_file_with_semicolons(store, tmp_path):
+    path = tmp_path / "my.csv"
+    values = np.linspace(-1, 1, 60).round(3)
+    pd.DataFrame({"x": values, "y": [0, 1] * 30}).to_csv(path, index=False, sep=";", decimal=",")
+    dataset = build(path, store, targets=["y"])
+    assert feature(dataset, "x").kind == "numeric"
+    arrays = [getattr(dataset, split).features["numeric"] for split in ("train", "validation", "test")]
+    assert sorted(np.concatenate(arrays)[:, 0]) == sorted(values.astype(np.float32))
+    assert any("commas as decimal points" in note for note in dataset.meta["notes"])
+
+
+def test_a_target_may_have_any_name(table, store, tmp_path):
+    renamed = table.rename(columns={"bought": "numeric", "segment": "a/b: c"})
+    path = write_table(renamed, tmp_path / "my.parquet")
+    dataset = build(path, store, targets=["numeric", "a/b: c"])
+    assert set(np.unique(dataset.train.targets["numeric"])) == {0, 1}
+    assert dataset.train.targets["a/b: c"].shape == (420,)
+    assert dataset.train.features["numeric"].shape == (420, 4)
+
+
+def test_a_column_may_have_a_number_as_its_name(store, tmp_path):
+    path = tmp_path / "my.csv"
+    path.write_text("2023,2024\n" + "1.5,0\n2.5,1\n" * 30)
+    assert list(build(path, store, targets=2024).train.targets) == ["2024"]
+
+
+def test_a_table_for_testing_must_have_the_classes_of_the_train_table(store, tmp_path):
+    paths = [tmp_path / name for name in ("train.csv", "test.csv")]
+    for path, classes in zip(paths, ("ab", "ac"), strict=True):
+        pd.DataFrame({"x": np.arange(60) / 7, "y": list(classes) * 30}).to_csv(path, index=False)
+    with pytest.raises(
+        DataError, match="the target y has the class 'c', which is not among those to train on: a, b"
+    ):
+        build(paths[0], store, targets=["y"], test=str(paths[1]))
+
+
+def test_columns_of_other_types_are_left_out_or_refused(store, tmp_path):
+    path = tmp_path / "my.parquet"
+    frame = {"x": np.arange(60) / 7, "raw": [b"bytes"] * 60, "tags": [["a"], ["b"]] * 30, "y": [0, 1] * 30}
+    pd.DataFrame(frame).to_parquet(path)
+    dataset = build(path, store, targets=["y"])
+    assert schema_of(dataset).feature_columns == ["x", "tags"]
+    for options, reason in (
+        ({"columns": {"tags": "categorical"}}, "has values that are lists in column tags"),
+        ({"columns": {"raw": "categorical"}}, "of a type that is neither number, text"),
+        (
+            {"split": "group", "group": "tags"},
+            "has lists or bytes in column tags, which the option group names",
+        ),
+        ({"gauc": "tags"}, "has lists or bytes in column tags, which the option gauc names"),
+        ({"targets": ["tags"]}, "has lists or bytes as target tags"),
+    ):
+        with pytest.raises(DataError, match=reason):
+            build(path, store, **{"targets": ["y"], **options})
+
+
 # Splits
 
 
@@ -295,6 +351,14 @@ ROWS = "".join(f"{i},{'ab'[i % 2]},{i % 2}\n" for i in range(60))
         ("x,z,y\n" + ROWS, {"split": "time", "time": "z"}, "has no readable time in column z, data row 1"),
         ("x,z,y\n" + ROWS, {"split": "time", "time": "y"}, "too few distinct times in column y"),
         ("x,z,y\n" + ROWS, {"test": "nowhere.csv"}, "nowhere.csv does not exist"),
+        ("x,z,y\n" + ROWS, {"columns": {"z": "numeric"}}, "has values such as 'a' and no number in column z"),
+        ("x,z,y\n" + ROWS, {"columns": {"x": "date"}}, "has values that are not dates such as 2024-01-31"),
+        (
+            "x,z,y\n" + ROWS,
+            {"targets": {"x": "regression"}, "split": "stratified"},
+            "needs the option stratify",
+        ),
+        ("x,z,y\n" + ROWS + "1,a,inf\n", {}, "has 1 infinite values as target y"),
         ("x,z,y\n" + ROWS, {"targets": None}, "needs the names of its targets"),
     ],
 )

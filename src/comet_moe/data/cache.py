@@ -67,21 +67,26 @@ def _write_files(folder: Path, raw: RawDataset, meta: dict[str, Any]) -> None:
 
 def _write_streamed_files(folder: Path, raw: StreamedDataset, meta: dict[str, Any]) -> None:
     kinds = {"features": raw.features, "targets": raw.targets}
-    arrays = {
-        split: {kind: {name: array_file(split, name) for name in group} for kind, group in kinds.items()}
+    arrays = {  # with the kind in the name, since a target may have the name of a feature
+        split: {
+            kind: {name: array_file(split, f"{kind}.{name}") for name in group}
+            for kind, group in kinds.items()
+        }
         for split in SPLITS
     }
     with ExitStack() as stack:
-        files: dict[tuple[str, str], BinaryIO] = {}
+        files: dict[tuple[str, str, str], BinaryIO] = {}
         for split, rows in raw.rows.items():
-            for name, (shape, dtype) in [*raw.features.items(), *raw.targets.items()]:
-                file = stack.enter_context((folder / array_file(split, name)).open("wb"))
-                _write_header(file, (rows, *shape), dtype)
-                files[split, name] = file
+            for kind, group in kinds.items():
+                for name, (shape, dtype) in group.items():
+                    file = stack.enter_context((folder / arrays[split][kind][name]).open("wb"))
+                    _write_header(file, (rows, *shape), dtype)
+                    files[split, kind, name] = file
         for split, features, targets in raw.make_blocks():
-            for name, (_, dtype) in [*raw.features.items(), *raw.targets.items()]:
-                block = features[name] if name in raw.features else targets[name]
-                files[split, name].write(np.ascontiguousarray(block, dtype=dtype).data)
+            for kind, blocks in (("features", features), ("targets", targets)):
+                for name, (_, dtype) in kinds[kind].items():
+                    block = np.ascontiguousarray(blocks[name], dtype=dtype)
+                    files[split, kind, name].write(block.data)
     _write_meta(folder, {**meta, **raw.meta}, dict(raw.rows), arrays, {})
 
 

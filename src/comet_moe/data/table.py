@@ -75,7 +75,11 @@ def build_from_sources(sources: Mapping[str, RowSource], request: Request) -> St
             ]
         )
     )
-    make_assigners = _plan_splits(sources, scans, columns, options, request, [t.column for t in targets])
+    if options.gauc is not None:
+        _require_column(main, scans, "gauc", options.gauc)
+    make_assigners = _plan_splits(
+        sources, scans, columns, options, request, [t.column for t in targets if t.classes]
+    )
     fitter = SchemaFitter(
         features,
         targets,
@@ -127,7 +131,7 @@ def _plan_splits(
     columns: Sequence[str],
     options: TableOptions,
     request: Request,
-    targets: Sequence[str],
+    classes: Sequence[str],
 ) -> Any:
     """A function that makes, for a new pass, what assigns the rows of each source to splits."""
     main, seed = sources["train"], request.seed
@@ -151,21 +155,28 @@ def _plan_splits(
     if split == "random":
         make = partial(random_assigner, rows, shares, seed)
     elif split == "stratified":
-        column = options.stratify or targets[0]
-        main_columns = _require_column(main, "stratify", column)
+        column = options.stratify or next(iter(classes), None)
+        if column is None:
+            raise DataError("a stratified split needs the option stratify, the name of a column of classes.")
+        main_columns = _require_column(main, scans, "stratify", column)
+        if scans[column].has_many or (not scans[column].texts and not scans[column].is_integer):
+            raise DataError(
+                f"{main} has numbers or too many values in column {column}, by which the rows are to be "
+                f"stratified; give a column of classes with the option stratify, or split at random."
+            )
         make = partial(
             stratified_assigner, column, count_groups(main.batches(main_columns), column), shares, seed
         )
     elif split == "group":
         if options.group is None:
             raise DataError("a split by group needs the option group, the name of a column.")
-        main_columns = _require_column(main, "group", options.group)
+        main_columns = _require_column(main, scans, "group", options.group)
         groups = count_groups(main.batches(main_columns), options.group)
         make = partial(group_assigner, options.group, groups, shares, seed, main)
     else:
         if options.time is None:
             raise DataError("a split by time needs the option time, the name of a column.")
-        main_columns = _require_column(main, "time", options.time)
+        main_columns = _require_column(main, scans, "time", options.time)
         by_time = time_assigner(main.batches(main_columns), options.time, shares, seed, main)
         make = lambda: by_time  # noqa: E731 - the same in every pass, as it holds no state
 
@@ -180,11 +191,18 @@ def _constant(code: int, batch: pa.RecordBatch) -> Any:
     return np.full(batch.num_rows, code, dtype=np.int8)
 
 
-def _require_column(source: RowSource, option: str, column: str) -> list[str]:
+def _require_column(
+    source: RowSource, scans: Mapping[str, ColumnScan], option: str, column: str
+) -> list[str]:
     if column not in source.columns:
         raise DataError(
             f"{source} has no column {column}, which the option {option} names; its columns are "
             f"{', '.join(source.columns)}."
+        )
+    if scans[column].is_list or not scans[column].is_readable:
+        raise DataError(
+            f"{source} has lists or bytes in column {column}, which the option {option} names; name a column "
+            f"of single values."
         )
     return [column]
 

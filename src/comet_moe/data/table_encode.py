@@ -26,6 +26,7 @@ from comet_moe.data.table_values import (
     date_part,
     is_text,
 )
+from comet_moe.exceptions import DataError
 
 Array = npt.NDArray[Any]
 
@@ -129,13 +130,21 @@ class Encoder:
     def _encode_target(self, target: Target, values: pa.Array) -> npt.NDArray[np.float64]:
         if target.kind in ("regression", "count"):
             numbers = as_numbers(values)
+            if np.isinf(numbers).any():
+                raise DataError(f"the target {target.name} has an infinite value; correct or remove it.")
             return (numbers - target.mean) / target.std if target.kind == "regression" else numbers
         codes, texts = as_categories(values)
         if target.positive is not None:
             numbers = np.array([*(float(text == target.positive) for text in texts), np.nan])
         else:
             classes = self._classes[target.name]
-            numbers = np.array([*(classes.get(text, np.nan) for text in texts), np.nan])
+            new = next((text for text in texts if text not in classes), None)
+            if new is not None:  # in a table of its own for validation or test
+                raise DataError(
+                    f"the target {target.name} has the class {new!r}, which is not among those to train on: "
+                    f"{', '.join(target.classes)}."
+                )
+            numbers = np.array([*(classes[text] for text in texts), np.nan])
         return numbers[codes]
 
 

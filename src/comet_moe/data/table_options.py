@@ -29,8 +29,14 @@ class TargetOption(BaseModel):
 
 
 def _as_names(value: Any) -> Any:
-    """A list of names, also from one text with commas."""
-    return [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
+    """A list of names, also from one text with commas; a name that YAML reads as a number is a text."""
+    if isinstance(value, int | float):
+        value = str(value)
+    if isinstance(value, str):
+        return [name.strip() for name in value.split(",") if name.strip()]
+    if isinstance(value, list):
+        return [str(name) if isinstance(name, int | float) else name for name in value]
+    return value
 
 
 def _as_targets(value: Any) -> Any:
@@ -40,7 +46,7 @@ def _as_targets(value: Any) -> Any:
         return {name: {} for name in value}
     if isinstance(value, Mapping):
         return {
-            name: {"kind": option} if isinstance(option, str) else option or {}
+            str(name): {"kind": option} if isinstance(option, str) else option or {}
             for name, option in value.items()
         }
     return value

@@ -1,18 +1,23 @@
 """A table in one or several files (.csv, .tsv, .parquet), streamed in batches of rows by Arrow.
 
 Encoding and separator of text files are guessed where that is safe, and the guess is told in ``notes``:
-UTF-16 by its byte order mark, and commas, semicolons or tabs by the first line.
+UTF-16 by its byte order mark, commas, semicolons or tabs by the first line, and commas as decimal points by
+the first rows of a file with semicolons.
 """
 
 from __future__ import annotations
 
 import codecs
+import csv as python_csv
 import glob
+import re
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyarrow import csv, parquet
 
 from comet_moe.data.io import wrap_read_errors
@@ -35,6 +40,7 @@ MISSING_TEXTS = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "<NA>", "#N/A")
 
 _BLOCKS = 8  # of a text file that make a batch
 _BUFFER = 2**20
+_DECIMAL_COMMA = re.compile(r"-?\d+,\d+")
 _UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
@@ -123,6 +129,7 @@ class TableSource:
         self.paths = list(paths)
         self.notes: list[str] = []
         self._missing = list(missing)
+        self._has_decimal_comma: set[Path] = set()
         self._headers: dict[Path, Header] = {}
         self._schemas: dict[Path, pa.Schema] = {}
         for path in self.paths:
@@ -161,6 +168,9 @@ class TableSource:
         if separator is None and header.separator != usual:
             name = {"\t": "tabs", ";": "semicolons"}[header.separator]
             self.notes.append(f"{path.name} is read with {name} between its values, as in its first line")
+        if header.separator == ";" and _has_decimal_comma(path, header):
+            self._has_decimal_comma.add(path)
+            self.notes.append(f"{path.name} is read with commas as decimal points, as in its first rows")
         return header
 
     def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
@@ -210,7 +220,23 @@ class TableSource:
             waiting.append(batch)
             rows = sum(own.num_rows for own in waiting)
             if rows + batch.num_rows > BATCH_ROWS or len(waiting) == _BLOCKS:
-                yield pa.concat_batches(waiting)
+                yield self._joined(path, waiting)
                 waiting = []
         if waiting:
-            yield pa.concat_batches(waiting)
+            yield self._joined(path, waiting)
+
+    def _joined(self, path: Path, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+        joined = pa.concat_batches(batches)
+        if path not in self._has_decimal_comma:
+            return joined
+        columns = [
+            pc.replace_substring_regex(column, r"^(-?\d+),(\d+)$", r"\1.\2") for column in joined.columns
+        ]
+        return pa.record_batch(columns, names=joined.schema.names)
+
+
+def _has_decimal_comma(path: Path, header: Header) -> bool:
+    """Whether one of the first values is a number with a comma, such as 1,5."""
+    with path.open(encoding=header.encoding, errors="replace", newline="") as file:
+        rows = python_csv.reader(file, delimiter=header.separator)
+        return any(_DECIMAL_COMMA.fullmatch(value.strip()) for row in islice(rows, 1000) for value in row)

@@ -147,6 +147,7 @@ def choose_features(
         if kind is None:
             notes.append(f"column {name} is left out: {reason}")
             continue
+        _check_kind(scan, kind, source)
         if kind == "numeric" and scan.texts:
             assert scan.first_text is not None
             notes.append(
@@ -157,6 +158,24 @@ def choose_features(
     if not features:
         raise DataError(f"{source} has no column left as a feature; give at least one besides the targets.")
     return features, notes
+
+
+def _check_kind(scan: ColumnScan, kind: str, source: RowSource) -> None:
+    """Raise DataError if the values of a column cannot be of the kind that the options ask for."""
+    if not scan.is_readable:
+        reason = "of a type that is neither number, text, date, truth value nor list"
+    elif scan.is_list and kind != "list":
+        reason = "that are lists"
+    elif kind == "date" and not scan.is_date and scan.values:
+        reason = "that are not dates such as 2024-01-31"
+    elif kind == "numeric" and scan.values and not scan.numbers and not scan.is_date:
+        reason = f"such as {next(iter(sorted(scan.distinct)))!r} and no number"
+    else:
+        return
+    raise DataError(
+        f"{source} has values {reason} in column {scan.name}, which the option columns calls {kind}; choose "
+        f"another kind, or exclude the column."
+    )
 
 
 def _make_features(scan: ColumnScan, kind: str) -> list[Feature]:

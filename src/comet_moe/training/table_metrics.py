@@ -20,7 +20,9 @@ Floats = npt.NDArray[np.float64]
 Metric = Callable[[Floats], float]
 """From weights (N,) of the rows to the metric; NaN where it is not defined."""
 
-BOOTSTRAP_SAMPLES = 200
+BOOTSTRAP_SAMPLES = (50, 200)
+"""Fewest and most samples; between them as many as make 20 million draws of rows."""
+BOOTSTRAP_DRAWS = 20_000_000
 CONFIDENCE = 0.95
 CALIBRATION_BINS = 15
 
@@ -62,13 +64,15 @@ def compute_metrics(metrics: dict[str, Metric], rows: int) -> Metrics:
 
 
 def bootstrap_intervals(
-    metrics: dict[str, Metric], rows: int, samples: int = BOOTSTRAP_SAMPLES, seed: int = 0
+    metrics: dict[str, Metric], rows: int, seed: int = 0
 ) -> dict[str, list[float | None]]:
     """Percentile intervals of each metric at 95 % confidence: [low, high], from samples of rows.
 
     The same seed gives all tasks and models the same samples, so that intervals of differences are possible.
     """
     rng = np.random.default_rng(seed)
+    fewest, most = BOOTSTRAP_SAMPLES
+    samples = min(max(BOOTSTRAP_DRAWS // max(rows, 1), fewest), most)
     values: dict[str, list[float]] = {name: [] for name in metrics}
     for _ in range(samples if rows else 0):
         weights = np.bincount(rng.integers(0, rows, rows), minlength=rows).astype(np.float64)
