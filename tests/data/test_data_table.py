@@ -273,6 +273,13 @@ def test_a_split_by_time_puts_the_latest_rows_into_test(path, store):
     assert days[0].max() < days[1].min() <= days[1].max() < days[2].min()
 
 
+def test_codes_with_numbers_and_texts_are_categories(store, tmp_path):
+    codes = [*(str(98000 + row % 50) for row in range(98)), "98107-2117", "98107-2117"]
+    path = tmp_path / "my.csv"
+    pd.DataFrame({"zip_code": codes, "y": [0, 1] * 50}).to_csv(path, index=False)
+    assert feature(build(path, store, targets=["y"]), "zip_code").kind == "categorical"
+
+
 # Bad input
 
 

@@ -1,5 +1,6 @@
 """What ``comet-moe data inspect`` prints, and the recipe that it writes."""
 
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,26 +12,28 @@ if TYPE_CHECKING:
 
 def print_report(report: "TableReport") -> None:
     """Print the columns of a table with warnings."""
-    from rich.console import Console
-    from rich.table import Table
-
     from comet_moe.data.table_inspect import many_or
 
-    title = f"{', '.join(report.files)}: {report.rows:,} rows, {len(report.columns)} columns"
-    table = Table(title=title, title_justify="left")
-    for name in ("column", "role", "kind", "missing", "distinct", "most frequent values"):
-        is_number = name in ("missing", "distinct")
-        table.add_column(name, justify="right" if is_number else "left", no_wrap=True)
-    for column in report.columns:
-        table.add_row(
+    typer.echo(f"{', '.join(report.files)}: {report.rows:,} rows, {len(report.columns)} columns")
+    rows = [("column", "role", "kind", "missing", "distinct", "most frequent values")]
+    rows += [
+        (
             column.name,
             column.role,
-            column.kind or f"({column.reason})",
+            column.kind or "",
             f"{column.missing:.1%}" if column.missing else "",
             many_or(column.distinct),
-            ", ".join(column.examples),
+            f"({column.reason})" if column.reason else ", ".join(column.examples),
         )
-    Console().print(table, highlight=False, markup=False)
+        for column in report.columns
+    ]
+    widths = [max(len(row[index]) for row in rows) for index in range(len(rows[0]) - 1)]
+    for row in rows:
+        cells = [
+            cell.rjust(width) if index in (3, 4) else cell.ljust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=False))
+        ]
+        typer.echo("  ".join(("", *cells, row[-1]))[: max(shutil.get_terminal_size().columns, 80)])
     for note in report.notes:
         typer.echo(f"note: {note}", err=True)
     for warning in report.warnings:

@@ -214,7 +214,9 @@ def infer_kind(scan: ColumnScan, source: object) -> tuple[ColumnKind | None, str
         return "date", None
     if scan.numbers and not scan.texts:
         return _infer_number(scan)
-    is_mixed = scan.numbers >= MIXED_SHARE * scan.values and len(scan.distinct) > FEW_INTEGERS
+    is_code = scan.is_padded or bool(_ID_NAME.search(scan.name))
+    is_mixed = not is_code and scan.numbers >= MIXED_SHARE * scan.values
+    is_mixed &= len(scan.distinct) > FEW_INTEGERS
     if is_mixed and scan.first_text is not None:
         text, row = scan.first_text
         raise DataError(
