@@ -6,10 +6,12 @@ import gzip
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from comet_moe.data import prepare
 from comet_moe.data.table_schema import FIRST_CATEGORY, MISSING, RARE, UNKNOWN, TableSchema
 from comet_moe.exceptions import DataError
+from comet_moe.models.table_inputs import PiecewiseLinearEmbeddings, ScaledNumbers
 from made_tables import TASKS, as_text, customers, write_table
 
 
@@ -177,6 +179,21 @@ def test_infinite_numbers_count_as_missing_and_are_told(store, tmp_path):
     arrays = [getattr(dataset, split).features["numeric"] for split in ("train", "validation", "test")]
     assert sum(np.isnan(array).sum() for array in arrays) == 2
     assert not any(np.isinf(array).any() for array in arrays)
+
+
+def test_huge_and_tiny_numbers_give_finite_outputs(store, tmp_path):
+    path = tmp_path / "my.parquet"
+    noise = np.random.default_rng(0).normal(size=60)
+    pd.DataFrame({"huge": noise * 1e300, "tiny": noise * 1e-300, "y": [0, 1] * 30}).to_parquet(path)
+    dataset = build(path, store, targets=["y"])
+    numbers = torch.from_numpy(dataset.train.features["numeric"].copy())
+    assert numbers.isfinite().all()
+    features = schema_of(dataset).features
+    for module in (
+        PiecewiseLinearEmbeddings([own.edges for own in features], width=4),
+        ScaledNumbers([own.median for own in features], [own.scale for own in features]),
+    ):
+        assert module(numbers).isfinite().all()
 
 
 def test_commas_are_decimal_points_in_a_file_with_semicolons(store, tmp_path):
@@ -364,6 +381,11 @@ ROWS = "".join(f"{i},{'ab'[i % 2]},{i % 2}\n" for i in range(60))
             "x,z,y\n" + ROWS,
             {"targets": {"x": "regression"}, "split": "stratified"},
             "needs the option stratify",
+        ),
+        (
+            "x,z,y\n" + ROWS + "1,a,1e200\n",
+            {"targets": {"y": "regression"}},
+            "has numbers above 1e+100 as target y",
         ),
         ("x,z,y\n" + ROWS + "1,a,inf\n", {}, "has 1 infinite values as target y"),
         ("x,z,y\n" + ROWS, {"targets": None}, "needs the names of its targets"),

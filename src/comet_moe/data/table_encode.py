@@ -30,6 +30,9 @@ from comet_moe.exceptions import DataError
 
 Array = npt.NDArray[Any]
 
+LARGEST = 1e37
+"""Larger numbers are read as this one: differences of two such numbers are finite in float32."""
+
 
 class Encoder:
     """Encodes batches of a table.
@@ -113,8 +116,7 @@ class Encoder:
             if wrong:
                 self.not_numbers[feature.name] = self.not_numbers.get(feature.name, 0) + wrong
         numbers[np.isinf(numbers)] = np.nan
-        limit = np.finfo(np.float32).max
-        return np.clip(numbers, -limit, limit).astype(np.float32)
+        return numbers.astype(np.float32)
 
     def _encode_lists(self, feature: Feature, values: pa.Array) -> Array:
         lengths, codes, texts = as_lists(values, self.schema.list_separator)
@@ -149,8 +151,9 @@ class Encoder:
 
 
 def feature_numbers(feature: Feature, values: pa.Array) -> npt.NDArray[np.float64]:
-    """The numbers of a numeric feature, (B,)."""
-    return as_days(as_dates(values)) if feature.part == "days" else as_numbers(values).copy()
+    """The numbers of a numeric feature, (B,), within ``LARGEST`` unless they are infinite."""
+    numbers = as_days(as_dates(values)) if feature.part == "days" else as_numbers(values)
+    return np.where(np.isinf(numbers), numbers, np.clip(numbers, -LARGEST, LARGEST))
 
 
 def feature_categories(feature: Feature, values: pa.Array) -> tuple[Array, list[str]]:

@@ -204,7 +204,7 @@ def _rank_correlation(numbers: Floats, values: Floats) -> float:
 
     is_number = np.isfinite(numbers)
     numbers, values = numbers[is_number], values[is_number]
-    if len(numbers) < 20 or numbers.std() == 0 or values.std() == 0:
+    if len(numbers) < 20 or numbers.min() == numbers.max() or values.min() == values.max():
         return 0.0
     distinct = np.unique(values)
     if len(distinct) == 2:  # 2 AUC - 1

@@ -11,6 +11,7 @@ from comet_moe.data.table_source import RowSource
 from comet_moe.data.table_values import DATE_PARTS
 from comet_moe.exceptions import DataError
 
+LARGEST_TARGET = 1e100
 FEW_CLASSES = 10
 """A target of integers with at most so many distinct values is read as classes."""
 
@@ -71,6 +72,11 @@ def _make_target(
             raise DataError(
                 f"{source} has {text!r} in column {scan.name}, data row {row}; a target of kind {kind} must "
                 f"be a number or empty."
+            )
+        if max(-scan.low, scan.high) > LARGEST_TARGET:
+            raise DataError(
+                f"{source} has numbers above {LARGEST_TARGET:g} as target {name}, too large to square; give "
+                f"it in a larger unit."
             )
         if kind == "count" and (scan.low < 0 or not scan.is_integer):
             raise DataError(

@@ -145,7 +145,7 @@ class ScaledNumbers(TableInput):
     def __init__(self, medians: Sequence[float], scales: Sequence[float]):
         super().__init__()
         self.register_buffer("medians", torch.tensor(medians), persistent=False)
-        self.register_buffer("scales", torch.tensor(scales), persistent=False)
+        self.register_buffer("scales", torch.tensor(scales).clamp_min(1e-30), persistent=False)
         self.out_features = 2 * len(medians)
 
     def forward(self, numbers: Tensor) -> Tensor:

@@ -134,7 +134,7 @@ def _f1(predicted: npt.NDArray[np.int64], target: npt.NDArray[np.int64], classes
 
 def _calibration_error(confidence: Floats, outcome: Floats) -> Metric:
     """Expected calibration error: Σ_b share_b · |mean confidence - mean outcome| over bins of equal width."""
-    bins = np.minimum((confidence * CALIBRATION_BINS).astype(np.int64), CALIBRATION_BINS - 1)
+    bins = np.minimum((np.nan_to_num(confidence) * CALIBRATION_BINS).astype(np.int64), CALIBRATION_BINS - 1)
     gap = confidence - outcome
 
     def error(weights: Floats) -> float:
