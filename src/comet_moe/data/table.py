@@ -21,7 +21,7 @@ from comet_moe.data.table_fit import SchemaFitter
 from comet_moe.data.table_options import TableOptions
 from comet_moe.data.table_scan import ColumnScan, scan_table
 from comet_moe.data.table_schema import TableSchema
-from comet_moe.data.table_source import RowSource, TableSource, find_tables
+from comet_moe.data.table_source import TableSource, find_tables
 from comet_moe.data.table_splits import (
     Assign,
     count_groups,
@@ -32,7 +32,7 @@ from comet_moe.data.table_splits import (
     time_assigner,
 )
 from comet_moe.data.table_tasks import choose_features, choose_targets
-from comet_moe.data.types import Array, Dataset, Request, Split, StreamedDataset
+from comet_moe.data.types import Array, Request, StreamedDataset
 from comet_moe.exceptions import DataError
 
 
@@ -48,21 +48,10 @@ def find_table_files(source: Path, options: Mapping[str, Any]) -> dict[str, Path
 
 
 def build_table(files: Mapping[str, Path], request: Request) -> StreamedDataset:
-    """Prepare the table in the given files."""
+    """Prepare the table in the given files, which are those of :func:`find_table_files`."""
     options = TableOptions.read(request.options)
     sources = {split: _open(files, split, options) for split in SPLITS if f"{split}.0" in files}
-    return build_from_sources(sources, request)
-
-
-def build_from_sources(sources: Mapping[str, RowSource], request: Request) -> StreamedDataset:
-    """Prepare a table, see the module.
-
-    Args:
-        sources: the rows under "train", which are split; those under "validation" and "test", if there are
-            any, are these splits.
-        request: seed, split and options.
-    """
-    options, main = TableOptions.read(request.options), sources["train"]
+    main = sources["train"]
     scans = scan_table(main)
     targets, target_notes = choose_targets(scans, options, main)
     features, feature_notes = choose_features(scans, options, targets, main, request.split)
@@ -126,7 +115,7 @@ def _open(files: Mapping[str, Path], split: str, options: TableOptions) -> Table
 
 
 def _plan_splits(
-    sources: Mapping[str, RowSource],
+    sources: Mapping[str, TableSource],
     scans: Mapping[str, ColumnScan],
     columns: Sequence[str],
     options: TableOptions,
@@ -192,7 +181,7 @@ def _constant(code: int, batch: pa.RecordBatch) -> Any:
 
 
 def _require_column(
-    source: RowSource, scans: Mapping[str, ColumnScan], option: str, column: str
+    source: TableSource, scans: Mapping[str, ColumnScan], option: str, column: str
 ) -> list[str]:
     if column not in source.columns:
         raise DataError(
@@ -208,7 +197,7 @@ def _require_column(
 
 
 def _assigned_batches(
-    sources: Mapping[str, RowSource], assigners: Mapping[str, Assign], columns: Sequence[str]
+    sources: Mapping[str, TableSource], assigners: Mapping[str, Assign], columns: Sequence[str]
 ) -> Iterator[tuple[pa.RecordBatch, Any]]:
     for name, source in sources.items():
         for batch in source.batches(columns):
@@ -216,7 +205,7 @@ def _assigned_batches(
 
 
 def _encoded_blocks(
-    sources: Mapping[str, RowSource], make_assigners: Any, columns: Sequence[str], encoder: Encoder
+    sources: Mapping[str, TableSource], make_assigners: Any, columns: Sequence[str], encoder: Encoder
 ) -> Iterator[tuple[str, dict[str, Array], dict[str, Array]]]:
     """Split, features and targets of blocks of rows, in the order of the files."""
     for batch, split in _assigned_batches(sources, make_assigners(), columns):
@@ -227,7 +216,7 @@ def _encoded_blocks(
                 yield name, select_rows(features, rows), select_rows(targets, rows)
 
 
-def _check_train_targets(schema: TableSchema, source: RowSource, rows: int) -> None:
+def _check_train_targets(schema: TableSchema, source: TableSource, rows: int) -> None:
     for target in schema.targets:
         if target.missing == rows:
             raise DataError(f"{source} has no value of the target {target.name} in the train split.")
@@ -236,19 +225,3 @@ def _check_train_targets(schema: TableSchema, source: RowSource, rows: int) -> N
                 f"{source} has one value only of the target {target.name} in the train split; use another "
                 f"split or another target."
             )
-
-
-def collect_dataset(name: str, streamed: StreamedDataset) -> Dataset:
-    """The data set in memory, without a cache."""
-    parts: dict[str, list[tuple[Mapping[str, Array], Mapping[str, Array]]]] = {split: [] for split in SPLITS}
-    for split, features, targets in streamed.make_blocks():
-        parts[split].append((features, targets))
-    train, validation, test = (
-        Split(
-            {key: np.concatenate([part[0][key] for part in parts[split]]) for key in streamed.features},
-            {key: np.concatenate([part[1][key] for part in parts[split]]) for key in streamed.targets},
-        )
-        for split in SPLITS
-    )
-    meta = {"name": name, "rows": dict(streamed.rows), **streamed.meta}
-    return Dataset(name, train, validation, test, meta)

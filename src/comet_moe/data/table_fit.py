@@ -33,7 +33,6 @@ class CategoryCounter:
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}
-        self.is_pruned = False
 
     def add(self, codes: npt.NDArray[Any], texts: Sequence[str]) -> None:
         """Count ``texts[code]`` for each code that is not -1."""
@@ -42,7 +41,6 @@ class CategoryCounter:
             if count:
                 counts[text] = counts.get(text, 0) + count
         if len(counts) > MAX_COUNTED:
-            self.is_pruned = True
             kept = sorted(counts.items(), key=lambda item: -item[1])[: MAX_COUNTED // 2]
             self.counts = dict(kept)
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from comet_moe.data.table_source import RowSource
+from comet_moe.data.table_source import TableSource
 from comet_moe.data.table_values import (
     as_categories,
     as_lists,
@@ -24,7 +24,6 @@ from comet_moe.data.table_values import (
 from comet_moe.exceptions import DataError
 
 ColumnKind = Literal["categorical", "numeric", "date", "list"]
-KINDS = ("categorical", "numeric", "date", "list")
 
 MAX_DISTINCT = 1000
 """Distinct values of a column that are counted; above it there are "many"."""
@@ -186,7 +185,7 @@ def sort_classes(texts: set[str]) -> list[str]:
     return distinct if np.isnan(numbers).any() else [distinct[i] for i in np.argsort(numbers, kind="stable")]
 
 
-def scan_table(source: RowSource) -> dict[str, ColumnScan]:
+def scan_table(source: TableSource) -> dict[str, ColumnScan]:
     """One pass over all rows: what each column holds."""
     scans = {name: ColumnScan(name) for name in source.columns}
     for batch in source.batches():

@@ -14,7 +14,6 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -64,45 +63,6 @@ def find_tables(path: Path) -> list[Path]:
     if wrong is not None:
         raise DataError(f"{path} names {wrong}, which is not a .csv, .tsv or .parquet table; narrow it.")
     return found
-
-
-class RowSource(Protocol):
-    """Rows of a table that can be read again and again, with their columns and notes on how they are read."""
-
-    columns: list[str]
-    notes: list[str]
-
-    def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-        """All rows once, in batches with the given columns, or all of them."""
-
-
-class ArrowSource:
-    """The rows of an Arrow table in memory.
-
-    Args:
-        table: the rows.
-        name: what error messages call the table.
-    """
-
-    def __init__(self, table: pa.Table, name: str = "the table"):
-        self.columns = list(table.column_names)
-        self.notes: list[str] = []
-        self._table, self._name = table, name
-        repeated = next((column for column in self.columns if self.columns.count(column) > 1), None)
-        if repeated is not None:
-            raise DataError(f"{name} has more than one column {repeated}; rename the others.")
-
-    def __str__(self) -> str:
-        return self._name
-
-    def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-        """All rows once, at most ``BATCH_ROWS`` at a time, with the given columns in the given order."""
-        wanted = self.columns if columns is None else list(columns)
-        missing = next((name for name in wanted if name not in self.columns), None)
-        if missing is not None:
-            raise DataError(f"{self} has no column {missing}; its columns are {', '.join(self.columns)}.")
-        batches = self._table.select(wanted).combine_chunks().to_batches(max_chunksize=BATCH_ROWS)
-        return iter([batch for batch in batches if batch.num_rows])
 
 
 class TableSource:

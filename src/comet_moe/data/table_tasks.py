@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from comet_moe.data.table_options import TableOptions, TargetOption
 from comet_moe.data.table_scan import FEW_INTEGERS, MAX_DISTINCT, ColumnScan, infer_kind
 from comet_moe.data.table_schema import Feature, Target, TargetKind
-from comet_moe.data.table_source import RowSource
 from comet_moe.data.table_values import DATE_PARTS
 from comet_moe.exceptions import DataError
 
@@ -17,7 +16,7 @@ FEW_CLASSES = 10
 
 
 def choose_targets(
-    scans: Mapping[str, ColumnScan], options: TableOptions, source: RowSource
+    scans: Mapping[str, ColumnScan], options: TableOptions, source: object
 ) -> tuple[list[Target], list[str]]:
     """The targets that the options name, with their kinds and classes, and notes on what was inferred."""
     targets, notes = [], []
@@ -37,7 +36,7 @@ def choose_targets(
     return targets, notes
 
 
-def _check_target(scan: ColumnScan, name: str, source: RowSource) -> None:
+def _check_target(scan: ColumnScan, name: str, source: object) -> None:
     if not scan.values:
         raise DataError(f"{source} has no value of the target {name}; all {scan.rows:,} rows are empty.")
     if scan.is_list or not scan.is_readable:
@@ -63,7 +62,7 @@ def _infer_target_kind(scan: ColumnScan, option: TargetOption) -> TargetKind:
 
 
 def _make_target(
-    scan: ColumnScan, name: str, option: TargetOption, kind: TargetKind, source: RowSource
+    scan: ColumnScan, name: str, option: TargetOption, kind: TargetKind, source: object
 ) -> Target:
     target = Target(name=name, column=scan.name, kind=kind)
     if kind in ("regression", "count"):
@@ -118,7 +117,7 @@ def choose_features(
     scans: Mapping[str, ColumnScan],
     options: TableOptions,
     targets: Sequence[Target],
-    source: RowSource,
+    source: object,
     split: str,
 ) -> tuple[list[Feature], list[str]]:
     """The features of all columns that are not targets and not left out, and notes on those left out."""
@@ -166,7 +165,7 @@ def choose_features(
     return features, notes
 
 
-def _check_kind(scan: ColumnScan, kind: str, source: RowSource) -> None:
+def _check_kind(scan: ColumnScan, kind: str, source: object) -> None:
     """Raise DataError if the values of a column cannot be of the kind that the options ask for."""
     if not scan.is_readable:
         reason = "of a type that is neither number, text, date, truth value nor list"
