@@ -30,6 +30,9 @@ def run_experts(
         sparse_share: "auto" is sparse when at most this share of the B·n pairs is active.
     """
     is_compiling = torch.compiler.is_compiling()
+    if experts.only_pairs:
+        run = torch.compiler.disable(_run_pairs) if is_compiling else _run_pairs
+        return run(experts, x, routings)
     if execution == "dense" or (execution == "auto" and is_compiling):
         return _run_all(experts, x, routings)
     if is_compiling:  # the number of pairs is not known to a graph
@@ -47,6 +50,12 @@ def run_experts(
 def _run_all(experts: Experts, x: Tensor, routings: Sequence[Routing]) -> Tensor:
     _record_execution(routings, "dense", x.shape[0] * experts.num_experts)
     return run_dense(experts, x, routings)
+
+
+def _run_pairs(experts: Experts, x: Tensor, routings: Sequence[Routing]) -> Tensor:
+    plan = plan_from_routings(routings, len(x))
+    _record_execution(routings, "sparse", len(plan.row_sample))
+    return run_sparse(experts, x, plan)
 
 
 def _record_execution(routings: Sequence[Routing], execution: str, expert_rows: int) -> None:
@@ -80,7 +89,7 @@ def _union(pairs: Sequence[Pairs], rows: int, experts: int) -> tuple[Tensor, Ten
 def run_dense(experts: Experts, x: Tensor, routings: Sequence[Routing]) -> Tensor:
     """Every expert on every row, then the weighted sums: (B, *input) -> (B, T, *output)."""
     weights = torch.stack([routing.weights.flatten(0, -2) for routing in routings], 1)
-    outputs = experts.dense(x)
+    outputs = experts(x)
     check_output(outputs, (x.shape[0], experts.num_experts), f"{type(experts).__name__}.dense", x)
     flat = outputs.flatten(2)
     mixed = mix_dense(flat, weights.to(flat.dtype), experts.epilogue)
@@ -115,7 +124,7 @@ def run_indexed(experts: Experts, x: Tensor, routings: Sequence[Routing]) -> tup
 def run_sparse(experts: Experts, x: Tensor, plan: Plan) -> Tensor:
     """Every pair of the plan once, then the weighted sums: (B, *input) -> (B, T, *output)."""
     rows = gather_rows(x.flatten(1), plan.row_sample, plan.layout).unflatten(1, x.shape[1:])
-    outputs = experts.sparse(rows, plan.counts)
+    outputs = experts(rows, plan.counts)
     check_output(outputs, (rows.shape[0],), f"{type(experts).__name__}.sparse", rows)
     flat = outputs.flatten(1)
     mixed = mix(flat, plan.weights.to(flat.dtype), plan.layout, experts.epilogue)

@@ -12,6 +12,7 @@ from comet_moe.experts.base import count_linear_flops
 from comet_moe.gates.base import Gate
 from comet_moe.gates.joint import JointSelection
 from comet_moe.gates.losses import Regularizer
+from comet_moe.gates.ranks import Ranks
 from comet_moe.routing import Routing
 
 SPARSE_SHARE = 0.5
@@ -52,6 +53,9 @@ class MultiGateMoE(nn.Module):
         [torch.Size([4, 64]), torch.Size([4, 64])]
         >>> aux_loss = sum(routing.aux_loss for routing in routings)
     """
+
+    ranks: Ranks | None = None
+    """The ranks whose rows count together in ``regularizer``; :mod:`comet_moe.parallel` sets it."""
 
     def __init__(
         self,
@@ -121,7 +125,7 @@ class MultiGateMoE(nn.Module):
         if self.joint is not None:
             routings = self.joint(routings)
         if self.training and self.regularizer is not None:
-            aux_loss = self.regularizer(routings) / len(routings)
+            aux_loss = self.regularizer(routings, self.ranks) / len(routings)
             routings = [routing.with_aux_loss(routing.aux_loss + aux_loss) for routing in routings]
         rows = x.flatten(0, len(batch_shape) - 1)
         mixed = run_experts(self.experts, rows, routings, self.execution, self.sparse_share)

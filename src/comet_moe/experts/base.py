@@ -65,6 +65,8 @@ class Experts(nn.Module, ABC):
     Attributes:
         num_experts: n.
         input_rank: dimensions of one sample: 1 for features, 3 for images (C, H, W).
+        only_pairs: whether a mixture can run (sample, expert) pairs only, whatever its ``execution``: some of
+            the experts are on other ranks.
 
     Example:
         >>> import torch
@@ -91,6 +93,14 @@ class Experts(nn.Module, ABC):
 
     num_experts: int
     input_rank: int = 1
+    only_pairs: bool = False
+
+    def forward(self, rows: Tensor, counts: list[int] | None = None) -> Tensor:
+        """:meth:`dense` on all rows, or :meth:`sparse` with ``counts``.
+
+        Mixtures call the stack itself, so that hooks run, such as those of ``fully_shard``.
+        """
+        return self.dense(rows) if counts is None else self.sparse(rows, counts)
 
     @abstractmethod
     def flops(self) -> int:

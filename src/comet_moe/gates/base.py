@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from comet_moe import checks
+from comet_moe.gates.ranks import Ranks
 from comet_moe.routing import Routing
 
 
@@ -28,6 +29,8 @@ class Gate(nn.Module, ABC):
         keeps_contributions: whether ``Routing.contributions`` is needed in evaluation too, as it is by
             one permutation per tree.
         checks_values: whether ``forward`` itself refuses NaN and infinity in its input.
+        ranks: the ranks whose rows together are the batch of the auxiliary loss; None if each rank has a
+            batch and a loss of its own. :mod:`comet_moe.parallel` sets it.
 
     Example:
         >>> import torch
@@ -56,6 +59,7 @@ class Gate(nn.Module, ABC):
     soft_in_training: bool = False
     keeps_contributions: bool = False
     checks_values: bool = False
+    ranks: Ranks | None = None
 
     def __call__(self, x: Tensor, keys: Tensor | None = None, mask: Tensor | None = None) -> Routing:
         """Check the input, route it in float32 (float64 if the gate is), and give padding weight 0.

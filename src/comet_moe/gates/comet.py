@@ -111,7 +111,7 @@ class CometGate(TrainableGate):
         weights, contributions, paths, entropy = self._trees(splits, alphas)
         aux_loss = None
         if self.training and self.entropy > 0:
-            aux_loss = self.entropy * masked_mean(entropy, mask)
+            aux_loss = self.entropy * masked_mean(entropy, mask, self.ranks)
         return Routing(weights=weights, aux_loss=aux_loss, selectors=paths, contributions=contributions)
 
     def _route_as_operator(self, x: Tensor) -> Routing:

@@ -130,7 +130,7 @@ class DSelectKGate(TrainableGate):
     def _aux_loss(self, selectors: Tensor, mask: Tensor | None) -> Tensor:
         unreachable = (1 / (1e-6 + selectors.sum(-1))).sum(-1)
         rows = self.entropy * selector_entropy(selectors) + self.reachability * unreachable
-        return masked_mean(rows, mask)
+        return masked_mean(rows, mask, self.ranks)
 
     def extra_repr(self) -> str:
         """Shown in ``repr(gate)``."""

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from comet_moe import checks
-from comet_moe.gates.stepped import SteppedGate, sum_over_ranks
+from comet_moe.gates.ranks import sum_over_ranks
+from comet_moe.gates.stepped import SteppedGate
 from comet_moe.routing import Routing
 
 MOMENTUM = 0.1
@@ -31,8 +32,8 @@ class ExpertChoiceGate(SteppedGate):
 
     Use it where load balance matters most, as in encoders and vision models. It is not for language models
     that predict the next token: in training the choice of a token sees later ones. Under
-    ``torch.distributed`` each rank chooses among its own rows, and :func:`comet_moe.step` averages the
-    thresholds.
+    ``torch.distributed`` each rank chooses among its own rows, or where ``ranks`` is set among those of all,
+    and :func:`comet_moe.step` averages the thresholds.
 
     Args:
         in_features: p.
@@ -86,8 +87,7 @@ class ExpertChoiceGate(SteppedGate):
         logits = F.linear(x, self.weight.to(x.dtype), self.bias.to(x.dtype))
         probability = logits.softmax(-1)
         if self.training:
-            chosen = self._choose(probability.detach(), mask)
-            self._move_threshold(probability.detach(), chosen)
+            chosen = self._choose_rows(probability.detach(), mask)
         else:
             chosen = probability >= self.threshold.to(probability.dtype)
         return Routing(weights=probability.masked_fill(~chosen, 0.0), logits=logits)
@@ -100,6 +100,18 @@ class ExpertChoiceGate(SteppedGate):
     def extra_repr(self) -> str:
         """Shown in ``repr(gate)``."""
         return f"{super().extra_repr()}, capacity={self.capacity:g}"
+
+    def _choose_rows(self, probability: Tensor, mask: Tensor | None) -> Tensor:
+        """Which rows each expert takes, (B, ..., n) bool; moves the threshold."""
+        if self.ranks is None:
+            chosen = self._choose(probability, mask)
+            self._move_threshold(probability, chosen)
+            return chosen
+        is_row = torch.ones_like(probability[..., :1]) if mask is None else mask.unsqueeze(-1).to(probability)
+        rows, own = self.ranks.gather(torch.cat((probability, is_row), -1).flatten(0, -2))
+        chosen = self._choose(rows[:, :-1], rows[:, -1] > 0)
+        self._move_threshold(rows[:, :-1], chosen)
+        return chosen[own].view_as(probability)
 
     def _choose(self, probability: Tensor, mask: Tensor | None) -> Tensor:
         """(B, ..., n) bool: whether an expert takes a row.

@@ -2,7 +2,7 @@
 
 Each function takes the routing of one gate, or those of several gates that share their experts (one per
 task, or one per layer), whose rows then count together, so that tasks do not all crowd one expert. Padding is
-left out.
+left out. Rows that are spread over several processes count together where ``ranks`` are given.
 
 Shapes: B rows, n experts, k trees or selectors. f_i is the share of rows that select expert i, so that
 Σ_i f_i is the number of experts per row; P_i the mean probability of expert i, by the softmax over all logits
@@ -12,13 +12,15 @@ where a gate has logits, by its weights where it has none.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from comet_moe import checks
+from comet_moe.gates.ranks import Ranks, sum_over_batch
 from comet_moe.routing import Routing
 
 
-def load_balancing_loss(routings: Routing | Sequence[Routing]) -> Tensor:
+def load_balancing_loss(routings: Routing | Sequence[Routing], ranks: Ranks | None = None) -> Tensor:
     """n Σ_i f_i P_i (Fedus et al. 2021): k for equal loads with k experts per row, k·n at worst.
 
     With f as a share of rows this equals ``load_balancing_loss_func`` of transformers. Divided by k it is the
@@ -40,12 +42,12 @@ def load_balancing_loss(routings: Routing | Sequence[Routing]) -> Tensor:
         loads.append(((weights.detach() != 0) * counted).sum(0))
         probabilities.append((probability * counted).sum(0))
         rows.append(counted.sum())
-    total = sum(rows).clamp_min(1)  # type: ignore[union-attr]
-    loss: Tensor = len(loads[0]) * (sum(loads) / total * sum(probabilities) / total).sum()
-    return loss
+    load, probability, total = sum_over_batch(ranks, _add(loads), _add(probabilities), _add(rows))
+    total = total.clamp_min(1)
+    return len(load) * (load / total * probability / total).sum()
 
 
-def z_loss(routings: Routing | Sequence[Routing]) -> Tensor:
+def z_loss(routings: Routing | Sequence[Routing], ranks: Ranks | None = None) -> Tensor:
     """mean_b (log Σ_i exp logit_i)² (Zoph et al. 2022), which keeps logits small; needs router logits."""
     squares, rows = [], []
     for routing in _as_sequence(routings):
@@ -55,11 +57,11 @@ def z_loss(routings: Routing | Sequence[Routing]) -> Tensor:
         counted = _counted_rows(routing, logits)
         squares.append((logits.logsumexp(-1, keepdim=True).square() * counted).sum())
         rows.append(counted.sum())
-    loss: Tensor = sum(squares) / sum(rows).clamp_min(1)  # type: ignore[union-attr]
-    return loss
+    square_sum, total = sum_over_batch(ranks, _add(squares), _add(rows))
+    return square_sum / total.clamp_min(1)
 
 
-def information_loss(routings: Routing | Sequence[Routing]) -> Tensor:
+def information_loss(routings: Routing | Sequence[Routing], ranks: Ranks | None = None) -> Tensor:
     """Minus the information between row and expert, Σ (mean_b H(v_b) - H(mean_b v_b)), in nats.
 
     The sum is over the trees or selectors v of one gate that has them, for which it replaces the entropy
@@ -74,11 +76,15 @@ def information_loss(routings: Routing | Sequence[Routing]) -> Tensor:
     counted = [
         _counted_rows(routing, v).unsqueeze(-1) for routing, v in zip(routings, distributions, strict=True)
     ]
-    rows: Tensor = sum(part.sum() for part in counted).clamp_min(1)  # type: ignore[union-attr]
-    mean: Tensor = sum((v * c).sum(0) for v, c in zip(distributions, counted, strict=True)) / rows
-    row_entropy = sum((_entropy(v) * c).sum() for v, c in zip(distributions, counted, strict=True)) / rows
-    loss: Tensor = row_entropy - _entropy(mean).sum()
-    return loss
+    pairs = list(zip(distributions, counted, strict=True))
+    distribution_sum, entropy_sum, rows = sum_over_batch(
+        ranks,
+        _add([(v * c).sum(0) for v, c in pairs]),
+        _add([(_entropy(v) * c).sum() for v, c in pairs]),
+        _add([c.sum() for c in counted]),
+    )
+    rows = rows.clamp_min(1)
+    return entropy_sum / rows - _entropy(distribution_sum / rows).sum()
 
 
 @dataclass(frozen=True)
@@ -97,28 +103,33 @@ class Regularizer:
         for name in ("load_balance", "z_loss", "information"):
             checks.not_negative(name, getattr(self, name))
 
-    def __call__(self, routings: Routing | Sequence[Routing]) -> Tensor:
-        """The auxiliary loss, a scalar."""
+    def __call__(self, routings: Routing | Sequence[Routing], ranks: Ranks | None = None) -> Tensor:
+        """The auxiliary loss, a scalar; of the rows of all ``ranks`` where they are given."""
         loss = _as_sequence(routings)[0].weights.new_zeros(())
         if self.load_balance:
-            loss = loss + self.load_balance * load_balancing_loss(routings)
+            loss = loss + self.load_balance * load_balancing_loss(routings, ranks)
         if self.z_loss:
-            loss = loss + self.z_loss * z_loss(routings)
+            loss = loss + self.z_loss * z_loss(routings, ranks)
         if self.information:
-            loss = loss + self.information * information_loss(routings)
+            loss = loss + self.information * information_loss(routings, ranks)
         return loss
 
     def __bool__(self) -> bool:
         return bool(self.load_balance or self.z_loss or self.information)
 
 
-def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:
+def masked_mean(values: Tensor, mask: Tensor | None, ranks: Ranks | None = None) -> Tensor:
     """Mean of ``values`` (B, ...) over the rows that are not padding: a scalar, 0 where there are none.
 
     Args:
         values: (B, ...), one number per row.
         mask: (B, ...) bool, False where a row is padding; None if no row is.
+        ranks: the ranks whose rows count together; None for those of this process alone.
     """
+    if ranks is not None:
+        rows = values.new_tensor(values.numel()) if mask is None else mask.sum().to(values.dtype)
+        total, rows = ranks.sum((values if mask is None else values * mask).sum(), rows)
+        return total / rows.clamp_min(1)
     if mask is not None:
         return (values * mask).sum() / mask.sum().clamp_min(1)
     return values.sum() / max(values.numel(), 1)
@@ -145,6 +156,11 @@ def _counted_rows(routing: Routing, like: Tensor) -> Tensor:
     if routing.mask is None:
         return like.new_ones(len(like), 1)
     return routing.mask.flatten().unsqueeze(-1).to(like.dtype)
+
+
+def _add(parts: Sequence[Tensor]) -> Tensor:
+    """The sum of tensors of one shape."""
+    return parts[0] if len(parts) == 1 else torch.stack(list(parts)).sum(0)
 
 
 def _as_sequence(routings: Routing | Sequence[Routing]) -> Sequence[Routing]:

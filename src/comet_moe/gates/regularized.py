@@ -39,7 +39,7 @@ class RegularizedGate(GateWrapper):
         routing = self.gate(x, keys=keys, mask=mask)
         if not (self.training and self.regularizer):
             return routing
-        return routing.with_aux_loss(routing.aux_loss + self.regularizer(routing))
+        return routing.with_aux_loss(routing.aux_loss + self.regularizer(routing, self.ranks))
 
     def extra_repr(self) -> str:
         """Shown in ``repr(gate)``."""

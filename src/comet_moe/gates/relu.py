@@ -6,7 +6,8 @@ from torch.nn import functional as F
 
 from comet_moe import checks
 from comet_moe.gates.losses import masked_mean
-from comet_moe.gates.stepped import SteppedGate, sum_over_ranks
+from comet_moe.gates.ranks import sum_over_ranks
+from comet_moe.gates.stepped import SteppedGate
 from comet_moe.routing import Routing
 
 COEFFICIENT_START = 1e-8
@@ -86,12 +87,12 @@ class ReluGate(SteppedGate):
         if not self.training:
             return Routing(weights=weights, logits=logits)
         self._count(weights.detach(), mask)
-        aux_loss = self.coefficient.to(x.dtype) * masked_mean(weights.sum(-1), mask)
+        aux_loss = self.coefficient.to(x.dtype) * masked_mean(weights.sum(-1), mask, self.ranks)
         return Routing(weights=weights, aux_loss=aux_loss, logits=logits)
 
     def step(self) -> None:
         """Move the coefficient toward ``target`` active experts per row, by the rows of all ranks."""
-        active, rows = sum_over_ranks(self.active_and_rows)
+        active, rows = sum_over_ranks(self.active_and_rows, self.ranks)
         too_many = (active - self.target * rows).sign()  # -1, 0 or 1
         self.coefficient.mul_(COEFFICIENT_FACTOR**too_many).clamp_(*COEFFICIENT_RANGE)
         self.active_and_rows.zero_()

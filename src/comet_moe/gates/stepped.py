@@ -3,9 +3,6 @@
 from collections.abc import Callable
 from typing import Any, Self
 
-import torch.distributed as dist
-from torch import Tensor
-
 from comet_moe.gates.base import TrainableGate
 from comet_moe.stepping import Stepped
 
@@ -25,12 +22,3 @@ class SteppedGate(TrainableGate, Stepped):
             if buffer is not None and kept is not None and buffer.is_floating_point() and buffer.itemsize < 4:
                 self._buffers[name] = kept.to(buffer.device)
         return self
-
-
-def sum_over_ranks(value: Tensor) -> Tensor:
-    """``value`` summed over the ranks of ``torch.distributed``, the same on all; as it is without them."""
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
-        return value
-    value = value.clone()
-    dist.all_reduce(value)
-    return value

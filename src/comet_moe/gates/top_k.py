@@ -7,7 +7,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from comet_moe import checks
-from comet_moe.gates.stepped import SteppedGate, sum_over_ranks
+from comet_moe.gates.ranks import sum_over_ranks
+from comet_moe.gates.stepped import SteppedGate
 from comet_moe.routing import Routing
 
 
@@ -155,7 +156,7 @@ class TopKGate(SteppedGate):
         """Move the balancing bias by the choices since the last step, of all ranks."""
         if self.balance_bias is None or self.choice_counts is None:
             return
-        counts = sum_over_ranks(self.choice_counts)
+        counts = sum_over_ranks(self.choice_counts, self.ranks)
         missing = (counts.sum() - self.num_experts * counts).sign()  # 1 for an expert below the average
         self.balance_bias.add_(missing, alpha=self.bias_update)
         self.choice_counts.zero_()
