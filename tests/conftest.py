@@ -2,6 +2,9 @@
 
 import os
 
+# Some virtual machines report matrix tiles (AMX), and end a process that uses them. Before torch is loaded.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
