@@ -10,6 +10,7 @@ ROOT = Path(comet_moe.__file__).parent
 
 ORDER = (
     "exceptions",
+    "deprecation",
     "io",
     "gate_names",
     "diagnosis",
@@ -46,6 +47,7 @@ ORDER = (
 
 WITHOUT_TORCH = (
     "exceptions",
+    "deprecation",
     "io",
     "gate_names",
     "diagnosis",

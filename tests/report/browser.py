@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -43,6 +44,23 @@ def start_browser():
         options.add_argument(option)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     return webdriver.Chrome(options=options, service=Service(driver))
+
+
+def serious_findings(page):
+    """What axe-core finds that hinders keyboards and screen readers, if it is serious or critical."""
+    import axe_core_python
+
+    page.run((Path(axe_core_python.__file__).parent / "axe.min.js").read_text(encoding="utf-8"))
+    page.driver.set_script_timeout(120)
+    found = page.driver.execute_async_script(
+        "const done = arguments[0]; axe.run().then((results) => done(results.violations))"
+    )
+    return [
+        (rule["id"], node["html"][:200], node["failureSummary"])
+        for rule in found
+        if rule["impact"] in ("serious", "critical")
+        for node in rule["nodes"]
+    ]
 
 
 class Page:

@@ -113,20 +113,20 @@ class Experts(nn.Module, ABC):
 
     @abstractmethod
     def dense(self, x: Tensor) -> Tensor:
-        """Every expert on every sample, before the epilogue: (B, *input) -> (B, n, *output)."""
+        """Every expert on every sample, before the epilogue: ``(B, *input) -> (B, n, *output)``."""
 
     @abstractmethod
     def one(self, rows: Tensor, expert: int) -> Tensor:
-        """One expert on rows, before the epilogue: (m, *input) -> (m, *output)."""
+        """One expert on rows, before the epilogue: ``(m, *input) -> (m, *output)``."""
 
     @abstractmethod
     def sparse(self, rows: Tensor, counts: list[int]) -> Tensor:
         """Each expert on its own rows only, before the epilogue.
 
         Args:
-            rows: (M, *input), those of expert 0 first, then those of expert 1, and so on.
+            rows: ``(M, *input)``, those of expert 0 first, then those of expert 1, and so on.
             counts: number of rows of each of the n experts; they sum to M.
 
         Returns:
-            (M, *output). Experts without a row get a zero gradient, never None.
+            ``(M, *output)``. Experts without a row get a zero gradient, never None.
         """

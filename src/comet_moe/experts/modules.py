@@ -11,7 +11,7 @@ from comet_moe.experts.base import Experts, check_output
 
 
 class ModuleExperts(Experts):
-    """A list of modules of one signature, (m, *input) -> (m, *output).
+    """A list of modules of one signature, ``(m, *input) -> (m, *output)``.
 
     Args:
         modules: the experts.
@@ -46,20 +46,20 @@ class ModuleExperts(Experts):
         )
 
     def dense(self, x: Tensor) -> Tensor:
-        """(B, *input) -> (B, n, *output)."""
+        """``(B, *input) -> (B, n, *output)``."""
         outputs = [self.one(x, expert) for expert in range(self.num_experts)]
         _check_same_shape(outputs, range(self.num_experts))
         return torch.stack(outputs, 1)
 
     def one(self, rows: Tensor, expert: int) -> Tensor:
-        """(m, *input) -> (m, *output)."""
+        """``(m, *input) -> (m, *output)``."""
         module = self.members[expert]
         output: Tensor = module(rows)
         check_output(output, (rows.shape[0],), f"expert {expert} ({type(module).__name__})", rows)
         return output
 
     def sparse(self, rows: Tensor, counts: list[int]) -> Tensor:
-        """(M, *input) -> (M, *output)."""
+        """``(M, *input) -> (M, *output)``."""
         outputs: list[Tensor] = []
         used: list[int] = []
         unused: list[nn.Parameter] = []
