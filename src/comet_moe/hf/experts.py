@@ -52,7 +52,7 @@ class _TransformersExperts:
     def __init__(self, module: Any):
         self.module = module
 
-    def sparse(self, rows: Tensor, counts: list[int]) -> Tensor:
+    def __call__(self, rows: Tensor, counts: list[int]) -> Tensor:
         """(M, p) -> (M, p)."""
         module = self.module
         if module.has_gate:
