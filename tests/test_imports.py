@@ -25,6 +25,7 @@ ORDER = (
     "dispatch",
     "moe",
     "ple",
+    "parallel",
     "monitor",
     "lightning",
     "testing",

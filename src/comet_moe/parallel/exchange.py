@@ -1,0 +1,161 @@
+"""Rows travel to the ranks of their experts and back, with their gradients.
+
+Shapes: M pairs (row, expert) of this rank, n experts, R ranks, p numbers of a row.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+
+@dataclass
+class Traffic:
+    """What this rank has sent to other ranks, forward and backward together.
+
+    Attributes:
+        pairs: (row, expert) pairs of forward passes, those of experts on this rank included.
+        remote_pairs: those of them whose expert is on another rank.
+        row_bytes: bytes of rows, outputs and their gradients.
+        count_bytes: bytes of the numbers of rows, 8 per expert of another rank and forward pass.
+    """
+
+    pairs: int = 0
+    remote_pairs: int = 0
+    row_bytes: int = 0
+    count_bytes: int = 0
+
+    def reset(self) -> None:
+        """Start to count anew."""
+        self.pairs = self.remote_pairs = self.row_bytes = self.count_bytes = 0
+
+
+class Exchange:
+    """The ranks that share n experts: rank r has ceil(n / R) of them from r · ceil(n / R) on, if there are.
+
+    Args:
+        mesh: one-dimensional.
+        num_experts: n.
+    """
+
+    def __init__(self, mesh: DeviceMesh, num_experts: int):
+        self.group = mesh.get_group()
+        self.rank, self.size = mesh.get_local_rank(), mesh.size()
+        share = -(-num_experts // self.size)
+        bounds = [min(rank * share, num_experts) for rank in range(self.size + 1)]
+        self.experts_of = [last - first for first, last in pairwise(bounds)]
+        self.traffic = Traffic()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self  # copies of a stack talk to the same ranks
+
+    def plan(self, counts: Sequence[int], device: torch.device) -> "Journey":
+        """Tell every rank how many rows its experts get from here.
+
+        Args:
+            counts: (n,) rows of this rank for each expert.
+            device: where the collectives of the group run.
+        """
+        own = self.experts_of[self.rank]
+        sent = torch.tensor(counts, dtype=torch.int64, device=device)
+        received = sent.new_empty(self.size * own)
+        dist.all_to_all_single(received, sent, [own] * self.size, self.experts_of, group=self.group)
+        by_rank = received.view(self.size, own).tolist()
+        starts = [0, *accumulate(self.experts_of)]
+        to = [sum(counts[first:last]) for first, last in pairwise(starts)]
+        self.traffic.pairs += sum(to)
+        self.traffic.remote_pairs += sum(to) - to[self.rank]
+        self.traffic.count_bytes += 8 * (len(counts) - own)
+        return Journey(self, to, by_rank)
+
+
+class Journey:
+    """One forward pass: how many rows go where.
+
+    Args:
+        exchange: the ranks.
+        to: (R,) rows that this rank sends to each rank.
+        received: (R, experts of this rank) rows that come from each rank for each expert.
+    """
+
+    def __init__(self, exchange: Exchange, to: list[int], received: list[list[int]]):
+        self.exchange = exchange
+        self.to = to
+        self.received = received
+        self.back = [sum(counts) for counts in received]
+
+    @property
+    def counts(self) -> list[int]:
+        """Rows of each expert of this rank, from all ranks."""
+        return [sum(counts) for counts in zip(*self.received, strict=True)]
+
+    def send(self, rows: Tensor) -> Tensor:
+        """Rows in the order of experts to the ranks of their experts: (M, p) -> (rows received, p).
+
+        What is returned is in the order of this rank's experts.
+        """
+        arrived = _AllToAll.apply(rows, self.back, self.to, self.exchange)
+        order = self._by_expert(rows.device)
+        return arrived if order is None else _Permute.apply(arrived, order)
+
+    def send_back(self, outputs: Tensor) -> Tensor:
+        """Outputs in the order of this rank's experts to where the rows came from: (M, u) in their order."""
+        order = self._by_expert(outputs.device)
+        if order is not None:
+            outputs = _Permute.apply(outputs, _inverse(order))
+        return _AllToAll.apply(outputs, self.to, self.back, self.exchange)
+
+    def _by_expert(self, device: torch.device) -> Tensor | None:
+        """The order that sorts rows, which arrive rank by rank, by expert; None if they are sorted."""
+        experts = len(self.received[0])
+        if experts < 2 or sum(count > 0 for count in self.back) < 2:
+            return None
+        counts = torch.tensor(self.received, device=device).flatten()
+        expert = torch.arange(experts, device=device).repeat(len(self.received))
+        return torch.repeat_interleave(expert, counts).argsort(stable=True)
+
+
+def _inverse(order: Tensor) -> Tensor:
+    inverse = torch.empty_like(order)
+    inverse[order] = torch.arange(len(order), device=order.device)
+    return inverse
+
+
+class _Permute(torch.autograd.Function):
+    """rows[order] for a permutation, with a backward pass that gathers too."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, order: Tensor) -> Tensor:
+        ctx.save_for_backward(order)
+        return rows.index_select(0, order)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (order,) = ctx.saved_tensors
+        return _Permute.apply(grad, _inverse(order)), None
+
+
+class _AllToAll(torch.autograd.Function):
+    """Rows to other ranks: those of rank 0 first, then those of rank 1, and so on; gradients go back."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: Tensor, arriving: list[int], leaving: list[int], exchange: Exchange
+    ) -> Tensor:
+        ctx.arriving, ctx.leaving, ctx.exchange = arriving, leaving, exchange
+        received = rows.new_empty(sum(arriving), rows.shape[1])
+        # As bytes: backends differ in the types that they can send, and gloo knows no bfloat16 everywhere.
+        source, target = rows.contiguous().view(torch.uint8), received.view(torch.uint8)
+        dist.all_to_all_single(target, source, arriving, leaving, group=exchange.group)
+        remote = sum(leaving) - leaving[exchange.rank]
+        exchange.traffic.row_bytes += remote * source.shape[1]
+        return received
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        return _AllToAll.apply(grad, ctx.leaving, ctx.arriving, ctx.exchange), None, None, None

@@ -1,0 +1,171 @@
+"""Experts on several ranks: each rank has some of them, and rows travel to theirs and back."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+from comet_moe.experts.base import Experts, check_output
+from comet_moe.gates import Gate
+from comet_moe.gates.ranks import Ranks
+from comet_moe.moe import MultiGateMoE
+from comet_moe.parallel.exchange import Exchange, Traffic
+
+ModuleType = TypeVar("ModuleType", bound=nn.Module)
+
+
+def expert_parallel(
+    module: ModuleType, mesh: DeviceMesh, batch_group: dist.ProcessGroup | None = None
+) -> ModuleType:
+    """Spread the experts of every mixture in ``module`` over the ranks of ``mesh``, in place.
+
+    Every parameter (n, ...) of a stack becomes a ``DTensor`` with placement ``Shard(0)``, under its old name.
+    Each rank routes rows of its own. A (row, expert) pair travels to the rank of the expert by
+    ``all_to_all_single`` and its output travels back, where the weighted sums are taken: per pair p numbers
+    go and u come back. A pair that several gates ask for travels once. Local search renumbers experts and
+    moves no weights.
+
+    Gradients are means over the ranks, as those of ``DistributedDataParallel``: with a loss on each rank
+    whose mean over the ranks is the loss of the whole batch, every gradient is that of the whole batch.
+    Auxiliary losses are those of the whole batch on every rank. Parameters outside of the stacks stay as they
+    are; see :func:`~comet_moe.parallel.data_parallel` for their gradients.
+
+    All ranks have to run forward and backward passes of the mixtures equally often, with any number of rows,
+    also none.
+
+    Args:
+        module: a mixture, or a model with mixtures; on each rank of ``mesh`` the same one. The weights of the
+            first rank are taken.
+        mesh: one-dimensional, such as ``mesh["ep"]``.
+        batch_group: the ranks whose rows together are a batch; None for all.
+
+    Returns:
+        ``module``.
+
+    Example:
+        >>> from torch.distributed.device_mesh import init_device_mesh
+        >>> from comet_moe import MoE
+        >>> from comet_moe.experts import DenseExperts
+        >>> from comet_moe.gates import TopKGate
+        >>> from comet_moe.parallel import expert_parallel
+        >>> def build():  # in a process that torchrun has started
+        ...     mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("ep",))
+        ...     moe = MoE(experts=DenseExperts(64, 32, 64), gate=TopKGate(32, 64, k=2))
+        ...     return expert_parallel(moe, mesh["ep"])
+    """
+    if mesh.ndim != 1:
+        raise ValueError(f'mesh must have 1 dimension, such as mesh["ep"], got {mesh.ndim}')
+    stacks = [stack for stack in module.modules() if isinstance(stack, Experts)]
+    if not stacks:
+        raise ValueError(f"{type(module).__name__} has no experts to spread over ranks")
+    for stack in stacks:
+        _check_stack(stack)
+    for stack in stacks:
+        _shard(stack, mesh)
+    join_ranks(module, Ranks(batch_group))
+    return module
+
+
+def join_ranks(module: nn.Module, ranks: Ranks) -> None:
+    """Let the auxiliary losses of the gates in ``module`` be those of the rows of all ``ranks``."""
+    for part in module.modules():
+        if isinstance(part, Gate | MultiGateMoE):
+            part.ranks = ranks
+
+
+def _check_stack(stack: Experts) -> None:
+    if isinstance(stack, ExpertParallel):
+        raise ValueError(f"the experts of {type(stack).__name__} are spread over ranks already")
+    n = stack.num_experts
+    for name, parameter in stack.named_parameters():
+        if parameter.dim() == 0 or len(parameter) != n:
+            raise ValueError(
+                f"expert_parallel needs stacked weights ({n}, ...), but {name} of {type(stack).__name__} has "
+                f"shape {tuple(parameter.shape)}: use a stack such as DenseExperts, or subclass Experts"
+            )
+
+
+def _shard(stack: Experts, mesh: DeviceMesh) -> None:
+    for part in stack.modules():
+        for name, parameter in part.named_parameters(recurse=False):
+            sharded = distribute_tensor(parameter.detach(), mesh, [Shard(0)])
+            setattr(part, name, nn.Parameter(sharded, requires_grad=parameter.requires_grad))
+    kind = type(stack)
+    # As fully_shard does it: the stack keeps its type for isinstance, and its parameters their names.
+    stack.__class__ = type(f"Parallel{kind.__name__}", (ExpertParallel, kind), {"__doc__": kind.__doc__})
+    parallel = cast(ExpertParallel, stack)
+    parallel.exchange = Exchange(mesh, stack.num_experts)
+
+
+class ExpertParallel(Experts):
+    """What a stack gains whose experts are spread over ranks.
+
+    Attributes:
+        exchange: the ranks, and how rows travel between them.
+    """
+
+    only_pairs = True
+    exchange: Exchange
+
+    @property
+    def traffic(self) -> Traffic:
+        """What this rank has sent."""
+        return self.exchange.traffic
+
+    def forward(self, rows: Tensor, counts: list[int] | None = None) -> Tensor:
+        """Each expert, on whichever rank, on its own rows: (M, *input) -> (M, *output).
+
+        Args:
+            rows: (M, *input), those of expert 0 first, then those of expert 1, and so on.
+            counts: (n,) number of rows of each expert.
+        """
+        if counts is None:
+            raise ValueError("experts that are spread over ranks run (sample, expert) pairs only")
+        device = rows.device.type
+        if rows.dtype == torch.float32 and torch.is_autocast_enabled(device):
+            rows = rows.to(torch.get_autocast_dtype(device))  # the first product would do it: half the bytes
+        journey = self.exchange.plan(counts, rows.device)
+        arrived = journey.send(rows.flatten(1)).unflatten(1, rows.shape[1:])
+        with _local_weights(self, self.exchange.size):
+            outputs = self.sparse(arrived, journey.counts or [0])
+        check_output(outputs, (arrived.shape[0],), f"{type(self).__name__}.sparse", arrived)
+        return journey.send_back(outputs.flatten(1)).unflatten(1, outputs.shape[1:])
+
+
+@contextmanager
+def _local_weights(stack: nn.Module, size: int) -> Iterator[None]:
+    """Within the block, the parameters of ``stack`` are those of this rank's experts, as plain tensors.
+
+    The gradient of a weight is a sum over the losses of all ranks; divided by their number it is a mean.
+    A rank without any expert gets one of zeros, which no row uses, so that outputs have a shape.
+    """
+    replaced: list[tuple[nn.Module, str, nn.Parameter]] = []
+    try:
+        for part in stack.modules():
+            for name, parameter in part._parameters.items():
+                if isinstance(parameter, DTensor):
+                    replaced.append((part, name, parameter))
+                    local = _DivideGradient.apply(parameter.to_local(), size)
+                    if not len(local):
+                        local = torch.cat((local, local.new_zeros(1, *local.shape[1:])))
+                    part._parameters[name] = local
+        yield
+    finally:
+        for part, name, parameter in replaced:
+            part._parameters[name] = parameter
+
+
+class _DivideGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, divisor: int) -> Tensor:
+        ctx.divisor = divisor
+        return weight.view_as(weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad / ctx.divisor, None
