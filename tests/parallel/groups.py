@@ -28,14 +28,14 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def run_group(size, module, folder):
-    """Outcomes of ``module.CHECKS``, functions of a mesh of one dimension "ep" by name, on ``size`` ranks.
+def run_group(size, folder):
+    """Outcomes of the checks of ``size`` ranks in all_checks.py, functions of a mesh of one dimension "ep".
 
     Returns the first error of any rank for each check, None where all passed.
     """
     port = free_port()
     processes = mp.start_processes(
-        _run_rank, args=(size, module, folder, port), nprocs=size, start_method="spawn", join=False
+        _run_rank, args=(size, folder, port), nprocs=size, start_method="spawn", join=False
     )
     try:
         processes.join(TIMEOUT)
@@ -50,7 +50,7 @@ def run_group(size, module, folder):
     return outcomes
 
 
-def _run_rank(rank, size, module, folder, port):
+def _run_rank(rank, size, folder, port):
     os.environ |= {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
@@ -64,7 +64,7 @@ def _run_rank(rank, size, module, folder, port):
     mesh = init_device_mesh("cpu", (size,), mesh_dim_names=("ep",))
     outcomes = {}
     try:
-        for name, check in import_module(module).CHECKS.items():
+        for name, check in import_module("all_checks").CHECKS[size].items():
             torch.manual_seed(0)
             error = None
             try:

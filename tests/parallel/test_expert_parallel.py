@@ -1,21 +1,28 @@
-"""Experts on several ranks compute what one process computes: see equality_checks.py."""
+"""Experts on several ranks compute what one process computes, also with torch's other tools around them.
 
-import equality_checks
+The checks are in equality_checks.py and composition_checks.py; each runs on all ranks of a group.
+"""
+
 import pytest
+from all_checks import CHECKS
 from groups import run_group, shared_outcomes
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="session", params=[2, 4])
-def outcomes(request, tmp_path_factory):
-    return shared_outcomes(
-        tmp_path_factory,
-        f"equality-{request.param}",
-        lambda folder: run_group(request.param, "equality_checks", folder),
-    )
+@pytest.fixture(scope="session")
+def outcomes(tmp_path_factory):
+    def of_size(size):
+        return shared_outcomes(tmp_path_factory, f"{size}-ranks", lambda folder: run_group(size, folder))
+
+    return of_size
 
 
-@pytest.mark.parametrize("check", equality_checks.CHECKS)
-def test_ranks_compute_what_one_process_does(check, outcomes):
-    assert outcomes[check] is None, outcomes[check]
+@pytest.mark.parametrize("check", CHECKS[2])
+def test_on_2_ranks(check, outcomes):
+    assert outcomes(2)[check] is None, outcomes(2)[check]
+
+
+@pytest.mark.parametrize("check", CHECKS[4])
+def test_on_4_ranks(check, outcomes):
+    assert outcomes(4)[check] is None, outcomes(4)[check]

@@ -267,8 +267,9 @@ class Permutation(nn.Module, Stepped):
     # that is visited, and loading accepts it under any of them.
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        own = self.logits.data
-        if own.is_meta or not any(isinstance(t, Tensor) and t.is_set_to(own) for t in destination.values()):
+        own = _local(self.logits.data)
+        stored = (_local(value) for value in destination.values() if isinstance(value, Tensor))
+        if own.is_meta or not any(value.is_set_to(own) for value in stored):
             super()._save_to_state_dict(destination, prefix, keep_vars)
 
     def _load_from_state_dict(
@@ -306,6 +307,11 @@ def _soften(logits: Tensor, tau: float, iterations: int, noise: Tensor | None) -
     with torch.autocast(logits.device.type, enabled=False):
         logits = logits.to(_compute_dtype(logits))
         return sinkhorn(logits if noise is None else logits + noise, tau, iterations)
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """The part of a ``DTensor`` on this rank; other tensors as they are."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def _compute_dtype(logits: Tensor) -> torch.dtype:

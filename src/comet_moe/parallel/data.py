@@ -9,7 +9,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from comet_moe.gates.ranks import Ranks
 from comet_moe.local_search import Permutation
 from comet_moe.parallel.experts import join_ranks
 
@@ -38,7 +37,7 @@ def data_parallel(module: nn.Module, mesh: DeviceMesh, **options: Any) -> Distri
             f"mesh must have 1 or 2 dimensions with all {dist.get_world_size()} ranks, got shape "
             f"{tuple(mesh.shape)}"
         )
-    join_ranks(module, Ranks())
+    join_ranks(module)
     experts = {name: weight for name, weight in module.named_parameters() if isinstance(weight, DTensor)}
     searches = {
         name: parameter

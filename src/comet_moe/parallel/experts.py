@@ -67,12 +67,21 @@ def expert_parallel(
         _check_stack(stack)
     for stack in stacks:
         _shard(stack, mesh)
-    join_ranks(module, Ranks(batch_group))
+    join_ranks(module, batch_group)
     return module
 
 
-def join_ranks(module: nn.Module, ranks: Ranks) -> None:
-    """Let the auxiliary losses of the gates in ``module`` be those of the rows of all ``ranks``."""
+def join_ranks(module: nn.Module, batch_group: dist.ProcessGroup | None = None) -> None:
+    """Let the auxiliary losses in ``module`` be those of the rows of several ranks, on each of them.
+
+    :func:`expert_parallel` and :func:`~comet_moe.parallel.data_parallel` do it; it is for models in
+    ``fully_shard`` or ``DistributedDataParallel`` alone.
+
+    Args:
+        module: a model with gates.
+        batch_group: the ranks whose rows together are a batch; None for all.
+    """
+    ranks = Ranks(batch_group)
     for part in module.modules():
         if isinstance(part, Gate | MultiGateMoE):
             part.ranks = ranks
@@ -134,7 +143,8 @@ class ExpertParallel(Experts):
         with _local_weights(self, self.exchange.size):
             outputs = self.sparse(arrived, journey.counts or [0])
         check_output(outputs, (arrived.shape[0],), f"{type(self).__name__}.sparse", arrived)
-        return journey.send_back(outputs.flatten(1)).unflatten(1, outputs.shape[1:])
+        returned = journey.send_back(outputs.flatten(1))
+        return returned if outputs.dim() == 2 else returned.unflatten(1, outputs.shape[1:])
 
 
 @contextmanager
