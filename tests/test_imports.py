@@ -15,6 +15,7 @@ ORDER = (
     "gate_names",
     "diagnosis",
     "checks",
+    "devices",
     "stepping",
     "statistics",
     "routing",

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from comet_moe.experts.base import Experts, check_output
-from comet_moe.kernels.mix import apply_epilogue, gather_rows, mix, mix_dense
+from comet_moe.kernels.mix import apply_epilogue, gather_rows, mix, mix_dense, weights_dtype
 from comet_moe.kernels.plan import Plan, check_range, plan_from_pairs, plan_from_weights
 from comet_moe.routing import Pairs, Routing
 
@@ -92,7 +92,7 @@ def run_dense(experts: Experts, x: Tensor, routings: Sequence[Routing]) -> Tenso
     outputs = experts(x)
     check_output(outputs, (x.shape[0], experts.num_experts), f"{type(experts).__name__}.dense", x)
     flat = outputs.flatten(2)
-    mixed = mix_dense(flat, weights.to(flat.dtype), experts.epilogue)
+    mixed = mix_dense(flat, weights.to(weights_dtype(flat.dtype)), experts.epilogue)
     return mixed.unflatten(-1, outputs.shape[2:])
 
 
@@ -127,5 +127,5 @@ def run_sparse(experts: Experts, x: Tensor, plan: Plan) -> Tensor:
     outputs = experts(rows, plan.counts)
     check_output(outputs, (rows.shape[0],), f"{type(experts).__name__}.sparse", rows)
     flat = outputs.flatten(1)
-    mixed = mix(flat, plan.weights.to(flat.dtype), plan.layout, experts.epilogue)
+    mixed = mix(flat, plan.weights.to(weights_dtype(flat.dtype)), plan.layout, experts.epilogue)
     return mixed.unflatten(-1, outputs.shape[1:])

@@ -41,6 +41,10 @@ class StudyError(CometError):
     """A study that cannot be made, run or read as asked."""
 
 
+class DeviceError(CometError):
+    """A device or a precision that this machine does not have."""
+
+
 class ExportError(CometError):
     """A model that cannot be exported, or an exported copy that does not agree with it."""
 

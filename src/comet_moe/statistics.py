@@ -183,9 +183,14 @@ def _dense_sums(routing: Weights) -> dict[str, Tensor]:
     }
 
 
+def _with_float64(tensor: Tensor) -> Tensor:
+    """``tensor``, on the CPU if its device has no float64, as MPS."""
+    return tensor.cpu() if tensor.device.type == "mps" else tensor
+
+
 def _dense_probability(routing: Weights) -> tuple[Tensor, Tensor, Tensor]:
     """Weights (rows, n), the same divided by the sum of their row, and these sums (rows, 1)."""
-    weights = routing.weights.reshape(-1, routing.num_experts)
+    weights = _with_float64(routing.weights).reshape(-1, routing.num_experts)
     row_sum = weights.sum(-1, keepdim=True)
     return weights, weights / row_sum.masked_fill(row_sum == 0, 1.0), row_sum
 
@@ -204,7 +209,7 @@ def _pair_sums(routing: Weights) -> dict[str, Tensor]:
 
 def _pair_probability(routing: Weights) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Sample, expert, weight (pairs,), weight divided by the sum of its row, and these sums (rows,)."""
-    sample, expert, weight = routing.pairs()
+    sample, expert, weight = (_with_float64(part) for part in routing.pairs())
     weight = weight.double()
     row_sum = weight.new_zeros(prod(routing.batch_shape)).index_add(0, sample, weight)
     return sample, expert, weight, weight / row_sum[sample], row_sum
@@ -212,7 +217,8 @@ def _pair_probability(routing: Weights) -> tuple[Tensor, Tensor, Tensor, Tensor,
 
 def _tree_sums(selectors: Tensor, mask: Tensor | None) -> dict[str, Tensor]:
     """Of (B, ..., k, n) distributions; a distribution of padding counts in none of the sums."""
-    trees = selectors.flatten(0, -3)  # (rows, k, n)
+    trees = _with_float64(selectors).flatten(0, -3)  # (rows, k, n)
+    mask = None if mask is None else _with_float64(mask)
     rows = torch.ones(len(trees), device=trees.device) if mask is None else mask.flatten().to(trees.dtype)
     entropy = torch.special.entr(trees).sum((-2, -1))
     one_hot = (trees.amax(-1) > 1 - SELECTED_WEIGHT).sum(-1)

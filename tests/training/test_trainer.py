@@ -71,9 +71,11 @@ def test_the_result_depends_on_the_seed_alone(tmp_path, dataset):
     assert result("c", "seed=1").test_loss != result("d").test_loss
 
 
-@pytest.mark.parametrize("gate", ["comet+", "topk"])
-def test_a_run_that_was_stopped_resumes_to_the_same_result(tmp_path, dataset, gate):
-    run = config(f"gate={gate}", "search.epochs=2")
+@pytest.mark.parametrize(
+    ("gate", "precision"), [("comet+", "float32"), ("topk", "float32"), ("comet+", "bfloat16")]
+)
+def test_a_run_that_was_stopped_resumes_to_the_same_result(tmp_path, dataset, gate, precision):
+    run = config(f"gate={gate}", "search.epochs=2", f"training.precision={precision}")
     uninterrupted, whole = train(tmp_path / "whole", run, dataset)
 
     class Killed(Exception):

@@ -14,6 +14,7 @@ from comet_moe.bert.gating import build_layer_gate
 from comet_moe.bert.run import BertFolder, save_model
 from comet_moe.config import BertConfig
 from comet_moe.config.schema import DenseConfig
+from comet_moe.devices import Placement, make_placement
 from comet_moe.exceptions import RecipeError
 from comet_moe.hf.neurons import count_neurons
 from comet_moe.local_search import Permutation, parameter_groups
@@ -32,6 +33,7 @@ def build_trainer(
 ) -> Trainer:
     """The trainer of a teacher or a student; start ``folder`` before its ``run()``."""
     training, task, train = config.stage_training, data.task, data.splits["train"]
+    placement = place_model(model, config)
     steps = steps_per_epoch(len(train), training.batch_size)
     null_threshold = config.data.null_threshold
 
@@ -51,8 +53,8 @@ def build_trainer(
         batches=batches,
         steps_per_epoch=steps,
         train_rows=len(train),
-        evaluate=lambda: evaluate(model, task, data.splits["dev"], null_threshold),
-        evaluate_held_out=lambda: evaluate_held_out(model, data, null_threshold),
+        evaluate=lambda: evaluate(model, task, data.splits["dev"], null_threshold, placement),
+        evaluate_held_out=lambda: evaluate_held_out(model, data, null_threshold, placement),
         save_model=lambda: save_model(model, data.tokenizer, folder.model_folder),
         optimizer=build_optimizer(model, training.learning_rate, training.weight_decay),
         epochs=training.epochs,
@@ -71,8 +73,19 @@ def build_trainer(
         schedule=linear_schedule(steps * training.epochs, training.warmup_ratio),
         clip=training.max_grad_norm,
         threads=config.training.threads,
+        placement=placement,
         callbacks=callbacks,
     )
+
+
+def place_model(model: Any, config: BertConfig) -> Placement:
+    """Move ``model`` to the device of ``config``; the logits of its head become float32 for the loss."""
+    placement = make_placement(config.training.device, config.training.precision)
+    model.to(placement.device)
+    if placement.precision != "float32":
+        head = model.qa_outputs if hasattr(model, "qa_outputs") else model.classifier
+        head.register_forward_hook(lambda module, inputs, output: output.float())
+    return placement
 
 
 def build_optimizer(model: nn.Module, learning_rate: float, weight_decay: float) -> torch.optim.Optimizer:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from comet_moe.bert.build import build_student, build_trainer, check_student
+from comet_moe.bert.build import build_student, build_trainer, check_student, place_model
 from comet_moe.bert.data import TaskData, evaluation_batches, load_task_data
 from comet_moe.bert.evaluate import EVALUATION_BATCH, by_layer, evaluate_held_out
 from comet_moe.bert.run import (
@@ -175,7 +175,7 @@ def train_student(
 
     The teacher is not a part of the student, nor of its checkpoints.
     """
-    teacher = context.teacher
+    teacher = context.teacher.cpu()
     student = build_student(config, teacher, context.data, context.importance)
 
     def objective(batch: dict[str, Tensor]) -> StepLoss:
@@ -193,6 +193,7 @@ def train_student(
         )
 
     trainer = build_trainer(config, context.data, student, objective, folder, callbacks)
+    teacher.to(trainer.placement.device)
     folder.start(config, context.data.meta)
     return trainer.run()
 
@@ -235,7 +236,8 @@ def evaluate_run(path: Path) -> SummaryRecord:
     data = load_task_data(config, load_tokenizer(model_path))
     folder.check_data(data.meta)
     with num_threads(config.training.threads):
-        summary = evaluate_held_out(load_model(model_path), data, config.data.null_threshold)
+        model = load_model(model_path)
+        summary = evaluate_held_out(model, data, config.data.null_threshold, place_model(model, config))
     return SummaryRecord.model_validate_json(
         summary.model_dump_json()
     )  # with None for NaN, as in result.json

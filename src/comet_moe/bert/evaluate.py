@@ -13,6 +13,7 @@ from comet_moe.bert.metrics import Window, answer_metrics, best_answer, class_me
 from comet_moe.bert.modeling import CometBertLayer
 from comet_moe.bert.tasks import Task
 from comet_moe.checks import without_value_checks
+from comet_moe.devices import Placement
 from comet_moe.routing import Routing
 from comet_moe.statistics import RoutingStatistics
 from comet_moe.training.evaluate import routing_record
@@ -24,13 +25,18 @@ EVALUATION_BATCH = 32
 """Rows of a batch; not the training batch size, so that metrics do not depend on it."""
 
 
-def evaluate_held_out(model: Any, data: TaskData, null_threshold: float = 0.0) -> SummaryRecord:
+def evaluate_held_out(
+    model: Any,
+    data: TaskData,
+    null_threshold: float = 0.0,
+    placement: Placement = Placement(),  # noqa: B008 - frozen
+) -> SummaryRecord:
     """``model`` on all held-out splits; the dev split is also the test split where there is no other.
 
     Metrics of further splits are those of a task with the name of the split, such as "mnli mismatched".
     """
     records = {
-        name: evaluate(model, data.task, split, null_threshold)
+        name: evaluate(model, data.task, split, null_threshold, placement)
         for name, split in data.splits.items()
         if name != "train"
     }
@@ -44,7 +50,13 @@ def evaluate_held_out(model: Any, data: TaskData, null_threshold: float = 0.0) -
 
 @torch.no_grad()
 @without_value_checks()  # NaN weights give a NaN loss, which ends the run with a reason, not with an error
-def evaluate(model: Any, task: Task, features: Features, null_threshold: float = 0.0) -> EvaluationRecord:
+def evaluate(
+    model: Any,
+    task: Task,
+    features: Features,
+    null_threshold: float = 0.0,
+    placement: Placement = Placement(),  # noqa: B008 - frozen
+) -> EvaluationRecord:
     """``model`` in eval mode on all rows of ``features``; it is left in the mode that it was in.
 
     Experts per sample are a mean over tokens and layers, and 1 for a dense model. Operations are all that
@@ -53,7 +65,7 @@ def evaluate(model: Any, task: Task, features: Features, null_threshold: float =
     """
     was_training = model.training
     model.eval()
-    measurements = _Measurements(model)
+    measurements = _Measurements(model, placement)
     outputs = [
         (rows, measurements.run(features.batch(rows)))
         for rows in evaluation_batches(features, EVALUATION_BATCH)
@@ -72,8 +84,9 @@ def evaluate(model: Any, task: Task, features: Features, null_threshold: float =
 class _Measurements:
     """Routing, operations and time of a model, batch by batch."""
 
-    def __init__(self, model: Any):
+    def __init__(self, model: Any, placement: Placement):
         self.model = model
+        self.placement = placement
         self.is_sparse = model.config.model_type == "comet_bert"
         self.statistics: list[RoutingStatistics] = []
         self.flops = self.tokens = 0
@@ -83,7 +96,9 @@ class _Measurements:
         """The outputs of the model."""
         routings: list[Routing] = []
         started = time.perf_counter()
-        outputs = self.model(**batch, routings=routings) if self.is_sparse else self.model(**batch)
+        moved = self.placement.move(batch)
+        with self.placement.autocast():
+            outputs = self.model(**moved, routings=routings) if self.is_sparse else self.model(**moved)
         self.seconds += time.perf_counter() - started
         self.tokens += int(batch["attention_mask"].sum())
         rows, length = batch["input_ids"].shape
@@ -115,7 +130,7 @@ def by_layer(values: Iterable[T]) -> dict[str, T]:
 def _class_metrics(task: Task, features: Features, outputs: list[tuple[Index, Any]]) -> dict[str, float]:
     predicted = np.empty(len(features), np.int64)
     for rows, output in outputs:
-        predicted[rows] = output.logits.argmax(-1).numpy()
+        predicted[rows] = output.logits.argmax(-1).numpy(force=True)
     return class_metrics(task.metrics, predicted, features.targets["labels"])
 
 
@@ -124,7 +139,7 @@ def _answer_metrics(
 ) -> dict[str, float]:
     windows: list[list[Window]] = [[] for _ in range(len(features.table))]
     for rows, output in outputs:
-        starts, ends = output.start_logits.double().numpy(), output.end_logits.double().numpy()
+        starts, ends = (logits.cpu().double().numpy() for logits in (output.start_logits, output.end_logits))
         for row, start, end in zip(rows, starts, ends, strict=True):
             offsets = features.offsets[row]
             window = Window(start[: len(offsets)], end[: len(offsets)], offsets)

@@ -18,7 +18,7 @@ from comet_moe.config import BertConfig, Override, check_same_settings, load_ber
 from comet_moe.config.loader import build_config
 from comet_moe.exceptions import RunError
 from comet_moe.io import align_weights, load_tensors, write_atomically
-from comet_moe.training.run import RunFolder, with_threads
+from comet_moe.training.run import RunFolder, with_machine
 
 # The sections of a configuration that a stage uses and no stage before it.
 _STAGE_SECTIONS = {
@@ -108,7 +108,7 @@ def resolve_run(
     gate = "dense" if config.stage == "finetune" else config.gate.name
     folder = BertFolder(out or Path("runs") / f"{config.recipe}-{gate}-{config.seed}")
     if folder.state() == "empty":
-        return folder, with_threads(config)
+        return folder, with_machine(config)
     folder.check_resumes(resume)
     saved = folder.config()
     free = _unused_sections(folder, saved)
@@ -120,7 +120,7 @@ def resolve_run(
     changes = [override for override in overrides if override[0][0] in free]
     resolved = build_config(saved.model_dump(mode="json"), changes)
     assert isinstance(resolved, BertConfig)
-    return folder, with_threads(resolved)
+    return folder, with_machine(resolved)
 
 
 def _unused_sections(folder: BertFolder, config: BertConfig) -> set[str]:

@@ -1,23 +1,36 @@
 """``comet-moe evaluate``: the metrics of a finished run again, from its saved weights."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 
 def evaluate(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
+    device: Annotated[
+        Literal["auto", "cpu", "cuda", "mps"] | None,
+        typer.Option(
+            help="Where the model runs; auto: an accelerator if there is one.", show_default="that of the run"
+        ),
+    ] = None,
+    precision: Annotated[
+        Literal["float32", "bfloat16", "float16"] | None,
+        typer.Option(
+            help="Of the products of experts and heads; float16 is for CUDA only.",
+            show_default="that of the run",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Evaluate the saved weights of a run on its validation and test splits.
 
-    The metrics equal those in result.json.
+    The metrics equal those in result.json, on the device and in the precision that the run was trained with.
     """
     from comet_moe.cli._display import print_summary
     from comet_moe.training.load import evaluate_run
 
-    summary = evaluate_run(run)
+    summary = evaluate_run(run, device, precision)
     if as_json:
         typer.echo(summary.model_dump_json())
     else:

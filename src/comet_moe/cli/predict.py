@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -27,6 +27,14 @@ def predict(
     output: Annotated[
         Path, typer.Option("-o", "--output", metavar="FILE", help="The .csv, .tsv or .parquet file to write.")
     ],
+    device: Annotated[
+        Literal["auto", "cpu", "cuda", "mps"],
+        typer.Option(help="Where the model runs; auto: an accelerator if there is one."),
+    ] = "auto",
+    precision: Annotated[
+        Literal["float32", "bfloat16", "float16"],
+        typer.Option(help="Of the products of experts and heads; float16 is for CUDA only."),
+    ] = "float32",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Predict for the rows of a new table, with the best weights of a run.
@@ -45,7 +53,7 @@ def predict(
     from comet_moe.training.predict_table import predict_table
 
     prediction.check_suffix(output)
-    loaded = load_run(run)
+    loaded = load_run(run, device, precision)
     if isinstance(loaded.model, TableModel):
         _show_table(predict_table(loaded, table), output, as_json)
     else:

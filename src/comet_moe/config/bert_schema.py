@@ -6,10 +6,14 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from comet_moe.config.schema import (
+    DEVICE,
+    PRECISION,
     CometConfig,
     DenseConfig,
+    DeviceName,
     DSelectKConfig,
     GateSection,
+    PrecisionName,
     ReluConfig,
     SearchConfig,
     Section,
@@ -78,11 +82,13 @@ class FinetuneConfig(Section):
 
 
 class DistillConfig(FinetuneConfig):
-    """Distillation, and the number of threads of both stages."""
+    """Distillation; and the number of threads, the device and the precision of both stages."""
 
     threads: PositiveInt | None = Field(
         default=None, description="threads of torch in both stages; null lets torch choose"
     )
+    device: DeviceName = DEVICE
+    precision: PrecisionName = PRECISION
 
 
 class ExpertsConfig(Section):

@@ -350,6 +350,17 @@ class LossConfig(Section):
     )
 
 
+DeviceName = Literal["auto", "cpu", "cuda", "mps"]
+PrecisionName = Literal["float32", "bfloat16", "float16"]
+DEVICE: Any = Field(
+    default="auto",
+    description="where the model is trained; `auto`: an accelerator if there is one, and config.yaml has it",
+)
+PRECISION: Any = Field(
+    default="float32", description="of the products of experts and heads; `float16` is for CUDA only"
+)
+
+
 class TrainingConfig(Section):
     """Adam (ε=1e-7), at a constant learning rate by default, with early stopping on the validation loss."""
 
@@ -376,6 +387,8 @@ class TrainingConfig(Section):
     threads: PositiveInt | None = Field(
         default=None, description="threads of torch; null lets torch choose, and config.yaml has its choice"
     )
+    device: DeviceName = DEVICE
+    precision: PrecisionName = PRECISION
 
 
 class TrainConfig(Section):

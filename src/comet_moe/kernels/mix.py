@@ -7,7 +7,8 @@ of z; the pairs of sample b are start[b]..start[b+1]-1. With f(z) = dropout(relu
     y[b, t] = Σ_m weights[m, t] f(z[pair_row[m]])
 
 One pass over z forward and one backward; f is recomputed, never stored. Dropout of 1/2 takes one random bit
-per element, any other 32: a hash of (seed, element), so that forward and backward agree.
+per element, any other 32: a hash of (seed, element), so that forward and backward agree. z and y may be
+bfloat16; weights and sums are float32 then.
 """
 
 from typing import Any, NamedTuple
@@ -17,7 +18,8 @@ import torch
 from torch import Tensor
 
 from comet_moe.kernels.autograd import differentiable_backward
-from comet_moe.kernels.jit import can_run_compiled, jit
+from comet_moe.kernels.bfloat16 import as_storage, load, store
+from comet_moe.kernels.jit import can_run_compiled, is_plain_cpu, jit
 from comet_moe.kernels.threads import over_rows
 
 
@@ -38,15 +40,25 @@ class PairLayout(NamedTuple):
     start: Tensor
 
 
+def weights_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The type of the weights of outputs of type ``dtype``, in which they are summed: at least float32."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _can_mix_compiled(z: Tensor, weights: Tensor) -> bool:
+    has_types = z.dtype == weights.dtype or (z.dtype, weights.dtype) == (torch.bfloat16, torch.float32)
+    return has_types and can_run_compiled(weights) and is_plain_cpu(z)
+
+
 def mix(z: Tensor, weights: Tensor, layout: PairLayout, epilogue: Epilogue) -> Tensor:
-    """(M, u), (M, T) -> (B, T, u)."""
+    """(M, u), (M, T) -> (B, T, u), of the type of z."""
     pairs = len(layout.pair_row)
     if z.dim() != 2 or weights.dim() != 2 or len(z) != pairs or len(weights) != pairs:
         raise ValueError(
             f"outputs (M, u) and weights (M, T) must have one row for each of the {pairs} (sample, expert) "
             f"pairs, got shapes {tuple(z.shape)} and {tuple(weights.shape)}"
         )
-    if can_run_compiled(z, weights) and z.dtype == weights.dtype:
+    if _can_mix_compiled(z, weights):
         seed = int(torch.randint(2**62, ())) if epilogue.dropout else 0
         return _Mix.apply(z.contiguous(), weights.contiguous(), layout, epilogue, seed)
     return mix_torch(z, weights, layout, epilogue)
@@ -58,7 +70,8 @@ def mix_torch(z: Tensor, weights: Tensor, layout: PairLayout, epilogue: Epilogue
     lengths = layout.start.diff()
     sample = torch.repeat_interleave(torch.arange(len(lengths), device=z.device), lengths)
     weighted = weights.unsqueeze(-1) * z[layout.pair_row].unsqueeze(1)
-    return z.new_zeros(len(lengths), weights.shape[1], z.shape[1]).index_add(0, sample, weighted)
+    mixed = weighted.new_zeros(len(lengths), *weighted.shape[1:]).index_add(0, sample, weighted)
+    return mixed.to(z.dtype)
 
 
 def mix_dense(z: Tensor, weights: Tensor, epilogue: Epilogue) -> Tensor:
@@ -69,17 +82,19 @@ def mix_dense(z: Tensor, weights: Tensor, epilogue: Epilogue) -> Tensor:
             f"{tuple(weights.shape)}"
         )
     samples, experts, u = z.shape
-    if can_run_compiled(z, weights) and z.dtype == weights.dtype:
+    if _can_mix_compiled(z, weights):
         pairs = samples * experts
         layout = PairLayout(torch.arange(pairs), torch.arange(0, pairs + 1, experts))
         by_pair = weights.transpose(1, 2).reshape(pairs, weights.shape[1])
         return mix(z.reshape(pairs, u), by_pair, layout, epilogue)
-    return torch.bmm(weights, apply_epilogue(z, epilogue))
+    outputs = apply_epilogue(z, epilogue)
+    with torch.autocast(z.device.type, enabled=False):
+        return torch.bmm(weights, outputs.to(weights.dtype)).to(z.dtype)
 
 
 def gather_rows(x: Tensor, row_sample: Tensor, layout: PairLayout) -> Tensor:
     """x[row_sample], with a backward pass that gathers too: (B, p), (M,) -> (M, p)."""
-    if can_run_compiled(x):
+    if _can_mix_compiled(x, torch.empty(0, dtype=weights_dtype(x.dtype))):
         return _GatherRows.apply(x, row_sample, layout)
     return x[row_sample]
 
@@ -99,7 +114,7 @@ class _GatherRows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        ones = grad.new_ones(len(grad), 1)
+        ones = grad.new_ones(len(grad), 1, dtype=weights_dtype(grad.dtype))
         return mix(grad, ones, ctx.layout, Epilogue()).squeeze(1), None, None
 
 
@@ -112,7 +127,13 @@ class _Mix(torch.autograd.Function):
         ctx.epilogue, ctx.seed = epilogue, seed
         samples = len(layout.start) - 1
         out = z.new_empty(samples, weights.shape[1], z.shape[1])
-        arrays = (z.numpy(), weights.numpy(), layout.pair_row.numpy(), layout.start.numpy(), out.numpy())
+        arrays = (
+            as_storage(z),
+            weights.numpy(),
+            layout.pair_row.numpy(),
+            layout.start.numpy(),
+            as_storage(out),
+        )
         over_rows(
             lambda first, last: _forward(first, last, *arrays, *epilogue, seed),
             samples,
@@ -126,22 +147,23 @@ class _Mix(torch.autograd.Function):
         epilogue: Epilogue = ctx.epilogue
         if torch.is_grad_enabled():
             layout = PairLayout(pair_row, start)
-            factors = torch.empty_like(z)
-            _fill_factors(z.detach().numpy(), *epilogue, ctx.seed, factors.numpy())
+            factors = torch.empty_like(z, dtype=weights.dtype)
+            _fill_factors(as_storage(z.detach()), *epilogue, ctx.seed, factors.numpy())
 
             def definition(z: Tensor, weights: Tensor) -> Tensor:
-                return mix_torch(factors * z.masked_fill(factors == 0, 0), weights, layout, Epilogue())
+                kept = factors * z.masked_fill(factors == 0, 0)
+                return mix_torch(kept, weights, layout, Epilogue()).to(z.dtype)
 
             needs = ctx.needs_input_grad[:2]
             return *differentiable_backward(definition, (z, weights), [grad], needs), None, None, None
         grad_z, grad_weights = torch.empty_like(z), torch.empty_like(weights)
         arrays = (
-            z.numpy(),
+            as_storage(z),
             weights.numpy(),
             pair_row.numpy(),
             start.numpy(),
-            grad.contiguous().numpy(),
-            grad_z.numpy(),
+            as_storage(grad.contiguous()),
+            as_storage(grad_z),
             grad_weights.numpy(),
         )
         over_rows(
@@ -165,7 +187,7 @@ def _hash(seed: Any, index: Any) -> Any:
 def _factors(row: Any, z: Any, relu: bool, dropout: float, seed: int, factor: Any) -> None:
     """factor (u,) such that f(z[row]) = factor · z[row]: 0 or the scale of dropout."""
     u = z.shape[1]
-    kind = z.dtype.type
+    kind = factor.dtype.type
     one, zero = kind(1), kind(0)
     if dropout == 0:
         for c in range(u):
@@ -188,7 +210,7 @@ def _factors(row: Any, z: Any, relu: bool, dropout: float, seed: int, factor: An
             factor[c] = scale if bits >= limit else zero
     if relu:
         for c in range(u):
-            factor[c] = zero if z[row, c] <= zero else factor[c]  # NaN stays
+            factor[c] = zero if load(z[row, c]) <= zero else factor[c]  # NaN stays
 
 
 @jit
@@ -212,25 +234,27 @@ def _forward(
     seed: int,
 ) -> None:
     tasks, u = out.shape[1], out.shape[2]
-    value = np.empty(u, z.dtype)
+    value = np.empty(u, weights.dtype)
+    total = np.empty((tasks, u), weights.dtype)
     for b in range(first, last):
-        for t in range(tasks):
-            for c in range(u):
-                out[b, t, c] = 0
+        total[:] = 0
         for m in range(start[b], start[b + 1]):
             row = pair_row[m]
             if relu or dropout != 0:
                 _factors(row, z, relu, dropout, seed, value)
                 for c in range(u):
-                    value[c] = value[c] * z[row, c] if value[c] != 0 else value[c]
+                    value[c] = value[c] * load(z[row, c]) if value[c] != 0 else value[c]
             else:
                 for c in range(u):
-                    value[c] = z[row, c]
+                    value[c] = load(z[row, c])
             for t in range(tasks):
                 weight = weights[m, t]
                 if weight != 0:
                     for c in range(u):
-                        out[b, t, c] += weight * value[c]
+                        total[t, c] += weight * value[c]
+        for t in range(tasks):
+            for c in range(u):
+                store(out, (b, t, c), total[t, c])
 
 
 @jit
@@ -249,8 +273,8 @@ def _backward(
     seed: int,
 ) -> None:
     tasks, u = grad.shape[1], grad.shape[2]
-    factor = np.empty(u, z.dtype)
-    total = np.empty(u, z.dtype)
+    factor = np.empty(u, weights.dtype)
+    total = np.empty(u, weights.dtype)
     for b in range(first, last):
         for m in range(start[b], start[b + 1]):
             row = pair_row[m]
@@ -259,10 +283,11 @@ def _backward(
                 total[c] = 0
             for t in range(tasks):
                 weight = weights[m, t]
-                dot = z.dtype.type(0)
+                dot = weights.dtype.type(0)
                 for c in range(u):
-                    dot += grad[b, t, c] * (factor[c] * z[row, c] if factor[c] != 0 else factor[c])
-                    total[c] += weight * grad[b, t, c]
+                    value = factor[c] * load(z[row, c]) if factor[c] != 0 else factor[c]
+                    dot += load(grad[b, t, c]) * value
+                    total[c] += weight * load(grad[b, t, c])
                 grad_weights[m, t] = dot
             for c in range(u):
-                grad_z[row, c] = total[c] * factor[c]
+                store(grad_z, (row, c), total[c] * factor[c])

@@ -78,11 +78,13 @@ class Task:
             output = torch.where(is_counted.unsqueeze(-1), output, 0)
             target = torch.where(is_counted, target, 0)
         if self.class_weights is not None:
-            factors = output.new_tensor(self.class_weights)[target.long()]
+            # Made on the device, because a copy from the host would wait for it.
+            weights = torch.stack([output.new_full((), weight) for weight in self.class_weights])
+            factors = weights[target.long()]
             counted = factors if counted is None else counted * factors
         losses = self._losses(output, target)
         if counted is None:
-            return losses.sum(), losses.new_tensor(len(losses))
+            return losses.sum(), losses.new_full((), len(losses))
         return (losses * counted).sum(), counted.sum()
 
     def _losses(self, output: Tensor, target: Tensor) -> Tensor:

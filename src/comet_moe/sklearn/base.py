@@ -67,6 +67,8 @@ class BaseMoE(BaseEstimator):
         columns: Mapping[str, str] | None = None,
         key: str | None = None,
         n_threads: int | None = None,
+        device: str = "auto",
+        precision: str = "float32",
         random_state: Any = None,
     ):
         self.gate = gate
@@ -93,6 +95,8 @@ class BaseMoE(BaseEstimator):
         self.columns = columns
         self.key = key
         self.n_threads = n_threads
+        self.device = device
+        self.precision = precision
         self.random_state = random_state
 
     def __sklearn_tags__(self) -> Any:

@@ -49,6 +49,10 @@ class MoEClassifier(ClassifierMixin, BaseMoE):
             is not right; the columns of an array are x0, x1, ...
         key: name of the categorical column that a "hash" gate routes by.
         n_threads: threads of torch in ``fit`` and ``predict``; None leaves their number as it is.
+        device: where ``fit`` trains: "auto" (an accelerator if there is one), "cpu", "cuda" or "mps". The
+            fitted model is on the CPU, and predicts there.
+        precision: of the products of experts and heads in ``fit``: "float32", "bfloat16", or "float16" on
+            CUDA.
         random_state: seed of validation rows, weights, order of the rows and dropout. The same seed and
             number of threads give the same model.
 

@@ -71,6 +71,8 @@ class MultiTaskMoE(BaseMoE):
         columns: Mapping[str, str] | None = None,
         key: str | None = None,
         n_threads: int | None = None,
+        device: str = "auto",
+        precision: str = "float32",
         random_state: Any = None,
     ):
         super().__init__(
@@ -98,6 +100,8 @@ class MultiTaskMoE(BaseMoE):
             columns=columns,
             key=key,
             n_threads=n_threads,
+            device=device,
+            precision=precision,
             random_state=random_state,
         )
         self.tasks = tasks

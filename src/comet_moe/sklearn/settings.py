@@ -21,7 +21,7 @@ MIN_BATCH, MAX_BATCH = 32, 512
 """Limits of ``batch_size="auto"``."""
 
 _MODEL = ("experts", "units", "head", "dropout", "input_dropout", "embedding", "numeric", "numeric_embedding")
-_TRAINING = ("epochs", "patience", "learning_rate")
+_TRAINING = ("epochs", "patience", "learning_rate", "device", "precision")
 
 
 def choose_batch_size(batch_size: Any, rows: int) -> Any:

@@ -5,24 +5,28 @@ from __future__ import annotations
 import math
 import time
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from comet_moe.checks import without_value_checks
 from comet_moe.config.schema import TrainConfig
 from comet_moe.data import Split
 from comet_moe.data.table_schema import TableSchema
+from comet_moe.devices import Placement, make_placement
 from comet_moe.exceptions import DivergedError, RecipeError
 from comet_moe.local_search import parameter_groups
 from comet_moe.models import TableModel
 from comet_moe.stepping import step as step_modules
-from comet_moe.training.batches import training_batches
+from comet_moe.training.batches import Batch, prefetched, training_batches
 from comet_moe.training.build import ADAM_EPSILON, MultiTaskObjective, build_model
 from comet_moe.training.distributed import Processes, num_threads
 from comet_moe.training.evaluate import evaluate
 from comet_moe.training.records import EvaluationRecord
+from comet_moe.training.trainer import READ_INTERVAL
 
 
 @dataclass(frozen=True)
@@ -61,10 +65,13 @@ def train(model: TableModel, train_rows: Split, validation: Split | None, config
     """
     started = time.perf_counter()
     training = config.training
+    placement = make_placement(training.device, training.precision, source="")
+    model.to(placement.device)
     optimizer = torch.optim.Adam(
         parameter_groups(model, training.learning_rate), eps=ADAM_EPSILON, fused=True
     )
     objective = MultiTaskObjective(model, Processes())
+    scaler = torch.amp.GradScaler(placement.device.type, enabled=placement.precision == "float16")
     history: list[dict[str, Any]] = []
     best: EvaluationRecord | None = None
     best_epoch, best_loss, best_weights = 0, math.inf, {}
@@ -72,11 +79,12 @@ def train(model: TableModel, train_rows: Split, validation: Split | None, config
         for epoch in range(1, training.epochs + 1):
             torch.manual_seed(zlib.crc32(f"{config.seed}/{epoch}".encode()))
             record: dict[str, Any] = {"epoch": epoch}
-            record |= _train_epoch(model, objective, optimizer, train_rows, config, epoch)
+            batches = training_batches(train_rows, training.batch_size, config.seed, epoch)
+            record |= _train_epoch(objective, optimizer, scaler, prefetched(batches), placement, epoch)
             if validation is None:
                 best_epoch = epoch
             else:
-                evaluation = evaluate(model, validation)
+                evaluation = evaluate(model, validation, placement=placement)
                 loss = _check_loss(evaluation.loss, f"the validation loss of epoch {epoch}")
                 record |= {"validation_loss": loss / 100, "validation": evaluation.tasks}
                 if loss < best_loss:
@@ -86,35 +94,47 @@ def train(model: TableModel, train_rows: Split, validation: Split | None, config
             if epoch - best_epoch >= training.patience:
                 break
         if best is None:
-            best = evaluate(model, train_rows)
+            best = evaluate(model, train_rows, placement=placement)
             _check_loss(best.loss, "the loss after training")
         else:
             model.load_state_dict(best_weights)
-    model.eval()
+    model.cpu().eval()
     return Trained(history, best_epoch, best, time.perf_counter() - started)
 
 
 @without_value_checks()  # a NaN loss ends training with a reason
 def _train_epoch(
-    model: TableModel,
     objective: MultiTaskObjective,
     optimizer: torch.optim.Optimizer,
-    rows: Split,
-    config: TrainConfig,
+    scaler: torch.amp.GradScaler,
+    batches: Iterable[Batch],
+    placement: Placement,
     epoch: int,
 ) -> dict[str, float]:
-    model.train()
-    loss, aux_loss, steps = 0.0, 0.0, 0
-    for batch in training_batches(rows, config.training.batch_size, config.seed, epoch):
+    objective.train()
+    read: list[tuple[float, float]] = []
+    waiting: list[Tensor] = []
+    for batch in batches:
         optimizer.zero_grad(set_to_none=True)
-        losses = objective(batch)
-        losses.total.backward()
-        optimizer.step()
-        step_modules(model)
-        loss += _check_loss(float(losses.loss.detach()), f"the train loss of epoch {epoch}")
-        aux_loss += float(losses.aux_loss.detach())
-        steps += 1
-    return {"train_loss": loss / steps, "train_aux_loss": aux_loss / steps}
+        with placement.autocast():
+            losses = objective(placement.move(batch))
+        scaler.scale(losses.total).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        step_modules(objective.model)
+        waiting.append(torch.stack((losses.loss, losses.aux_loss)).detach())
+        if not placement.is_accelerator or len(waiting) == READ_INTERVAL:
+            read, waiting = read + _read_losses(waiting, epoch), []
+    if waiting:
+        read += _read_losses(waiting, epoch)
+    loss, aux_loss = (sum(values) / len(read) for values in zip(*read, strict=True))
+    return {"train_loss": loss, "train_aux_loss": aux_loss}
+
+
+def _read_losses(waiting: list[Tensor], epoch: int) -> list[tuple[float, float]]:
+    """Loss and auxiliary loss of some steps as numbers."""
+    values = torch.stack(waiting).tolist()
+    return [(_check_loss(loss, f"the train loss of epoch {epoch}"), aux_loss) for loss, aux_loss in values]
 
 
 def _check_loss(loss: float | None, name: str) -> float:

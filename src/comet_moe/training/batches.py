@@ -4,10 +4,13 @@ Batches are slices of arrays that stay where they are, in memory or mapped from 
 are copied.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from math import ceil
 from pathlib import Path
-from typing import Any, NamedTuple
+from queue import Full, Queue
+from threading import Event, Thread
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +20,8 @@ from torch import Tensor
 from comet_moe.config import TrainConfig
 from comet_moe.data import DATASETS, RESERVED_OPTIONS, Dataset, Split, default_cache, load
 from comet_moe.exceptions import RecipeError
+
+T = TypeVar("T")
 
 
 class Batch(NamedTuple):
@@ -48,6 +53,44 @@ def training_batches(
     order = np.random.default_rng([seed, epoch]).permutation(len(split))
     for start in range(0, len(order), batch_size):
         yield take_rows(split, order[start : start + batch_size][shard])
+
+
+def prefetched(batches: Iterable[T], ahead: int = 2) -> Iterator[T]:
+    """``batches`` in their order, each made in another thread while the one before it is in use.
+
+    Args:
+        batches: what to iterate over; an error in it is raised here.
+        ahead: number of batches that may wait.
+    """
+    queue: Queue[T | BaseException | None] = Queue(ahead)
+    is_closed = Event()
+
+    def put(entry: T | BaseException | None) -> bool:
+        while not is_closed.is_set():
+            with suppress(Full):
+                queue.put(entry, timeout=0.1)
+                return True
+        return False
+
+    def produce() -> None:
+        try:
+            for batch in batches:
+                if not put(batch):
+                    return
+            put(None)
+        except BaseException as error:  # raised again by the consumer
+            put(error)
+
+    thread = Thread(target=produce, name="comet-moe-batches", daemon=True)
+    thread.start()
+    try:
+        while (entry := queue.get()) is not None:
+            if isinstance(entry, BaseException):
+                raise entry
+            yield entry
+    finally:
+        is_closed.set()
+        thread.join()
 
 
 def evaluation_batches(split: Split, batch_size: int) -> Iterator[Batch]:

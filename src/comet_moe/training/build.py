@@ -12,9 +12,11 @@ from torch import Tensor, nn
 
 from comet_moe.config.schema import GateSection, ImageModelConfig, RatingModelConfig, TrainConfig
 from comet_moe.data import Dataset
+from comet_moe.devices import make_placement
 from comet_moe.exceptions import RecipeError
 from comet_moe.experts import ConvExperts, DenseExperts
 from comet_moe.gates import JointSelection, Regularizer
+from comet_moe.kernels.mix import weights_dtype
 from comet_moe.local_search import parameter_groups
 from comet_moe.models import ImageModel, Model, RatingModel, TableModel, image_tasks, rating_tasks
 from comet_moe.models.single_expert import scale_widths
@@ -41,7 +43,8 @@ def build_trainer(
 ) -> Trainer:
     """The trainer of a run of ``config`` on ``dataset``; start ``folder`` before its ``run()``."""
     training, seed = config.training, config.seed
-    model = processes.main_first(lambda: build_model(config, dataset.meta))
+    placement = make_placement(training.device, training.precision)
+    model = processes.main_first(lambda: build_model(config, dataset.meta)).to(placement.device)
     return Trainer(
         model=model,
         objective=processes.data_parallel(
@@ -52,8 +55,8 @@ def build_trainer(
         ),
         steps_per_epoch=steps_per_epoch(len(dataset.train), training.batch_size),
         train_rows=len(dataset.train),
-        evaluate=lambda: evaluate(model, dataset.validation),
-        evaluate_held_out=lambda: evaluate_held_out(model, dataset),
+        evaluate=lambda: evaluate(model, dataset.validation, placement=placement),
+        evaluate_held_out=lambda: evaluate_held_out(model, dataset, placement),
         save_model=lambda: folder.write_model(model.state_dict()),
         optimizer=torch.optim.Adam(
             parameter_groups(model, training.learning_rate), eps=ADAM_EPSILON, fused=True
@@ -71,6 +74,7 @@ def build_trainer(
         ),
         folder=folder,
         threads=training.threads,
+        placement=placement,
         processes=processes,
         callbacks=callbacks,
     )
@@ -101,10 +105,13 @@ class MultiTaskObjective(nn.Module):
         outputs, routings = self.model(batch.features)
         tasks, size = self.model.tasks, self.processes.size
         sums, counts = zip(
-            *(task.loss(output, batch.targets) for task, output in zip(tasks, outputs, strict=True)),
+            *(
+                task.loss(_widened(output), batch.targets)
+                for task, output in zip(tasks, outputs, strict=True)
+            ),
             strict=True,
         )
-        rows = counts[0].new_tensor(len(batch))
+        rows = counts[0].new_full((), len(batch))
         totals = self.processes.sum(torch.stack((*counts, rows))).clamp_min(1)
         losses = [loss_sum * size / total for loss_sum, total in zip(sums, totals[:-1], strict=True)]
         loss: Tensor = (
@@ -117,6 +124,11 @@ class MultiTaskObjective(nn.Module):
         aux_loss: Tensor = sum(routing.aux_loss for routing in routings) * (rows * size / totals[-1])
         by_gate = dict(zip(gate_names(self.model), routings, strict=True))
         return StepLoss(loss + aux_loss, loss, aux_loss, by_gate)
+
+
+def _widened(output: Tensor) -> Tensor:
+    """``output`` in float32 where it is in 16 bits: losses are not."""
+    return output.to(weights_dtype(output.dtype))
 
 
 def build_model(config: TrainConfig, meta: dict[str, Any]) -> Model:

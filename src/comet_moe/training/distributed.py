@@ -80,12 +80,15 @@ class Processes:
 
 @contextmanager
 def join_processes() -> Iterator[Processes]:
-    """The processes of this run, connected over gloo if ``torchrun`` started more than one."""
+    """The processes of this run, connected if ``torchrun`` started more than one.
+
+    Tensors on the CPU travel over gloo, those on CUDA devices over NCCL.
+    """
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
         yield Processes()
         return
-    dist.init_process_group("gloo")
+    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
     try:
         yield Processes(dist.get_rank(), size)
     finally:

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from comet_moe.checks import without_value_checks
 from comet_moe.data import Dataset, Split
+from comet_moe.devices import Placement
+from comet_moe.kernels.mix import weights_dtype
 from comet_moe.models import Model, TableModel, Task
 from comet_moe.statistics import RoutingStatistics
 from comet_moe.training.batches import Batch, evaluation_batches
@@ -23,15 +25,17 @@ from comet_moe.training.records import (
 )
 from comet_moe.training.table_metrics import Metric, bootstrap_intervals, compute_metrics, table_metrics
 
+CPU = Placement()
 EVALUATION_BATCH = 4096
 """Rows of a batch; not the training batch size, so that metrics do not depend on it."""
 
 
-def evaluate_held_out(model: Model, dataset: Dataset) -> SummaryRecord:
+def evaluate_held_out(model: Model, dataset: Dataset, placement: Placement = CPU) -> SummaryRecord:
     """Evaluate ``model`` on the validation and the test split."""
+    groups = dataset.meta.get("groups", {})
     return SummaryRecord.from_evaluations(
-        evaluate(model, dataset.validation),
-        evaluate(model, dataset.test, dataset.meta.get("groups", {}), with_intervals=True),
+        evaluate(model, dataset.validation, placement=placement),
+        evaluate(model, dataset.test, groups, with_intervals=True, placement=placement),
         test_split="test",
     )
 
@@ -39,7 +43,11 @@ def evaluate_held_out(model: Model, dataset: Dataset) -> SummaryRecord:
 @torch.no_grad()
 @without_value_checks()  # NaN weights give a NaN loss, which ends the run with a reason, not with an error
 def evaluate(
-    model: Model, split: Split, groups: Groups | None = None, with_intervals: bool = False
+    model: Model,
+    split: Split,
+    groups: Groups | None = None,
+    with_intervals: bool = False,
+    placement: Placement = CPU,
 ) -> EvaluationRecord:
     """Evaluate ``model`` in eval mode on all rows of ``split``; its mode is restored afterwards.
 
@@ -49,6 +57,7 @@ def evaluate(
         groups: columns by which the use of the experts is recorded, beside the class of each task; None
             records it by no column at all.
         with_intervals: whether to compute confidence intervals, for the tasks of a table.
+        placement: where the model is, and the precision to compute in.
     """
     was_training = model.training
     model.eval()
@@ -59,10 +68,11 @@ def evaluate(
     by_group = _gate_groups(model.tasks, split, groups)
     flops = start = 0
     for batch in evaluation_batches(split, EVALUATION_BATCH):
-        outputs, routings = model(batch.features)
+        with placement.autocast():
+            outputs, routings = model(placement.move(batch.features))
         flops += model.flops(routings)
         for metrics, output in zip(accumulators, outputs, strict=True):
-            metrics.add(output, batch)
+            metrics.add(output.to("cpu", weights_dtype(output.dtype)), batch)
         for name, routing in zip(names, routings, strict=True):
             statistics[name].add(routing)
             if name in by_group:

@@ -1,6 +1,6 @@
 """A finished run, loaded to be used: its model with the weights of the best epoch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from comet_moe.config import TrainConfig
+from comet_moe.devices import Placement, Precision, make_placement
 from comet_moe.exceptions import RunError
 from comet_moe.models import Model, RatingModel, TableModel
 from comet_moe.training.batches import load_dataset
@@ -21,16 +22,28 @@ from comet_moe.training.table_parts import example_table, read_schema
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """The model of a finished run in eval mode, with its configuration and the metadata of its data set."""
+    """The model of a finished run in eval mode, with its configuration and the metadata of its data set.
+
+    Attributes:
+        placement: where the model is, and the precision that it predicts in.
+    """
 
     folder: RunFolder
     config: TrainConfig
     meta: dict[str, Any]
     model: Model
+    placement: Placement = field(default_factory=Placement)
 
 
-def load_run(path: Path) -> LoadedRun:
-    """Load the finished run in the folder ``path``; its data set is not needed."""
+def load_run(path: Path, device: str = "cpu", precision: Precision = "float32") -> LoadedRun:
+    """Load the finished run in the folder ``path``; its data set is not needed.
+
+    Args:
+        path: the folder.
+        device: where to put the model: "auto", "cpu", "cuda" or "mps".
+        precision: of the products of experts and heads.
+    """
+    placement = make_placement(device, precision, source="--")
     folder = RunFolder(path)
     config, weights, meta = folder.config(), folder.model(), folder.saved_meta()
     model = build_model(config, meta)
@@ -38,16 +51,22 @@ def load_run(path: Path) -> LoadedRun:
         model.load_state_dict(weights)
     except RuntimeError as error:
         raise RunError(f"{folder.model_file} does not fit the config.yaml beside it: train again") from error
-    return LoadedRun(folder, config, meta, model.eval())
+    return LoadedRun(folder, config, meta, model.eval().to(placement.device), placement)
 
 
-def evaluate_run(path: Path) -> SummaryRecord:
-    """Evaluate a finished run again, from its weights and the data that it was trained on."""
-    run = load_run(path)
+def evaluate_run(path: Path, device: str | None = None, precision: Precision | None = None) -> SummaryRecord:
+    """Evaluate a finished run again, from its weights and the data that it was trained on.
+
+    Args:
+        path: the folder of the run.
+        device, precision: None for those that the run was trained with.
+    """
+    training = RunFolder(path).config().training
+    run = load_run(path, device or training.device, precision or training.precision)
     dataset = load_dataset(run.config)
     run.folder.check_data(data_meta(dataset))
     with num_threads(run.config.training.threads):
-        summary = evaluate_held_out(run.model, dataset)
+        summary = evaluate_held_out(run.model, dataset, run.placement)
     return SummaryRecord.model_validate_json(
         summary.model_dump_json()
     )  # with None for NaN, as in result.json

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from comet_moe.data import read_pairs
 from comet_moe.data.vocabulary import id_text
+from comet_moe.devices import Placement
 from comet_moe.exceptions import RunError
 from comet_moe.io import write_atomically
 from comet_moe.models import RatingModel
@@ -51,7 +52,7 @@ def predict(run: LoadedRun, table: Path) -> pd.DataFrame:
     user, item = (run.folder.vocabulary(name).encode(pairs[name]) for name in ("user", "item"))
     keys = np.where(user < 0, _replacement_keys(pairs["user"], model.users.num_embeddings), user)
     with num_threads(run.config.training.threads):
-        watched, rating = _scores(model, user, item, keys)
+        watched, rating = _scores(model, user, item, keys, run.placement)
     known = np.array(["neither", "user", "item", "both"])[(user >= 0) + 2 * (item >= 0)]
     return pairs[["user", "item"]].assign(watched=watched, rating=rating, known=known)
 
@@ -70,19 +71,20 @@ def check_suffix(path: Path) -> str:
 
 @torch.no_grad()
 def _scores(
-    model: RatingModel, user: Indices, item: Indices, keys: npt.NDArray[np.int64]
+    model: RatingModel, user: Indices, item: Indices, keys: npt.NDArray[np.int64], placement: Placement
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
     """Probability of "watched" and the rating in raw units, (N,) each; index -1 is an unknown id."""
     mean_user, mean_item = model.users.weight.mean(0), model.items.weight.mean(0)
     outputs: list[list[Tensor]] = []
     for start in range(0, len(user), EVALUATION_BATCH):
         rows = slice(start, start + EVALUATION_BATCH)
-        scores, _ = model.from_embeddings(
-            _embed(mean_user, model.users.weight, user[rows]),
-            _embed(mean_item, model.items.weight, item[rows]),
-            torch.from_numpy(keys[rows]),
-        )
-        outputs.append(scores)
+        with placement.autocast():
+            scores, _ = model.from_embeddings(
+                _embed(mean_user, model.users.weight, user[rows]),
+                _embed(mean_item, model.items.weight, item[rows]),
+                placement.move(torch.from_numpy(keys[rows])),
+            )
+        outputs.append([score.float().cpu() for score in scores])
     by_task = (torch.cat(batches) for batches in zip(*outputs, strict=True))
     watched, rating = (
         task.predict(output).numpy() for task, output in zip(model.tasks, by_task, strict=True)
@@ -92,7 +94,7 @@ def _scores(
 
 def _embed(mean: Tensor, weight: Tensor, indices: Indices) -> Tensor:
     """Rows of ``weight`` (v, d), or ``mean`` (d,) for -1: (B,) -> (B, d)."""
-    index = torch.from_numpy(indices).long()
+    index = torch.from_numpy(indices).long().to(weight.device)
     return torch.where((index < 0).unsqueeze(-1), mean, weight[index.clamp_min(0)])
 
 

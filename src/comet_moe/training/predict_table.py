@@ -12,6 +12,7 @@ from torch import Tensor
 from comet_moe.data.table_encode import Encoder
 from comet_moe.data.table_options import TableOptions
 from comet_moe.data.table_source import TableSource, find_tables
+from comet_moe.devices import Placement
 from comet_moe.exceptions import DataError, RunError
 from comet_moe.models import TableModel, Task
 from comet_moe.training.distributed import num_threads
@@ -60,7 +61,8 @@ def predict_table(run: LoadedRun, path: Path) -> TablePredictions:
     encoder = Encoder(schema)
     with num_threads(run.config.training.threads):
         parts = [
-            _predict_batch(run.model, encoder, batch) for batch in source.batches(schema.feature_columns)
+            _predict_batch(run.model, encoder, batch, run.placement)
+            for batch in source.batches(schema.feature_columns)
         ]
     if not parts:
         raise DataError(f"{source} has no rows; at least one is needed.")
@@ -75,12 +77,17 @@ def predict_table(run: LoadedRun, path: Path) -> TablePredictions:
 
 
 @torch.no_grad()
-def _predict_batch(model: TableModel, encoder: Encoder, batch: pa.RecordBatch) -> pd.DataFrame:
+def _predict_batch(
+    model: TableModel, encoder: Encoder, batch: pa.RecordBatch, placement: Placement
+) -> pd.DataFrame:
     arrays = {name: torch.from_numpy(array) for name, array in encoder.features(batch, False).items()}
     outputs: list[list[Tensor]] = []
     for start in range(0, batch.num_rows, EVALUATION_BATCH):
         rows = slice(start, start + EVALUATION_BATCH)
-        outputs.append(model({name: array[rows].clone() for name, array in arrays.items()})[0])
+        features = {name: array[rows].clone() for name, array in arrays.items()}
+        with placement.autocast():
+            scores, _ = model(placement.move(features))
+        outputs.append([score.float().cpu() for score in scores])
     by_task = (torch.cat(batches) for batches in zip(*outputs, strict=True))
     columns: dict[str, object] = {}
     for task, output in zip(model.tasks, by_task, strict=True):

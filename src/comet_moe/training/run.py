@@ -33,6 +33,7 @@ from comet_moe.config import (
     resolve_gates,
 )
 from comet_moe.data import Dataset, Vocabulary
+from comet_moe.devices import resolve_device
 from comet_moe.exceptions import RunError
 from comet_moe.io import as_json, is_temporary, load_tensors, write_atomically, write_error, write_text
 from comet_moe.training.records import EpochRecord, ResultRecord
@@ -64,7 +65,7 @@ def resolve_run(
         config = load_train_config(recipe, settings)
         folder = RunFolder(out or Path("runs") / f"{config.recipe}-{config.gate.name}-{config.seed}")
         if folder.state() == "empty":
-            return folder, with_threads(config)
+            return folder, with_machine(config)
     folder.check_resumes(resume)
     saved = folder.config()
     overrides = [parse_setting(setting) for setting in settings]
@@ -73,10 +74,11 @@ def resolve_run(
     return folder, saved
 
 
-def with_threads(config: RunConfig) -> RunConfig:
-    """``config`` with torch's number of threads if it has none, because a result depends on it."""
+def with_machine(config: RunConfig) -> RunConfig:
+    """``config`` with torch's number of threads and the device if it has none: a result depends on them."""
     threads = config.training.threads or torch.get_num_threads()
-    training = config.training.model_copy(update={"threads": threads})
+    device = resolve_device(config.training.device)
+    training = config.training.model_copy(update={"threads": threads, "device": device})
     return config.model_copy(update={"training": training})
 
 

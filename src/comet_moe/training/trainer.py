@@ -15,22 +15,28 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from comet_moe.checks import without_value_checks
+from comet_moe.devices import Placement
 from comet_moe.exceptions import DivergedError
 from comet_moe.gates import Gate
 from comet_moe.local_search import Permutation
 from comet_moe.routing import Routing
 from comet_moe.statistics import RoutingStatistics
 from comet_moe.stepping import step as step_modules
+from comet_moe.training.batches import prefetched
 from comet_moe.training.distributed import Processes, num_threads
 from comet_moe.training.evaluate import routing_record
 from comet_moe.training.records import EpochRecord, EvaluationRecord, ResultRecord, SummaryRecord
 from comet_moe.training.routing_warnings import routing_warnings
 from comet_moe.training.run import RunFolder, Tensors, environment
+
+READ_INTERVAL = 20
+"""Steps on an accelerator from one reading of the losses, which waits for them, to the next."""
 
 ROUTING_INTERVAL = 20
 """Training batches from one that counts in the routing statistics of an epoch to the next."""
@@ -99,6 +105,7 @@ class Trainer:
         schedule: factor on the learning rates by optimiser step, counted from 0; None for a constant rate.
         clip: norm to which the gradient is clipped; None for no clipping.
         threads: number of torch's threads; None leaves it as it is.
+        placement: where the model is, and the precision of a step.
         processes: this process among those of the run.
         callbacks: functions that follow the run.
     """
@@ -124,6 +131,7 @@ class Trainer:
         schedule: Callable[[int], float] | None = None,
         clip: float | None = None,
         threads: int | None = None,
+        placement: Placement = Placement(),  # noqa: B008 - frozen
         processes: Processes = Processes(),  # noqa: B008 - frozen
         callbacks: Callbacks = Callbacks(),  # noqa: B008 - frozen
     ):
@@ -146,6 +154,10 @@ class Trainer:
         self.schedule = schedule
         self.clip = clip
         self.threads = threads
+        self.placement = placement
+        self.read_interval = READ_INTERVAL if placement.is_accelerator else 1
+        is_scaled = placement.precision == "float16"
+        self.scaler = torch.amp.GradScaler(placement.device.type, enabled=is_scaled)
         self.processes = processes
         self.callbacks = callbacks
         self.searches = [module for module in model.modules() if isinstance(module, Permutation)]
@@ -205,23 +217,31 @@ class Trainer:
         torch.manual_seed(zlib.crc32(f"{self.seed}/{self.epoch}/{self.processes.rank}".encode()))
         self.model.train()
         sums = np.zeros(4)  # total, loss, aux_loss, distillation
+        read = 0
+        waiting: list[Tensor] = []  # losses that have not been read: reading makes an accelerator wait
         statistics: dict[str, RoutingStatistics] = {}
         distilled = False
-        for step, batch in enumerate(self.batches(self.epoch)):
+        for step, batch in enumerate(prefetched(self.batches(self.epoch))):
             self._set_learning_rates((self.epoch - 1) * self.steps_per_epoch + step)
             self.optimizer.zero_grad(set_to_none=True)
-            losses = self.objective(batch)
-            losses.total.backward()
-            sums += self._values(losses, step)
+            with self.placement.autocast():
+                losses = self.objective(self.placement.move(batch))
+            self.scaler.scale(losses.total).backward()
+            waiting.append(_scalars(losses))
+            if len(waiting) == self.read_interval or step + 1 == self.steps_per_epoch:
+                sums += self._read(waiting, read)
+                read, waiting = step + 1, []
             distilled = losses.distillation is not None
             if self.clip is not None:
+                self.scaler.unscale_(self.optimizer)
                 nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
-            self.optimizer.step()
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
             step_modules(self.model)
             if step % ROUTING_INTERVAL == 0:
                 for name, routing in losses.routings.items():
                     statistics.setdefault(name, RoutingStatistics()).add(routing)
-            mean_loss = 100 * float(sums[1]) / (step + 1)
+            mean_loss = 100 * float(sums[1]) / max(read, 1)
             self.callbacks.on_batch(Progress(self.epoch, step + 1, self.steps_per_epoch, mean_loss))
         _, loss, aux_loss, distillation = (100 * sums / self.steps_per_epoch).tolist()
         tau, iterations = self.searches[0].schedule if self.searches else (None, None)
@@ -235,7 +255,7 @@ class Trainer:
             "sinkhorn_iterations": iterations,
             "permutations": [search.order().tolist() for search in self.searches],
             "soft_permutations": [
-                search.matrix().detach().double().numpy().round(3).tolist()
+                search.matrix().detach().cpu().double().numpy().round(3).tolist()
                 for search in self.searches
                 if search.searching
             ],
@@ -254,14 +274,15 @@ class Trainer:
             for group, learning_rate in zip(self.optimizer.param_groups, self.learning_rates, strict=True):
                 group["lr"] = learning_rate * factor
 
-    def _values(self, losses: StepLoss, step: int) -> list[float]:
-        """Total, loss, auxiliary loss and distillation as numbers, as means over the processes."""
-        distillation = losses.total.new_zeros(()) if losses.distillation is None else losses.distillation
-        scalars = torch.stack((losses.total, losses.loss, losses.aux_loss, distillation)).detach()
-        values: list[float] = (self.processes.sum(scalars) / self.processes.size).tolist()
-        if not math.isfinite(values[0]):
-            raise DivergedError(f"the loss is {values[0]} at step {step + 1} of epoch {self.epoch}")
-        return values
+    def _read(self, waiting: list[Tensor], first: int) -> npt.NDArray[np.float64]:
+        """The sum over steps, from ``first`` on, of their losses, which are means over the processes."""
+        scalars = self.processes.sum(torch.stack(waiting)) / self.processes.size
+        values = np.array(scalars.tolist(), dtype=np.float64)
+        for step, total in enumerate(values[:, 0], first + 1):
+            if not math.isfinite(total):
+                raise DivergedError(f"the loss is {total} at step {step} of epoch {self.epoch}")
+        total_of_steps: npt.NDArray[np.float64] = values.sum(0)
+        return total_of_steps
 
     def _patience_left(self) -> int:
         return self.patience - (self.epoch - self.best_epoch)
@@ -275,6 +296,7 @@ class Trainer:
             "best_loss": self.best_loss,
             "seconds": self.seconds,
             "warned": self.warned,
+            "scaler": self.scaler.state_dict(),
         }
         self.folder.write_checkpoint(pack_state(self.model, self.best_weights, self.optimizer), state)
 
@@ -288,6 +310,8 @@ class Trainer:
         self.epoch, self.best_epoch = state["epoch"], state["best_epoch"]
         self.best_selection_loss, self.best_loss = state["best_selection_loss"], state["best_loss"]
         self.seconds, self.warned = state["seconds"], state["warned"]
+        if self.scaler.is_enabled():
+            self.scaler.load_state_dict(state["scaler"])
 
     def _last_checkpoint(self) -> tuple[Tensors, dict[str, Any]] | None:
         self.folder.remove_temporary_files()
@@ -314,6 +338,12 @@ class Trainer:
         }
         self.folder.write_result(result.model_copy(update=state))
         return self.folder.result()
+
+
+def _scalars(losses: StepLoss) -> Tensor:
+    """Total, loss, auxiliary loss and distillation, (4,)."""
+    distillation = losses.total.new_zeros(()) if losses.distillation is None else losses.distillation
+    return torch.stack((losses.total, losses.loss, losses.aux_loss, distillation)).detach()
 
 
 def pack_state(model: nn.Module, best_weights: Tensors, optimizer: Optimizer) -> Tensors:

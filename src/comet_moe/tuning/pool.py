@@ -75,6 +75,7 @@ class WorkerPool:
         self.size = size
         self.workers: list[WorkerStatus] = []
         self._lost_in_a_row = 0
+        self._started = 0
 
     def run(self, on_poll: Callable[[], None]) -> None:
         """Work until the study is finished; ``on_poll`` is called about twice per second."""
@@ -90,7 +91,8 @@ class WorkerPool:
     def _start_worker(self) -> WorkerStatus:
         context = multiprocessing.get_context("spawn")
         reader, writer = context.Pipe(duplex=False)
-        process = context.Process(target=run_worker, args=(self.config, writer), daemon=False)
+        process = context.Process(target=run_worker, args=(self.config, writer, self._started), daemon=False)
+        self._started += 1
         with _worker_environment(self.config.threads):
             process.start()
         writer.close()

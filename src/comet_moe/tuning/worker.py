@@ -15,6 +15,7 @@ import torch
 
 from comet_moe.config import AnyConfig, BertConfig, override_config
 from comet_moe.config.loader import ConfigType
+from comet_moe.devices import set_device_number
 from comet_moe.exceptions import DataError, RecipeError, RunError, StudyError, WriteError
 from comet_moe.training.records import ResultRecord
 from comet_moe.training.run import RunFolder
@@ -59,7 +60,7 @@ class WorkerConfig:
     keep_models: bool
 
 
-def run_worker(config: WorkerConfig, writer: Connection) -> None:
+def run_worker(config: WorkerConfig, writer: Connection, number: int = 0) -> None:
     """Claim and train trials until all of the study are finished; the target of a worker process.
 
     An error in one trial, such as settings that do not fit together, fails that trial. One of
@@ -69,9 +70,12 @@ def run_worker(config: WorkerConfig, writer: Connection) -> None:
         config: the study and this machine's part in it.
         writer: pipe for messages, each a tuple that begins with "trial_started" (claim, epochs), "progress"
             (epoch, share of it, loss), "trial_ended", "idle" or "error" (a sentence).
+        number: of this worker on this machine, from 0; where there are several CUDA devices, they are dealt
+            out to the workers by it.
     """
     signal.signal(signal.SIGTERM, _stop_once)
     torch.set_num_threads(config.threads)
+    set_device_number(number)
     try:
         _Worker(config, writer).run()
     except KeyboardInterrupt:
