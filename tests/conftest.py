@@ -9,12 +9,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from comet_moe.devices import check_bfloat16
-
 pytest_plugins = ["storages"]
 settings.register_profile("ci", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("ci")
-check_bfloat16()  # before oneDNN is used: tests use autocast
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)  # two workers on two cores
 

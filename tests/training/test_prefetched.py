@@ -24,11 +24,10 @@ def test_an_error_is_raised_where_the_batches_are_used():
         yield 1
         raise KeyError("broken")
 
-    got = []
+    stream = prefetched(batches())
+    assert next(stream) == 1
     with pytest.raises(KeyError, match="broken"):
-        for batch in prefetched(batches()):
-            got.append(batch)
-    assert got == [1]
+        next(stream)
 
 
 def test_the_thread_ends_with_a_loop_that_is_left_early():

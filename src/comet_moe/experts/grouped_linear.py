@@ -78,14 +78,14 @@ class _GroupedLinear(torch.autograd.Function):
     def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor, counts: list[int]) -> Tensor:
         rows_need_grad, weight_needs_grad, *_ = ctx.needs_input_grad
         ctx.save_for_backward(rows if weight_needs_grad else None, weight if rows_need_grad else None)
-        ctx.counts = counts
+        ctx.counts, ctx.work = counts, weight[0].numel()
         out = rows.new_empty(rows.shape[0], weight.shape[1])
 
         def run(part: Slice) -> None:
             own = slice(part.first, part.last)
             torch.addmm(bias[part.expert], rows[own], weight[part.expert].t(), out=out[own])
 
-        _over_slices(run, counts, weight[0].numel())
+        _over_slices(run, counts, ctx.work)
         return out
 
     @staticmethod
@@ -125,7 +125,7 @@ class _GroupedLinear(torch.autograd.Function):
                 torch.sum(group, 0, out=grad_bias[part.expert, outputs])
 
         products = bool(rows_need_grad) + bool(weight_needs_grad)
-        _over_slices(run, ctx.counts, products * width * (weight if rows is None else rows).shape[-1])
+        _over_slices(run, ctx.counts, products * ctx.work + width)
         return grad_rows, grad_weight, grad_bias, None
 
 
