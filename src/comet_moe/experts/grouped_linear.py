@@ -1,15 +1,12 @@
 """n linear maps of one shape, on shared rows, on rows of their own, or on groups of rows."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from comet_moe import checks
-from comet_moe.checks import has_dispatch_mode
-from comet_moe.kernels.threads import over_rows
 
 
 class GroupedLinear(nn.Module):
@@ -69,7 +66,7 @@ def grouped_linear(rows: Tensor, weight: Tensor, bias: Tensor, counts: list[int]
 
 
 class _GroupedLinear(torch.autograd.Function):
-    """Contiguous slices, matrix products of slices and experts, no copies.
+    """Contiguous slices, one matrix product per expert that has rows, no copies.
 
     As in ``F.linear``, a product that no gradient needs is not computed, and its factor not saved.
     """
@@ -78,14 +75,14 @@ class _GroupedLinear(torch.autograd.Function):
     def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor, counts: list[int]) -> Tensor:
         rows_need_grad, weight_needs_grad, *_ = ctx.needs_input_grad
         ctx.save_for_backward(rows if weight_needs_grad else None, weight if rows_need_grad else None)
-        ctx.counts, ctx.work = counts, weight[0].numel()
+        ctx.counts = counts
         out = rows.new_empty(rows.shape[0], weight.shape[1])
-
-        def run(part: Slice) -> None:
-            own = slice(part.first, part.last)
-            torch.addmm(bias[part.expert], rows[own], weight[part.expert].t(), out=out[own])
-
-        _over_slices(run, counts, ctx.work)
+        start = 0
+        for expert, count in enumerate(counts):
+            if count:
+                stop = start + count
+                torch.addmm(bias[expert], rows[start:stop], weight[expert].t(), out=out[start:stop])
+                start = stop
         return out
 
     @staticmethod
@@ -107,68 +104,18 @@ class _GroupedLinear(torch.autograd.Function):
         grad_rows = grad.new_empty(len(grad), weight.shape[2]) if rows_need_grad else None
         grad_weight = grad.new_empty(experts, width, rows.shape[1]) if weight_needs_grad else None
         grad_bias = grad.new_empty(experts, width) if bias_needs_grad else None
+        start = 0
         for expert, count in enumerate(ctx.counts):
-            for unused in (grad_weight, grad_bias) if not count else ():
-                if unused is not None:
-                    unused[expert].zero_()
-
-        def run(part: Slice) -> None:
-            if grad_rows is not None:
-                own = slice(part.first, part.last)
-                torch.mm(grad[own], weight[part.expert], out=grad_rows[own])
-            # Of an expert that several threads share, each sums all rows for its share of the outputs.
-            outputs = slice(*(width * share // (part.stop - part.start) for share in part.shares))
-            group = grad[part.start : part.stop, outputs]
+            stop = start + count
+            group = grad[start:stop]
+            if grad_rows is not None and count:
+                torch.mm(group, weight[expert], out=grad_rows[start:stop])
             if grad_weight is not None:
-                torch.mm(group.t(), rows[part.start : part.stop], out=grad_weight[part.expert, outputs])
+                if count:
+                    torch.mm(group.t(), rows[start:stop], out=grad_weight[expert])
+                else:
+                    grad_weight[expert].zero_()
             if grad_bias is not None:
-                torch.sum(group, 0, out=grad_bias[part.expert, outputs])
-
-        products = bool(rows_need_grad) + bool(weight_needs_grad)
-        _over_slices(run, ctx.counts, products * ctx.work + width)
+                torch.sum(group, 0, out=grad_bias[expert])  # 0 without rows
+            start = stop
         return grad_rows, grad_weight, grad_bias, None
-
-
-class Slice(NamedTuple):
-    """Rows first..last-1, those that one thread works on of rows start..stop-1 of one expert."""
-
-    expert: int
-    start: int
-    stop: int
-    first: int
-    last: int
-
-    @property
-    def shares(self) -> tuple[int, int]:
-        """Where the thread's rows begin and end within those of the expert."""
-        return self.first - self.start, self.last - self.start
-
-
-def _over_slices(run: Callable[[Slice], None], counts: list[int], work: int) -> None:
-    """Call ``run`` for the slices of all experts, cut so that each thread has as many rows.
-
-    Products of a few hundred rows gain little from threads of their own, so each of torch's threads takes
-    whole experts, one after the other, with products that run in that thread alone.
-
-    Args:
-        run: works on one slice.
-        counts: number of rows of each expert.
-        work: multiply-adds for one row.
-    """
-    rows = sum(counts)
-    in_inference_mode = torch.is_inference_mode_enabled()
-
-    def loop(first: int, last: int) -> None:
-        # Modes are properties of a thread, and a thread of the team begins without any.
-        with torch.inference_mode(in_inference_mode), torch.no_grad():
-            start = 0
-            for expert, count in enumerate(counts):
-                stop = start + count
-                if max(start, first) < min(stop, last):
-                    run(Slice(expert, start, stop, max(start, first), min(stop, last)))
-                start = stop
-
-    if rows and has_dispatch_mode():  # such as the FLOP counter, which sees the operators of its own thread
-        loop(0, rows)
-    elif rows:
-        over_rows(loop, rows, rows * work)
