@@ -23,6 +23,7 @@ ORDER = (
     "gates",
     "local_search",
     "experts",
+    "static_dispatch",
     "dispatch",
     "moe",
     "ple",

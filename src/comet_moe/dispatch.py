@@ -13,6 +13,7 @@ from comet_moe.experts.base import Experts, check_output
 from comet_moe.kernels.mix import apply_epilogue, gather_rows, mix, mix_dense, weights_dtype
 from comet_moe.kernels.plan import Plan, check_range, plan_from_pairs, plan_from_weights
 from comet_moe.routing import Pairs, Routing
+from comet_moe.static_dispatch import can_run_static, count_slots, counts_are_known, run_static
 
 Execution = Literal["auto", "dense", "sparse"]
 
@@ -27,14 +28,24 @@ def run_experts(
         x: (B, *input).
         routings: T, over all experts of the stack.
         execution: "dense", "sparse", or "auto", which chooses for this batch.
-        sparse_share: "auto" is sparse when at most this share of the B·n pairs is active.
+        sparse_share: "auto" is sparse when at most this share of the B·n pairs is active; in graphs and on
+            accelerators, when no more can be active, whatever the values are.
     """
     is_compiling = torch.compiler.is_compiling()
     if experts.only_pairs:
         run = torch.compiler.disable(_run_pairs) if is_compiling else _run_pairs
         return run(experts, x, routings)
-    if execution == "dense" or (execution == "auto" and is_compiling):
+    if execution == "dense":
         return _run_all(experts, x, routings)
+    if not counts_are_known(x):
+        if can_run_static(experts, x) and x.shape[0] > 0:
+            if execution == "auto" and count_slots(routings) > sparse_share * experts.num_experts:
+                return _run_all(experts, x, routings)
+            mixed, rows = run_static(experts, x, routings)
+            _record_execution(routings, "sparse", rows)
+            return mixed
+        if execution == "auto":
+            return _run_all(experts, x, routings)
     if is_compiling:  # the number of pairs is not known to a graph
         mixed, pairs = run_indexed(experts, x, routings)
         _record_execution(routings, "sparse", pairs)
@@ -58,7 +69,7 @@ def _run_pairs(experts: Experts, x: Tensor, routings: Sequence[Routing]) -> Tens
     return run_sparse(experts, x, plan)
 
 
-def _record_execution(routings: Sequence[Routing], execution: str, expert_rows: int) -> None:
+def _record_execution(routings: Sequence[Routing], execution: str, expert_rows: int | Tensor) -> None:
     for routing in routings:
         routing.execution, routing.expert_rows = execution, expert_rows
 

@@ -35,7 +35,9 @@ class MultiGateMoE(nn.Module):
             (m, p) -> (m, u).
         gates: one per task.
         execution: "dense" runs every expert on every sample; "sparse" only the pairs of nonzero weight;
-            "auto" chooses for each batch, and is dense in compiled and exported graphs.
+            "auto" chooses for each batch. In graphs and on accelerators, where counts cannot be read, it is
+            sparse if the gates cannot choose more than ``sparse_share`` of the experts for a row (Top-k and
+            hash gates know that beforehand), else dense; ``routing.execution`` says which ran.
         sparse_share: "auto" is sparse when at most this share of the (sample, expert) pairs is active.
         shared: a module that every row passes, whose output is added for each task.
         joint: one choice of experts for all tasks of a row, in place of one choice per task.
@@ -163,7 +165,7 @@ class MultiGateMoE(nn.Module):
                 "flops needs the routings that a call of this mixture returned, got one that no mixture ran: "
                 "its expert_rows is None"
             )
-        total = expert_rows * self.experts.flops()
+        total = int(expert_rows) * self.experts.flops()
         if self.shared is not None:
             total += prod(routings[0].batch_shape) * count_linear_flops(self.shared)
         for gate, routing in zip(self.gates, routings, strict=True):

@@ -43,7 +43,8 @@ class Routing:
         mask: (B, ...) bool, False where a row is padding, or None.
         execution: "dense" or "sparse", how the mixture ran the experts; None before it has run.
         expert_rows: how many (row, expert) pairs the mixture evaluated for this batch, for all its gates
-            together; None before it has run.
+            together, a scalar tensor on an accelerator and in a graph; None before it has run.
+        most_experts: how many experts a row can have at most, whatever its values are; None if it is not known.
         gate_flops: floating-point operations of the gate's matrix products for this batch, where they depend
             on the data; None where ``Gate.flops`` has them.
 
@@ -110,7 +111,8 @@ class Routing:
         self.contributions = contributions
         self.mask = mask
         self.execution: str | None = None
-        self.expert_rows: int | None = None
+        self.expert_rows: int | Tensor | None = None
+        self.most_experts: int | None = None if slots is None else slots[0].shape[1]
         self.gate_flops: int | None = None
         if logits is not None or selectors is not None or contributions is not None or mask is not None:
             self._check_shapes()
@@ -288,7 +290,9 @@ class Routing:
         """This routing with other ``weights`` (B, ..., n) of the rows that are not padding."""
         if self.mask is not None:
             weights = weights.masked_fill(~self.mask.unsqueeze(-1), 0.0)
-        return self._with(weights=weights, contributions=None)
+        routing = self._with(weights=weights, contributions=None)
+        routing.most_experts = None
+        return routing
 
     def with_aux_loss(self, aux_loss: Tensor) -> "Routing":
         """This routing with another auxiliary loss."""
@@ -309,6 +313,7 @@ class Routing:
         }
         routing = Routing(**{**kept, **changed})
         routing.gate_flops = self.gate_flops
+        routing.most_experts = self.most_experts
         routing._is_masked = self._is_masked
         return routing
 

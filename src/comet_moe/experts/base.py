@@ -67,6 +67,7 @@ class Experts(nn.Module, ABC):
         input_rank: dimensions of one sample: 1 for features, 3 for images (C, H, W).
         only_pairs: whether a mixture can run (sample, expert) pairs only, whatever its ``execution``: some of
             the experts are on other ranks.
+        takes_offsets: whether there is :meth:`sorted_rows`, which accelerators and graphs run sparsely by.
 
     Example:
         >>> import torch
@@ -94,13 +95,28 @@ class Experts(nn.Module, ABC):
     num_experts: int
     input_rank: int = 1
     only_pairs: bool = False
+    takes_offsets: bool = False
 
-    def forward(self, rows: Tensor, counts: list[int] | None = None) -> Tensor:
-        """:meth:`dense` on all rows, or :meth:`sparse` with ``counts``.
+    def forward(self, rows: Tensor, counts: list[int] | Tensor | None = None) -> Tensor:
+        """:meth:`dense` on all rows, :meth:`sparse` with ``counts``, or :meth:`sorted_rows` with offsets.
 
         Mixtures call the stack itself, so that hooks run, such as those of ``fully_shard``.
         """
+        if isinstance(counts, Tensor):
+            return self.sorted_rows(rows, counts)
         return self.dense(rows) if counts is None else self.sparse(rows, counts)
+
+    def sorted_rows(self, rows: Tensor, offsets: Tensor) -> Tensor:
+        """As :meth:`sparse`, with counts that only the device knows; in stacks with ``takes_offsets``.
+
+        Args:
+            rows: ``(M, *input)``, sorted by expert; those after the last offset belong to none.
+            offsets: (n,) int32, where the rows of each expert end.
+
+        Returns:
+            ``(M, *output)``, anything finite in the rows of no expert.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no sorted_rows: leave takes_offsets False")
 
     @abstractmethod
     def flops(self) -> int:

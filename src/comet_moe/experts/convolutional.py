@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from comet_moe import checks
 from comet_moe.experts.base import Experts
-from comet_moe.experts.grouped_linear import GroupedLinear
+from comet_moe.experts.grouped_linear import GroupedLinear, sorted_linear
 
 
 class ConvExperts(Experts):
@@ -33,6 +33,7 @@ class ConvExperts(Experts):
     """
 
     input_rank = 3
+    takes_offsets = True
 
     def __init__(
         self,
@@ -111,6 +112,20 @@ class ConvExperts(Experts):
         hidden = torch.cat(maps)
         for layer in self._layers():
             hidden = F.relu(layer.grouped(hidden, counts))
+        return hidden
+
+    def sorted_rows(self, rows: Tensor, offsets: Tensor) -> Tensor:
+        """(M, C, H, W) -> (M, u): convolutions as products of the patches of all images."""
+        for kernel, bias in zip(self.kernels, self.biases, strict=True):
+            size = kernel.shape[-1]
+            height, width = rows.shape[-2] - size + 1, rows.shape[-1] - size + 1
+            patches = F.unfold(rows, size).transpose(1, 2).flatten(0, 1)  # (M · height · width, C · size²)
+            maps = sorted_linear(patches, kernel.flatten(2), bias, offsets * (height * width))
+            maps = maps.unflatten(0, (rows.shape[0], height * width)).transpose(1, 2)
+            rows = F.max_pool2d(F.relu(maps.unflatten(2, (height, width))), 2)
+        hidden = rows.flatten(1)
+        for layer in self._layers():
+            hidden = F.relu(layer.sorted_rows(hidden, offsets))
         return hidden
 
     def _layers(self) -> list[GroupedLinear]:

@@ -25,6 +25,8 @@ class DenseExperts(Experts):
         torch.Size([5, 8, 64])
     """
 
+    takes_offsets = True
+
     def __init__(
         self,
         num_experts: int,
@@ -61,6 +63,10 @@ class DenseExperts(Experts):
     def sparse(self, rows: Tensor, counts: list[int]) -> Tensor:
         """(M, p) -> (M, u)."""
         return self._activated(self.linear.grouped(rows, counts))
+
+    def sorted_rows(self, rows: Tensor, offsets: Tensor) -> Tensor:
+        """(M, p) -> (M, u)."""
+        return self._activated(self.linear.sorted_rows(rows, offsets))
 
     def _activated(self, hidden: Tensor) -> Tensor:
         return hidden if self.activation == "relu" else self._activation(hidden)

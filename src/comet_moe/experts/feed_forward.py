@@ -28,6 +28,8 @@ class FeedForwardExperts(Experts):
         torch.Size([5, 8, 32])
     """
 
+    takes_offsets = True
+
     def __init__(
         self,
         num_experts: int,
@@ -68,3 +70,8 @@ class FeedForwardExperts(Experts):
     def sparse(self, rows: Tensor, counts: list[int]) -> Tensor:
         """(M, p) -> (M, u)."""
         return self.outer.grouped(self._activation(self.inner.grouped(rows, counts)), counts)
+
+    def sorted_rows(self, rows: Tensor, offsets: Tensor) -> Tensor:
+        """(M, p) -> (M, u)."""
+        hidden = self._activation(self.inner.sorted_rows(rows, offsets))
+        return self.outer.sorted_rows(hidden, offsets)

@@ -7,6 +7,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from comet_moe import checks
+from comet_moe.kernels.sorted_mm import sorted_mm
+
+
+ALIGNED = 8
+"""Numbers of 16 bits in 16 bytes."""
 
 
 class GroupedLinear(nn.Module):
@@ -51,6 +56,41 @@ class GroupedLinear(nn.Module):
         """Each expert on its slice of ``rows``: (M, in) -> (M, out)."""
         return grouped_linear(rows, self.weight, self.bias, counts)
 
+    def sorted_rows(self, rows: Tensor, offsets: Tensor) -> Tensor:
+        """Each expert on its rows, which end at ``offsets`` (n,): (M, in) -> (M, out)."""
+        return sorted_linear(rows, self.weight, self.bias, offsets)
+
+
+def sorted_linear(rows: Tensor, weight: Tensor, bias: Tensor, offsets: Tensor) -> Tensor:
+    """As :func:`grouped_linear`, with static shapes and nothing that the host has to read.
+
+    Args:
+        rows: (M, in), sorted by expert.
+        weight, bias: (n, out, in), (n, out).
+        offsets: (n,) int32, where the rows of each expert end; rows after the last one are of no expert, and
+            their outputs and gradients are 0.
+    """
+    rows, weight, bias = _autocast(rows, weight, bias)
+    outputs, inputs = weight.shape[1:]
+    # Rows of all matrices must begin at multiples of 16 bytes.
+    pad_in, pad_out = -inputs % ALIGNED, -outputs % ALIGNED
+    if pad_in or pad_out:
+        rows, weight = F.pad(rows, (0, pad_in)), F.pad(weight, (0, pad_in, 0, pad_out))
+    product = sorted_mm(rows.contiguous(), weight.transpose(1, 2), offsets)
+    row = torch.arange(rows.shape[0], device=rows.device)
+    expert = torch.searchsorted(offsets, row, right=True)
+    is_used = (row < offsets[-1]).unsqueeze(-1)
+    own_bias = bias[expert.clamp_max(weight.shape[0] - 1)]
+    return torch.where(is_used, product[:, :outputs] + own_bias, 0)
+
+
+def _autocast(rows: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """All in the type of autocast, if it is on; float64 stays."""
+    if torch.is_autocast_enabled(rows.device.type) and rows.dtype != torch.float64:
+        dtype = torch.get_autocast_dtype(rows.device.type)
+        return rows.to(dtype), weight.to(dtype), bias.to(dtype)
+    return rows, weight, bias
+
 
 def grouped_linear(rows: Tensor, weight: Tensor, bias: Tensor, counts: list[int]) -> Tensor:
     """Expert e on its ``counts[e]`` consecutive rows: (M, in), (n, out, in), (n, out) -> (M, out)."""
@@ -59,10 +99,7 @@ def grouped_linear(rows: Tensor, weight: Tensor, bias: Tensor, counts: list[int]
             f"counts must be {len(weight)} numbers that sum to {len(rows)} rows, got {len(counts)} that "
             f"sum to {sum(counts)}"
         )
-    if torch.is_autocast_enabled(rows.device.type) and rows.dtype != torch.float64:
-        dtype = torch.get_autocast_dtype(rows.device.type)
-        rows, weight, bias = rows.to(dtype), weight.to(dtype), bias.to(dtype)
-    return _GroupedLinear.apply(rows, weight, bias, counts)
+    return _GroupedLinear.apply(*_autocast(rows, weight, bias), counts)
 
 
 class _GroupedLinear(torch.autograd.Function):

@@ -32,6 +32,8 @@ class MLPExperts(Experts):
         torch.Size([5, 8, 16])
     """
 
+    takes_offsets = True
+
     def __init__(
         self,
         num_experts: int,
@@ -84,6 +86,14 @@ class MLPExperts(Experts):
         hidden = first.grouped(rows, counts)
         for layer in others:
             hidden = layer.grouped(self._between(hidden), counts)
+        return self._last(hidden)
+
+    def sorted_rows(self, rows: Tensor, offsets: Tensor) -> Tensor:
+        """(M, p) -> (M, u)."""
+        first, *others = self._layers()
+        hidden = first.sorted_rows(rows, offsets)
+        for layer in others:
+            hidden = layer.sorted_rows(self._between(hidden), offsets)
         return self._last(hidden)
 
     def _layers(self) -> list[GroupedLinear]:

@@ -144,7 +144,9 @@ class TopKGate(SteppedGate):
         weights = self._weights(selected, logits)
         if self.training or torch.is_grad_enabled() or torch.compiler.is_compiling():
             dense = weights.new_zeros(logits.shape).scatter(-1, experts, weights)
-            return Routing(weights=dense, logits=logits)
+            routing = Routing(weights=dense, logits=logits)
+            routing.most_experts = self.k
+            return routing
         return Routing(
             slots=(experts.reshape(-1, self.k), weights.reshape(-1, self.k)),
             batch_shape=x.shape[:-1],

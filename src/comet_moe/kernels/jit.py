@@ -42,6 +42,11 @@ def portable() -> Iterator[None]:
         _portable = before
 
 
+def is_portable() -> bool:
+    """Whether graphs are being made of torch's own operators only."""
+    return _portable
+
+
 def needs_operator(tensor: Tensor) -> bool:
     """Whether a compiled loop on ``tensor`` must be called as a torch operator.
 
