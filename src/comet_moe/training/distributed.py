@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
 from comet_moe.exceptions import MainProcessError, RecipeError, RunError
@@ -105,11 +106,7 @@ class Processes:
         """
         if ranks == 1:
             return self
-        if self.size % ranks:
-            raise RecipeError(
-                f"parallel.experts must divide the number of processes, {self.size}, got {ranks}: start with "
-                f"torchrun --nproc-per-node {ranks}, or set parallel.experts=1"
-            )
+        self.on_main(lambda: _check_divides(ranks, self.size))
         from torch.distributed.device_mesh import init_device_mesh
 
         from comet_moe.parallel import expert_parallel
@@ -147,6 +144,14 @@ def _device(module: nn.Module) -> str:
     return next(module.parameters()).device.type
 
 
+def _check_divides(ranks: int, size: int) -> None:
+    if size % ranks:
+        raise RecipeError(
+            f"parallel.experts must divide the number of processes, {size}, got {ranks}: start with torchrun "
+            f"--nproc-per-node {ranks}, or set parallel.experts=1"
+        )
+
+
 def _check_same(of_all: list[dict[str, object]], advice: str) -> None:
     for rank, facts in enumerate(of_all):
         for name in sorted(facts.keys() | of_all[0].keys()):
@@ -166,14 +171,17 @@ def join_processes() -> Iterator[Processes]:
         yield Processes()
         return
     store, rank, _ = next(rendezvous("env://"))
+    # The store outlives a restart by torchrun: what ranks of before have written there must not be read.
+    store = PrefixStore(f"comet_moe/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=size)
     heartbeat = Heartbeat(store, rank, size)
     heartbeat.start()
     try:
         yield Processes(rank, size)
-    except RuntimeError as error:  # a collective: a plain error of this process is none, or is explained too
-        sentence = heartbeat.explain_failure()
+    except RuntimeError as error:
+        is_collective = type(error) is RuntimeError or isinstance(error, dist.DistError)  # not typer.Exit
+        sentence = heartbeat.explain_failure() if is_collective else None
         if sentence is None:
             raise
         raise (RunError(sentence) if heartbeat.reports() else MainProcessError(sentence)) from error

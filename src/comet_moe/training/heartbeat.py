@@ -87,8 +87,10 @@ class Heartbeat:
                 lost = self._lost(SILENT_SECONDS)
                 if lost:
                     self._end(self._sentence(lost), 1)
-        except RuntimeError:  # the store is gone, with the machine that has it
-            if not self._stopped.is_set():
+        except (
+            RuntimeError
+        ):  # the store is gone: its process has just ended as this one is about to, or is lost
+            if not self._stopped.wait(SILENT_AFTER_FAILURE):
                 self._end("the machine with the rendezvous store was lost: start again with --resume", 1)
 
     def _watch(self) -> None:
