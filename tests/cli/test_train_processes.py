@@ -1,63 +1,97 @@
-"""Two processes of torchrun train like one process with the same batches, and only one of them writes."""
+"""Processes of torchrun train like one process with the same batches, and only one of them writes."""
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 from command import succeed
 from raw_sets import prepare, sets
 from safetensors.torch import load_file
 
+pytestmark = pytest.mark.slow
+
 # Batches of 61 rows do not split evenly over two processes. Without dropout, whose noise is different in each
 # process, the two runs differ by rounding only.
-SETTINGS = ["training.epochs=3", "training.batch_size=61", "training.threads=1", "model.dropout=0"]
+SETTINGS = [
+    *("training.epochs=3", "training.batch_size=61", "training.threads=1", "training.learning_rate=1e-3"),
+    *("model.dropout=0", "search.epochs=2"),
+]
+SPREAD = [*SETTINGS, "gate=topk+", "gate.load_balance=0.1", "parallel.experts=2"]
 
 
-def torchrun(*arguments):
+def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    command += [
-        "--master-addr",
-        "127.0.0.1",
-        "--master-port",
-        str(port),
-        "-m",
-        "comet_moe",
-        *map(str, arguments),
-    ]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=120, env=os.environ | {"OMP_NUM_THREADS": "1"}
+        return str(probe.getsockname()[1])
+
+
+def start_torchrun(*arguments, options=()):
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *options]
+    command += ["--master-addr", "127.0.0.1", "--master-port", free_port(), "-m", "comet_moe"]
+    return subprocess.Popen(
+        [*command, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
 
 
-@pytest.mark.slow
+def finish(process, timeout=120):
+    """Exit code, standard output and standard error; no process is left behind."""
+    try:
+        out, err = process.communicate(timeout=timeout)
+    finally:
+        process.kill()
+    return process.returncode, out, err
+
+
+def torchrun(*arguments):
+    return finish(start_torchrun(*arguments))
+
+
+def messages(err):
+    return [line for line in err.splitlines() if line.startswith("comet-moe:")]
+
+
+@pytest.fixture(scope="module")
+def spread(tmp_path_factory):
+    """A folder with the prepared data, and a run in it whose experts were spread over two processes."""
+    folder = tmp_path_factory.mktemp("spread")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COMET_MOE_CACHE", str(folder / "cache"))
+        prepare("movielens-100k", folder / "raw")
+        code, _, err = torchrun("train", "movielens-100k", *sets(SPREAD), "--out", folder / "two")
+    assert code == 0, err
+    return folder
+
+
 @pytest.mark.parametrize(
     # Each process rounds its own share of a gradient to bfloat16, which has 2**-8.
-    ("gate", "precision", "tolerance"),
-    [("comet+", "float32", 1e-4), ("topk", "float32", 1e-4), ("comet+", "bfloat16", 2**-8)],
+    ("precision", "tolerance"),
+    [("float32", 1e-4), ("bfloat16", 2**-8)],
 )
-def test_two_processes_have_the_loss_of_one(gate, precision, tolerance, tmp_path):
+def test_two_processes_have_the_loss_of_one(precision, tolerance, tmp_path):
     prepare("movielens-100k", tmp_path / "raw")
-    of_run = [f"gate={gate}", f"training.precision={precision}", "search.epochs=2"]
-    settings = sets([*SETTINGS, *of_run, "training.learning_rate=1e-3"])
+    settings = sets([*SETTINGS, "gate=comet+", f"training.precision={precision}"])
     one = succeed("train", "movielens-100k", *settings, "--out", tmp_path / "one", "--json").json
-    done = torchrun("train", "movielens-100k", *settings, "--out", tmp_path / "two", "--json")
-    assert done.returncode == 0, done.stderr
-    two = json.loads(done.stdout)  # one object: only the first process says anything
+    code, out, err = torchrun("train", "movielens-100k", *settings, "--out", tmp_path / "two", "--json")
+    assert code == 0, err
+    two = json.loads(out)  # one object: only the first process says anything
     assert two["test_loss"] == pytest.approx(one["test_loss"], rel=tolerance)
     assert two["validation_loss"] == pytest.approx(one["validation_loss"], rel=tolerance)
     assert two["epochs"] == one["epochs"] == 3
-    assert done.stderr.count("epoch 3/3") == 1
+    assert err.count("epoch 3/3") == 1
     first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
     assert first.keys() == second.keys()
-    orders = [name for name in first if name.endswith("search.fixed")]
-    assert len(orders) == (gate == "comet+")
-    assert all(first[name].equal(second[name]) for name in orders)
+    (order,) = [name for name in first if name.endswith("search.fixed")]
+    assert first[order].equal(second[order])
     for name in ("one", "two"):
         records = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
         assert [record["epoch"] for record in records] == [1, 2, 3]
@@ -65,11 +99,99 @@ def test_two_processes_have_the_loss_of_one(gate, precision, tolerance, tmp_path
     assert facts[0]["processes"] == 2
 
 
-@pytest.mark.slow
+def test_spread_experts_have_the_loss_of_one_process_which_can_use_the_run(spread, monkeypatch, tmp_path):
+    monkeypatch.setenv("COMET_MOE_CACHE", str(spread / "cache"))
+    settings = sets([*SPREAD, "parallel.experts=1"])
+    one = succeed("train", "movielens-100k", *settings, "--out", tmp_path / "one", "--json").json
+    two = json.loads((spread / "two" / "result.json").read_text())
+    assert two["test_loss"] == pytest.approx(one["test_loss"], rel=1e-4)
+    assert two["parameters"] == one["parameters"]
+    again = succeed("evaluate", spread / "two", "--json").json
+    assert again["test_loss"] == pytest.approx(two["test_loss"], rel=1e-6)
+    succeed("export", spread / "two", "-o", tmp_path / "model.pt2")
+    pairs = tmp_path / "pairs.csv"
+    pairs.write_text("user,item\n1,1\n")
+    succeed("predict", spread / "two", pairs, "-o", tmp_path / "predictions.csv")
+
+
+def test_a_killed_rank_is_named_and_torchrun_restarts_to_the_same_result(spread, monkeypatch, tmp_path):
+    monkeypatch.setenv("COMET_MOE_CACHE", str(spread / "cache"))
+    run = tmp_path / "run"
+    process = start_torchrun(
+        "train", "movielens-100k", *sets(SPREAD), "--out", run, options=["--max-restarts", "1"]
+    )
+    try:
+        wait_until(lambda: (run / "checkpoint" / "state.safetensors").exists())
+        os.kill(pid_of_rank(1, process.pid), signal.SIGKILL)
+        killed = time.monotonic()
+        wait_until(lambda: not is_running(process.pid, attempt=0), 30)
+        assert time.monotonic() - killed < 30
+    finally:
+        code, _, err = finish(process)
+    assert code == 0, err
+    (message,) = messages(err)
+    assert "lost rank 1 (on " in message
+    uninterrupted, result = (
+        json.loads((folder / "result.json").read_text()) for folder in (spread / "two", run)
+    )
+    assert result["test_loss"] == uninterrupted["test_loss"]
+    first, second = (load_file(folder / "model.safetensors") for folder in (spread / "two", run))
+    assert all(first[name].equal(second[name]) for name in first)
+
+
+def wait_until(is_true, seconds=90):
+    deadline = time.monotonic() + seconds
+    while not is_true():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.05)
+
+
+def environments(parent):
+    """The environment variables of the child processes of ``parent``, by process id."""
+    found = {}
+    for folder in Path("/proc").iterdir():
+        try:
+            if folder.name.isdigit() and f"PPid:\t{parent}\n" in (folder / "status").read_text():
+                pairs = (folder / "environ").read_text().split("\0")
+                found[int(folder.name)] = dict(pair.partition("=")[::2] for pair in pairs)
+        except OSError:  # it has ended
+            continue
+    return found
+
+
+def pid_of_rank(rank, parent):
+    (pid,) = [pid for pid, variables in environments(parent).items() if variables.get("RANK") == str(rank)]
+    return pid
+
+
+def is_running(parent, attempt):
+    """Whether a rank of this attempt of torchrun is left."""
+    counts = [variables.get("TORCHELASTIC_RESTART_COUNT") for variables in environments(parent).values()]
+    return str(attempt) in counts
+
+
+def test_a_rank_with_other_settings_is_refused(spread, monkeypatch, tmp_path):
+    monkeypatch.setenv("COMET_MOE_CACHE", str(spread / "cache"))
+    port, started = free_port(), []
+    for rank in range(2):
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+        monkeypatch.setenv("MASTER_PORT", port)
+        settings = sets([*SETTINGS[:-1], f"training.learning_rate={1 + rank}e-3"])
+        command = [sys.executable, "-m", "comet_moe", "train", "movielens-100k", *settings]
+        command += ["--out", str(tmp_path / "run")]
+        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+    done = [finish(process) for process in started]
+    assert [code for code, *_ in done] == [2, 2]
+    (message,) = messages("".join(err for *_, err in done))
+    assert "training.learning_rate is 2e-3 on rank 1 and 1e-3 on rank 0: start all ranks" in message
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_mistake_ends_all_processes_with_one_sentence(tmp_path):
-    done = torchrun("train", "movielens-100k", *sets(SETTINGS), "--out", tmp_path / "run")
-    assert done.returncode != 0
-    message = [line for line in done.stderr.splitlines() if line.startswith("comet-moe:")]
-    assert len(message) == 1
-    assert "movielens-100k" in message[0]
+    code, _, err = torchrun("train", "movielens-100k", *sets(SETTINGS), "--out", tmp_path / "run")
+    assert code != 0
+    (message,) = messages(err)
+    assert "movielens-100k" in message
     assert not (tmp_path / "run").exists()

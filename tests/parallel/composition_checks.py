@@ -7,6 +7,7 @@ import warnings
 from copy import deepcopy
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -20,6 +21,8 @@ from torch.utils.checkpoint import checkpoint
 
 import comet_moe
 from comet_moe import MoE, MultiGateMoE, Permutation, PermutedGate
+from comet_moe.data import Dataset, Split
+from comet_moe.exceptions import MainProcessError, RunError
 from comet_moe.experts import FeedForwardExperts, MLPExperts
 from comet_moe.gates import CometGate, RegularizedGate, TopKGate
 from comet_moe.parallel import (
@@ -30,6 +33,8 @@ from comet_moe.parallel import (
     join_ranks,
     shard_like,
 )
+from comet_moe.training.distributed import Processes
+from comet_moe.training.run import dataset_facts
 
 P, N, U, B = 5, 8, 4, 24
 
@@ -245,6 +250,25 @@ def gathered_state(mesh):
     compare_weights(whole, other, 0)
 
 
+def other_data(mesh):
+    """A rank whose data differs in one number is refused on all ranks, with the name of the column."""
+    processes = Processes(dist.get_rank(), dist.get_world_size())
+
+    def dataset(value):
+        split = Split({"user": np.arange(5)}, {"rating": np.full(5, value)})
+        return Dataset("made", split, split, split, {"name": "made"})
+
+    processes.require_same(dataset_facts(dataset(3.0)), "advice")
+    refusal, message = MainProcessError, "the main process failed"
+    if processes.is_main:
+        refusal, message = (
+            RunError,
+            "the checksum of rating in the test split is .* on rank 1 and .* on rank 0",
+        )
+    with pytest.raises(refusal, match=message):
+        processes.require_same(dataset_facts(dataset(float(processes.rank))), "advice")
+
+
 def bad_arguments(mesh):
     experts = nn.ModuleList(nn.Linear(P, U) for _ in range(N))
     grid = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "ep"))
@@ -300,6 +324,7 @@ CHECKS_ON_2 = {
     "compiled model": compiled_model,
     "traffic": traffic_is_within_the_bound,
     "gathered state": gathered_state,
+    "other data": other_data,
     "bad arguments": bad_arguments,
 }
 CHECKS_ON_4 = {

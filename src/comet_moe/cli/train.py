@@ -1,5 +1,6 @@
 """``comet-moe train``: from a recipe to the folder of a finished run."""
 
+import os
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -47,8 +48,14 @@ def train(
     from comet_moe.training.distributed import join_processes
     from comet_moe.training.run import resolve_run
 
+    is_restart = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    resume = resume or is_restart  # by torchrun --max-restarts
     with join_processes() as processes:
         try:
+            processes.require_same(
+                {"recipe": recipe, **dict(setting.partition("=")[::2] for setting in settings or [])},
+                "start all ranks with the same settings",
+            )
             folder, config = processes.on_main(lambda: resolve_run(recipe, settings or [], out, resume))
             if processes.on_main(folder.state) == "finished":
                 result = folder.result()
@@ -70,11 +77,14 @@ def _train(
     from comet_moe.data import DATASETS
     from comet_moe.training.batches import load_dataset
     from comet_moe.training.build import build_trainer
-    from comet_moe.training.run import start_run
+    from comet_moe.training.run import dataset_facts, start_run
     from comet_moe.training.tracking import TensorBoard
 
     board = processes.main_first(lambda: TensorBoard(folder.path / "tensorboard")) if tensorboard else None
     dataset = processes.main_first(lambda: load_dataset(config))
+    processes.require_same(
+        dataset_facts(dataset), f"prepare the data set {dataset.name} on all machines from the same files"
+    )
     trainer = build_trainer(config, dataset, folder, processes)
     # Not before: a mistake in the settings leaves no folder behind.
     processes.on_main(lambda: start_run(folder, config, dataset))

@@ -391,6 +391,15 @@ class TrainingConfig(Section):
     precision: PrecisionName = PRECISION
 
 
+class ParallelConfig(Section):
+    """How a model is spread over the processes that ``torchrun`` started."""
+
+    experts: PositiveInt = Field(
+        default=1,
+        description="processes over which the experts are spread; has to divide the number of processes",
+    )
+
+
 class TrainConfig(Section):
     """All settings of a training run."""
 
@@ -405,6 +414,7 @@ class TrainConfig(Section):
     joint: JointConfig = JointConfig()
     loss: LossConfig = LossConfig()
     training: TrainingConfig
+    parallel: ParallelConfig = ParallelConfig()
 
     @model_validator(mode="after")
     def _check_loss(self) -> "TrainConfig":

@@ -81,7 +81,7 @@ class ConvExperts(Experts):
         for kernel in self.kernels:
             size = kernel.shape[-1]
             height, width = height - size + 1, width - size + 1
-            total += 2 * kernel[0].numel() * height * width
+            total += 2 * kernel.shape[1:].numel() * height * width
             height, width = height // 2, width // 2
         return total + sum(layer.flops() for layer in self._layers())
 

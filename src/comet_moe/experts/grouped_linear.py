@@ -37,7 +37,7 @@ class GroupedLinear(nn.Module):
 
     def flops(self) -> int:
         """Floating-point operations on one row: 2 · in · out."""
-        return 2 * self.weight[0].numel()
+        return 2 * self.weight.shape[1:].numel()
 
     def shared(self, x: Tensor) -> Tensor:
         """Every expert on every row, one matrix product: (B, in) -> (B, n, out)."""

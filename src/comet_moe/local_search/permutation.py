@@ -321,6 +321,8 @@ def _compute_dtype(logits: Tensor) -> torch.dtype:
 def parameter_groups(model: nn.Module, lr: float) -> list[dict[str, Any]]:
     """Optimiser groups of ``model``: everything at ``lr``, and each search's U at ``lr`` times its factor.
 
+    Weights that are spread over ranks have a group of their own: fused optimisers take one kind at a time.
+
     Example:
         >>> import torch
         >>> from comet_moe import Permutation, parameter_groups
@@ -329,8 +331,9 @@ def parameter_groups(model: nn.Module, lr: float) -> list[dict[str, Any]]:
         0.5
     """
     factors = {id(m.logits): m.lr_factor for m in model.modules() if isinstance(m, Permutation)}
-    groups: dict[float, list[nn.Parameter]] = {1.0: []}
+    groups: dict[tuple[float, bool], list[nn.Parameter]] = {(1.0, False): []}
     parameters: Iterable[nn.Parameter] = model.parameters()
     for parameter in parameters:
-        groups.setdefault(factors.get(id(parameter), 1.0), []).append(parameter)
-    return [{"params": params, "lr": lr * factor} for factor, params in groups.items() if params]
+        kind = factors.get(id(parameter), 1.0), hasattr(parameter, "to_local")
+        groups.setdefault(kind, []).append(parameter)
+    return [{"params": params, "lr": lr * factor} for (factor, _), params in groups.items() if params]

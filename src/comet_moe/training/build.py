@@ -45,11 +45,10 @@ def build_trainer(
     training, seed = config.training, config.seed
     placement = make_placement(training.device, training.precision)
     model = processes.main_first(lambda: build_model(config, dataset.meta)).to(placement.device)
+    processes = processes.spread_experts(model, config.parallel.experts)
     return Trainer(
         model=model,
-        objective=processes.data_parallel(
-            MultiTaskObjective(model, processes), find_unused_parameters=config.uses_search
-        ),
+        objective=processes.data_parallel(MultiTaskObjective(model, processes)),
         batches=lambda epoch: training_batches(
             dataset.train, training.batch_size, seed, epoch, processes.shard
         ),
@@ -57,7 +56,7 @@ def build_trainer(
         train_rows=len(dataset.train),
         evaluate=lambda: evaluate(model, dataset.validation, placement=placement),
         evaluate_held_out=lambda: evaluate_held_out(model, dataset, placement),
-        save_model=lambda: folder.write_model(model.state_dict()),
+        save_model=lambda: _save_model(model, folder, processes),
         optimizer=torch.optim.Adam(
             parameter_groups(model, training.learning_rate), eps=ADAM_EPSILON, fused=True
         ),
@@ -80,6 +79,11 @@ def build_trainer(
     )
 
 
+def _save_model(model: Model, folder: RunFolder, processes: Processes) -> None:
+    weights = processes.gather(model.state_dict())
+    processes.on_main(lambda: folder.write_model(weights))
+
+
 def _schedule(config: TrainConfig, rows: int) -> Callable[[int], float] | None:
     """The factor on the learning rate by optimiser step; None if it is constant."""
     if config.training.schedule == "constant":
@@ -92,7 +96,8 @@ class MultiTaskObjective(nn.Module):
     """The weighted sum of the task losses, and the auxiliary losses of the gates.
 
     With several processes, each divides its sums by the counts over all of them, times their number. The mean
-    of the gradients over the processes is then the gradient of the loss of the whole batch.
+    of the gradients over the processes is then the gradient of the loss of the whole batch. The auxiliary
+    losses are those of the whole batch on every process.
     """
 
     def __init__(self, model: Model, processes: Processes):
@@ -111,17 +116,14 @@ class MultiTaskObjective(nn.Module):
             ),
             strict=True,
         )
-        rows = counts[0].new_full((), len(batch))
-        totals = self.processes.sum(torch.stack((*counts, rows))).clamp_min(1)
-        losses = [loss_sum * size / total for loss_sum, total in zip(sums, totals[:-1], strict=True)]
+        totals = self.processes.sum(torch.stack(counts)).clamp_min(1)
+        losses = [loss_sum * size / total for loss_sum, total in zip(sums, totals, strict=True)]
         loss: Tensor = (
             self.model.weigh(losses)
             if isinstance(self.model, TableModel)
             else sum(task.weight * loss for task, loss in zip(tasks, losses, strict=True))
         )
-        # Entropies are means over this process's rows, and so count by their number. The auxiliary loss of a
-        # search is the same on all processes, and these factors have mean one over them.
-        aux_loss: Tensor = sum(routing.aux_loss for routing in routings) * (rows * size / totals[-1])
+        aux_loss: Tensor = sum(routing.aux_loss for routing in routings)  # that of all processes, on each
         by_gate = dict(zip(gate_names(self.model), routings, strict=True))
         return StepLoss(loss + aux_loss, loss, aux_loss, by_gate)
 

@@ -1,28 +1,43 @@
-"""One process, or one of several that ``torchrun`` started, and the number of threads of each."""
+"""One process, or one of several that ``torchrun`` started, and the number of threads of each.
+
+``comet_moe.parallel`` is imported by several processes only: it takes half a second.
+"""
 
 import os
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+from torch.distributed.rendezvous import rendezvous
 
-from comet_moe.exceptions import MainProcessError
+from comet_moe.exceptions import MainProcessError, RecipeError, RunError
+from comet_moe.training.heartbeat import Heartbeat
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Processes:
-    """This process among those of the run; the one of rank 0 is the main process."""
+    """This process among those of the run; the one of rank 0 is the main process.
+
+    Attributes:
+        rank: of this process.
+        size: number of processes.
+        mesh: all processes, by replica ("dp") and by share of the experts ("ep"); None where each process
+            has all experts.
+    """
 
     rank: int = 0
     size: int = 1
+    mesh: "DeviceMesh | None" = None
 
     @property
     def is_main(self) -> bool:
@@ -66,16 +81,83 @@ class Processes:
         self.on_main(lambda: values.append(action()))
         return values[0] if values else action()
 
-    def data_parallel(self, module: nn.Module, find_unused_parameters: bool) -> nn.Module:
+    def with_model(self, action: Callable[[], T]) -> T:
+        """The value of ``action`` on the main process, on all.
+
+        It runs the model: on the main process alone, or on all where each has only some of the experts.
+        """
+        if self.mesh is None:
+            return self.on_main(action)
+        value = action()
+        return self.on_main(lambda: value)  # those of the others may differ by rounding
+
+    def gather(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """``tensors``, whole ones in place of those of which each process has a share."""
+        if self.mesh is None:
+            return tensors
+        from comet_moe.parallel import full_tensors
+
+        return full_tensors(tensors)
+
+    def spread_experts(self, model: nn.Module, ranks: int) -> "Processes":
+        """Spread the experts of ``model``, in place, over ``ranks`` processes; returns these processes.
+
+        With more processes there are several replicas of the experts.
+        """
+        if ranks == 1:
+            return self
+        self.on_main(lambda: _check_divides(ranks, self.size))
+        from torch.distributed.device_mesh import init_device_mesh
+
+        from comet_moe.parallel import expert_parallel
+
+        mesh = init_device_mesh(_device(model), (self.size // ranks, ranks), mesh_dim_names=("dp", "ep"))
+        expert_parallel(model, mesh["ep"])
+        return replace(self, mesh=mesh)
+
+    def data_parallel(self, module: nn.Module) -> nn.Module:
         """``module`` with its gradients averaged over all processes in each backward pass."""
         if self.size == 1:
             return module
-        with warnings.catch_warnings():
-            # torch 2.13 has another name for broadcast_buffers, which torch 2.8 does not know.
-            warnings.simplefilter("ignore", FutureWarning)
-            return DistributedDataParallel(
-                module, broadcast_buffers=False, find_unused_parameters=find_unused_parameters
-            )
+        from torch.distributed.device_mesh import init_device_mesh
+
+        from comet_moe.parallel import data_parallel
+
+        mesh = self.mesh or init_device_mesh(_device(module), (self.size,), mesh_dim_names=("dp",))
+        return data_parallel(module, mesh)
+
+    def require_same(self, facts: Mapping[str, object], advice: str) -> None:
+        """Refuse processes that do not agree with the main process, before they have trained anything.
+
+        Args:
+            facts: what has to be the same on all processes, by name.
+            advice: what to do if it is not.
+        """
+        if self.size == 1:
+            return
+        of_all: list[Any] = [None] * self.size
+        dist.all_gather_object(of_all, dict(facts))
+        self.on_main(lambda: _check_same(of_all, advice))
+
+
+def _device(module: nn.Module) -> str:
+    return next(module.parameters()).device.type
+
+
+def _check_divides(ranks: int, size: int) -> None:
+    if size % ranks:
+        raise RecipeError(
+            f"parallel.experts must divide the number of processes, {size}, got {ranks}: start with torchrun "
+            f"--nproc-per-node {ranks}, or set parallel.experts=1"
+        )
+
+
+def _check_same(of_all: list[dict[str, object]], advice: str) -> None:
+    for rank, facts in enumerate(of_all):
+        for name in sorted(facts.keys() | of_all[0].keys()):
+            wanted, given = (values.get(name, "not set") for values in (of_all[0], facts))
+            if given != wanted:
+                raise RunError(f"{name} is {given} on rank {rank} and {wanted} on rank 0: {advice}")
 
 
 @contextmanager
@@ -88,10 +170,23 @@ def join_processes() -> Iterator[Processes]:
     if size == 1:
         yield Processes()
         return
-    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+    store, rank, _ = next(rendezvous("env://"))
+    # The store outlives a restart by torchrun: what ranks of before have written there must not be read.
+    store = PrefixStore(f"comet_moe/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size)
+    heartbeat = Heartbeat(store, rank, size)
+    heartbeat.start()
     try:
-        yield Processes(dist.get_rank(), size)
+        yield Processes(rank, size)
+    except RuntimeError as error:
+        is_collective = type(error) is RuntimeError or isinstance(error, dist.DistError)  # not typer.Exit
+        sentence = heartbeat.explain_failure() if is_collective else None
+        if sentence is None:
+            raise
+        raise (RunError(sentence) if heartbeat.reports() else MainProcessError(sentence)) from error
     finally:
+        heartbeat.stop()
         dist.destroy_process_group()
 
 

@@ -94,7 +94,7 @@ class Trainer:
         train_rows: rows per epoch, from which the reported speed is computed.
         evaluate: evaluates the model on the validation split.
         evaluate_held_out: evaluates the model on validation and test split, once, with the best weights.
-        save_model: saves the model, once, with the best weights.
+        save_model: saves the model, once, with the best weights; called on all processes.
         optimizer: the optimiser of the model's parameters.
         epochs: largest number of epochs.
         patience: epochs without improvement after which training stops.
@@ -180,14 +180,14 @@ class Trainer:
             except DivergedError as error:
                 failure = self.result.model_copy(update={"status": "failed", "reason": str(error)})
                 return self.processes.on_main(lambda: self._write_result(failure))
-            return self.processes.on_main(self._finish)
+            return self._finish()
 
     def _run_epoch(self) -> None:
         started = time.perf_counter()
         self.epoch += 1
         trained = self._train_epoch()
         samples_per_second = self.train_rows / (time.perf_counter() - started)
-        validation = self.processes.on_main(self.evaluate)
+        validation = self.processes.with_model(self.evaluate)
         if not math.isfinite(validation_loss(validation)):
             raise DivergedError(f"the validation loss is {validation.loss} after epoch {self.epoch}")
         selection_loss = self.selection_loss(validation)
@@ -208,7 +208,8 @@ class Trainer:
             patience_left=self._patience_left(),
             seconds=self.seconds,
         )
-        self.processes.on_main(lambda: self._save(record))
+        tensors = self.processes.gather(pack_state(self.model, self.best_weights, self.optimizer))
+        self.processes.on_main(lambda: self._save(record, tensors))
         self.callbacks.on_epoch(record)
 
     @without_value_checks()  # a NaN loss ends the run with a reason, not with an error
@@ -287,7 +288,7 @@ class Trainer:
     def _patience_left(self) -> int:
         return self.patience - (self.epoch - self.best_epoch)
 
-    def _save(self, record: EpochRecord) -> None:
+    def _save(self, record: EpochRecord, tensors: Tensors) -> None:
         self.folder.append_metrics(record)
         state = {
             "epoch": self.epoch,
@@ -298,7 +299,7 @@ class Trainer:
             "warned": self.warned,
             "scaler": self.scaler.state_dict(),
         }
-        self.folder.write_checkpoint(pack_state(self.model, self.best_weights, self.optimizer), state)
+        self.folder.write_checkpoint(tensors, state)
 
     def _resume(self) -> None:
         """Load the last checkpoint, if there is one, and drop what the folder has beyond it."""
@@ -325,9 +326,10 @@ class Trainer:
         self.model.load_state_dict(self.best_weights)
         self.model.eval()
         self.save_model()
-        summary = self.evaluate_held_out()
+        summary = self.processes.with_model(self.evaluate_held_out)
         fields = {name: getattr(summary, name) for name in SummaryRecord.model_fields}
-        return self._write_result(self.result.model_copy(update={"status": "complete", **fields}))
+        complete = self.result.model_copy(update={"status": "complete", **fields})
+        return self.processes.on_main(lambda: self._write_result(complete))
 
     def _write_result(self, result: ResultRecord) -> ResultRecord:
         state = {
@@ -357,13 +359,28 @@ def pack_state(model: nn.Module, best_weights: Tensors, optimizer: Optimizer) ->
 
 def unpack_state(tensors: Tensors, model: nn.Module, optimizer: Optimizer) -> Tensors:
     """Put ``model`` and ``optimizer`` into the state of a checkpoint; returns the best weights."""
-    model.load_state_dict(_with_prefix("model.", tensors))
+    model.load_state_dict(_shard_state(_with_prefix("model.", tensors), model))
     saved = optimizer.state_dict()
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for name, value in _with_prefix("optimizer.", tensors).items():
         index, _, field = name.partition(".")
-        saved["state"].setdefault(int(index), {})[field] = value
+        saved["state"].setdefault(int(index), {})[field] = _share(value, parameters[int(index)])
     optimizer.load_state_dict(saved)
-    return _with_prefix("best.", tensors)
+    return _shard_state(_with_prefix("best.", tensors), model)
+
+
+def _shard_state(tensors: Tensors, model: nn.Module) -> Tensors:
+    """``tensors`` as the model has them: of those that are spread over processes, the share of this one."""
+    own = model.state_dict()
+    return {name: _share(value, own[name]) for name, value in tensors.items()}
+
+
+def _share(value: Tensor, own: Tensor) -> Tensor:
+    if not hasattr(own, "to_local"):
+        return value
+    from comet_moe.parallel import shard_like
+
+    return shard_like(value, own)
 
 
 def _with_prefix(prefix: str, tensors: Tensors) -> Tensors:
