@@ -1,7 +1,8 @@
 """Draw the pictures of README and the site, each in light and dark: ``python docs/drawings/draw.py``.
 
-Nothing in them is made up: a mixture with a COMET gate is trained on points of a plane whose target has another
-formula in each of four regions, and a permutation is searched; the pictures show their weights and matrices.
+Nothing in them is made up: a mixture with a COMET gate is trained on points of a plane whose target has
+another formula in each of four regions, and a permutation is searched; the pictures show weights and matrices
+of both.
 """
 
 import base64
@@ -44,8 +45,9 @@ class Drawing:
         self, x: float, y: float, words: str, size: int = 14, colour: str = "ink", anchor: str = "middle"
     ) -> None:
         """One line of text around, from or up to ``x``."""
+        fill = THEMES[self.theme].get(colour, colour)
         self.parts.append(
-            f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" fill="{THEMES[self.theme].get(colour, colour)}" '
+            f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" fill="{fill}" '
             f'text-anchor="{anchor}">{words}</text>'
         )
 
@@ -154,7 +156,9 @@ def draw_tree(
 
 def draw_picture(theme: str, seen: dict[int, Routing]) -> None:
     """README's picture: the plane by expert at three steps, and the tree at the end."""
-    drawing = Drawing(1000, 330, theme, "A COMET gate learns which of four experts gets which part of a plane")
+    drawing = Drawing(
+        1000, 330, theme, "A COMET gate learns which of four experts gets which part of a plane"
+    )
     for i, (step, routing) in enumerate(seen.items()):
         left = 20 + i * 245
         numbers = routing.statistics()
@@ -172,8 +176,12 @@ def draw_picture(theme: str, seen: dict[int, Routing]) -> None:
 
 def draw_one_sample(theme: str, seen: dict[int, Routing]) -> None:
     """A tree for one point: soft before training, one-hot after it."""
-    drawing = Drawing(720, 300, theme, "The tree for one sample: all leaves before training, one leaf after it")
-    for i, (step, words) in enumerate(((0, "before training: every leaf"), (STEPS, "after training: one leaf"))):
+    drawing = Drawing(
+        720, 300, theme, "The tree for one sample: all leaves before training, one leaf after it"
+    )
+    for i, (step, words) in enumerate(
+        ((0, "before training: every leaf"), (STEPS, "after training: one leaf"))
+    ):
         left = 40 + i * 350
         drawing.text(left + 145, 30, words, 15)
         draw_tree(drawing, left, 60, 290, 80, seen[step].selectors[96 * 20 + 20, 0].tolist())
