@@ -14,7 +14,11 @@ if TYPE_CHECKING:
 
 def predict(
     run: Annotated[
-        Path, typer.Argument(metavar="RUN", help="Folder of a finished run of ratings or of a table.")
+        Path,
+        typer.Argument(
+            metavar="RUN",
+            help="Folder of a finished run of ratings or of a table; of a study, its best run is used.",
+        ),
     ],
     table: Annotated[
         Path,
@@ -53,11 +57,26 @@ def predict(
     from comet_moe.training.predict_table import predict_table
 
     prediction.check_suffix(output)
-    loaded = load_run(run, device, precision)
+    folder = _best_run(run) if (run / "study.json").is_file() else run
+    loaded = load_run(folder, device, precision)
     if isinstance(loaded.model, TableModel):
         _show_table(predict_table(loaded, table), output, as_json)
     else:
         _show_pairs(prediction.predict(loaded, table), output, as_json)
+
+
+def _best_run(study: Path) -> Path:
+    """The run of a study with the lowest validation loss whose weights are on this machine."""
+    from comet_moe.analysis.reading import read_studies
+    from comet_moe.exceptions import StudyError
+
+    trials = read_studies([study])[0].trials
+    complete = trials[trials["status"] == "complete"].sort_values(["validation_loss", "gate", "index"])
+    for row in complete.itertuples():
+        if row.run is not None and (row.run / "model.safetensors").is_file():
+            typer.echo(f"using {row.run}, gate {row.gate}: the lowest validation loss of the study", err=True)
+            return Path(row.run)
+    raise StudyError(f"{study} has no finished run with weights on this machine: give the folder of a run")
 
 
 def _show_table(predictions: "TablePredictions", output: Path, as_json: bool) -> None:
