@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from comet_moe.exceptions import MainProcessError
+from comet_moe.exceptions import MainProcessError, RunError
 
 T = TypeVar("T")
 
@@ -84,7 +84,12 @@ def join_processes() -> Iterator[Processes]:
 
     Tensors on the CPU travel over gloo, those on CUDA devices over NCCL.
     """
-    size = int(os.environ.get("WORLD_SIZE", "1"))
+    text = os.environ.get("WORLD_SIZE", "1")
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        raise RunError(
+            f"WORLD_SIZE must be a number of processes, got {text!r}: start with torchrun, or unset it"
+        )
+    size = int(text)
     if size == 1:
         yield Processes()
         return
