@@ -10,23 +10,9 @@ TESTS = Path(__file__).parents[1]
 sys.path += [str(TESTS / folder) for folder in ("", "cli", "data", "bert", "analysis")]
 
 from command import succeed  # noqa: E402
+from outcomes import RATINGS, SMALL, sets  # noqa: E402
 
 from made_tables import customers, write_table  # noqa: E402
-
-SMALL = [
-    *("data.options.train_size=64", "data.options.validation_size=32", "data.options.test_size=32"),
-    *("training.epochs=2", "training.batch_size=32", "training.threads=1", "model.filters=[2]"),
-    *("model.units=[4]", "gate=comet"),
-]
-RATINGS = [
-    *("training.epochs=1", "training.batch_size=256", "training.threads=1", "gate=topk", "loss.alpha=0.9"),
-    *("model.experts=4", "model.embedding=4", "model.units=4", "model.head=[4]"),
-]
-
-
-def sets(settings):
-    """``--set`` before each of ``settings``."""
-    return [part for setting in settings for part in ("--set", setting)]
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,21 @@ from command import comet_moe
 
 from comet_moe.exceptions import CometError
 
+SMALL = [
+    *("data.options.train_size=64", "data.options.validation_size=32", "data.options.test_size=32"),
+    *("training.epochs=2", "training.batch_size=32", "training.threads=1", "model.filters=[2]"),
+    *("model.units=[4]", "gate=comet"),
+]
+RATINGS = [
+    *("training.epochs=1", "training.batch_size=256", "training.threads=1", "gate=topk", "loss.alpha=0.9"),
+    *("model.experts=4", "model.embedding=4", "model.units=4", "model.head=[4]"),
+]
+
+
+def sets(settings):
+    """``--set`` before each of ``settings``."""
+    return [part for setting in settings for part in ("--set", setting)]
+
 
 def refuse(*arguments, says=""):
     """Run a command that must be refused, with ``says`` in its sentence; returns the sentence."""

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 import yaml
-from outcomes import listing, refuse, survive
+from outcomes import SMALL, listing, refuse, sets, survive
 
 from comet_moe.exceptions import CometError, RunLockedError, UnsafePathError, WriteError
 from comet_moe.io import append_text, inside, plain_name, remove_files, temporary_files, write_text
 from comet_moe.locks import LockTimeout, file_lock
 from comet_moe.training.run import RunFolder
-from conftest import SMALL, sets
 
 KINDS = ("link", "dangling", "pipe", "folder", "device")
 

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import torch
 from command import comet_moe as run_command
-from outcomes import refuse
+from outcomes import SMALL, refuse, sets
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -32,7 +32,6 @@ from comet_moe.gates import (
     WarmupGate,
 )
 from comet_moe.routing import Pairs
-from conftest import SMALL, sets
 
 P, N = 6, 5
 

@@ -8,13 +8,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
-from outcomes import message_of, refuse
+from outcomes import RATINGS, SMALL, message_of, refuse, sets
 
 from comet_moe.config.loader import read_recipe
 from comet_moe.config.yaml_text import read_yaml
 from comet_moe.exceptions import CometError, DataError
 from comet_moe.memory import available_memory, require_memory
-from conftest import RATINGS, SMALL, sets
 
 SIZES = ["model.experts", "model.kernel_size", "gate.k", "training.batch_size", "training.epochs"]
 SIZES += ["training.patience", "training.threads", "seed", "data.seed", "data.options.train_size"]
