@@ -5,6 +5,7 @@ import math
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,8 +19,8 @@ from comet_moe.io import (
     ALIGNMENT,
     align_weights,
     as_json,
-    is_temporary,
     load_tensors,
+    temporary_files,
     write_atomically,
     write_text,
 )
@@ -37,7 +38,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
     path.write_text("old")
 
     def fail_halfway(temporary):
-        assert is_temporary(temporary)
+        assert temporary_files(path) == [temporary.name]
         temporary.write_text("ne")
         raise RuntimeError
 
@@ -57,7 +58,6 @@ def test_weights_have_the_permissions_of_any_other_file(tmp_path):
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("folder", "Is a directory"),
         ("file/below", "File exists"),
         ("x" * 250, "File name too long"),  # with the ending of the temporary name
     ],
@@ -74,6 +74,23 @@ def test_a_path_that_cannot_be_written_is_one_sentence(tmp_path, name, reason):
     assert sorted(tmp_path.iterdir()) == before
 
 
+def test_only_a_regular_file_is_replaced(tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "target").write_text("kept")
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    (tmp_path / "dangling").symlink_to(tmp_path / "nothing")
+    os.mkfifo(tmp_path / "pipe")
+    kinds = {"folder": "folder", "link": "symbolic link", "dangling": "symbolic link", "pipe": "pipe"}
+    before = sorted(tmp_path.iterdir())
+    for name, kind in kinds.items():
+        with pytest.raises(WriteError, match=f"{name} is a {kind}, and only a regular file is replaced"):
+            write_text(tmp_path / name, "text")
+    with pytest.raises(WriteError, match="/dev/null is a device"):
+        write_text(Path("/dev/null"), "text")
+    assert (tmp_path / "target").read_text() == "kept"
+    assert sorted(tmp_path.iterdir()) == before
+
+
 def test_an_error_of_safetensors_is_one_sentence(tmp_path):
     def save_to_missing_folder(temporary):
         temporary.unlink()
@@ -84,8 +101,10 @@ def test_an_error_of_safetensors_is_one_sentence(tmp_path):
 
 
 def test_temporary_files_are_told_from_others(tmp_path):
-    assert is_temporary(tmp_path / f".result.json.{os.getpid()}")
-    assert not any(is_temporary(tmp_path / name) for name in ("result.json", ".gitignore", "run.1"))
+    ours = f".result.json.{'0' * 16}.tmp"
+    for name in (ours, "result.json", ".gitignore", ".result.json.1234", f".other.json.{'0' * 16}.tmp"):
+        (tmp_path / name).touch()
+    assert temporary_files(tmp_path / "result.json") == [ours]
 
 
 def test_nan_and_infinity_are_null_in_json():

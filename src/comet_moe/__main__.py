@@ -1,5 +1,10 @@
 """``python -m comet_moe`` is ``comet-moe``."""
 
-from comet_moe.cli import main
+import sys
 
-main()
+try:
+    from comet_moe.cli import main
+
+    main()
+except KeyboardInterrupt:  # Ctrl-C in the first moment
+    sys.exit(130)

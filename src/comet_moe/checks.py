@@ -5,9 +5,11 @@ for the host, so by default they run for tensors on the CPU only; see :func:`set
 """
 
 import math
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from operator import index
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,8 +17,19 @@ from torch import Tensor
 PLAIN_TENSOR_TYPES = (Tensor, torch.nn.Parameter)
 """Types whose memory holds their values; subclasses (fake tensors, DTensor) are something else."""
 
+_TRACER = torch._C._TorchDispatchModeKey.PROXY
+
 _value_checks: bool | None = None
 """True: check values on every device. False: on none. None: on the CPU."""
+
+
+class _PerThread(threading.local):
+    """How many blocks of :func:`without_value_checks` this thread is in."""
+
+    without_checks = 0
+
+
+_thread = _PerThread()
 
 
 def set_value_checks(enabled: bool | None) -> None:
@@ -37,23 +50,24 @@ def set_value_checks(enabled: bool | None) -> None:
         >>> comet_moe.set_value_checks(None)
     """
     global _value_checks
+    if enabled not in (True, False, None):
+        raise ValueError(f"enabled must be True, False or None, got {enabled!r}")
     _value_checks = enabled
 
 
 @contextmanager
 def without_value_checks() -> Iterator[None]:
-    """Check no values within a ``with`` block or a decorated function."""
-    global _value_checks
-    before, _value_checks = _value_checks, False
+    """Check no values within a ``with`` block or a decorated function, in this thread alone."""
+    _thread.without_checks += 1
     try:
         yield
     finally:
-        _value_checks = before
+        _thread.without_checks -= 1
 
 
 def should_check_values(tensor: Tensor) -> bool:
     """Whether the values of ``tensor`` are to be checked now."""
-    if _value_checks is False:
+    if _value_checks is False or _thread.without_checks:
         return False
     return (tensor.is_cpu or _value_checks is True) and is_plain_eager(tensor)
 
@@ -64,7 +78,11 @@ def is_plain_eager(tensor: Tensor) -> bool:
     On the CPU that costs little; on an accelerator it synchronises with the host.
     """
     return type(tensor) in PLAIN_TENSOR_TYPES and not (
-        torch.compiler.is_compiling() or in_functorch_transform() or has_dispatch_mode() or tensor.is_meta
+        torch.compiler.is_compiling()
+        or in_functorch_transform()
+        or has_dispatch_mode()
+        or in_tracer()
+        or tensor.is_meta
     )
 
 
@@ -78,25 +96,62 @@ def has_dispatch_mode() -> bool:
     return torch._C._len_torch_dispatch_stack() > 0
 
 
+def in_tracer() -> bool:
+    """Whether ``make_fx`` records what runs: it sees torch's own operators, and neither loops nor values."""
+    return torch._C._get_dispatch_mode(_TRACER) is not None and not torch.compiler.is_compiling()
+
+
+def in_forward_mode() -> bool:
+    """Whether forward-mode derivatives are computed, within ``torch.autograd.forward_ad.dual_level``."""
+    return torch.autograd.forward_ad._current_level >= 0
+
+
 def at_least_one(name: str, value: int) -> int:
     """``value`` if it is an integer >= 1."""
-    if isinstance(value, bool) or not hasattr(value, "__index__") or value < 1:
+    try:
+        number = 0 if isinstance(value, bool) else index(value)
+    except (TypeError, ValueError, RuntimeError):  # of a text, an array, a tensor without one value
+        number = 0
+    if number < 1:
         raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
-    return index(value)
+    return number
 
 
 def not_negative(name: str, value: float) -> float:
     """``value`` if it is a finite number >= 0."""
-    if not (math.isfinite(value) and value >= 0):
+    if not (_is_finite(value) and value >= 0):
         raise ValueError(f"{name} must be a finite number of at least 0, got {value!r}")
     return float(value)
 
 
 def positive(name: str, value: float) -> float:
     """``value`` if it is a finite number > 0."""
-    if not (math.isfinite(value) and value > 0):
+    if not (_is_finite(value) and value > 0):
         raise ValueError(f"{name} must be a finite number above 0, got {value!r}")
     return float(value)
+
+
+def two_ends(name: str, value: Any) -> tuple[Any, Any]:
+    """The first and the last value of a schedule."""
+    if not isinstance(value, list | tuple) or len(value) != 2:
+        raise ValueError(f"{name} must be two numbers, at the first and the last step, got {value!r}")
+    return value[0], value[1]
+
+
+def require_type(name: str, value: object, kind: type[Any]) -> None:
+    """``value`` must be an object of class ``kind``."""
+    if not isinstance(value, kind):
+        raise ValueError(f"{name} must be a {kind.__name__}, got {type(value).__name__} {repr(value)[:60]}")
+
+
+def _is_finite(value: float) -> bool:
+    """Whether ``value`` is a number, and a finite one."""
+    if isinstance(value, bool | str | bytes):
+        return False
+    try:
+        return math.isfinite(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        return False
 
 
 def require_gate_input(x: Tensor, in_features: int | None) -> None:

@@ -29,6 +29,10 @@ class RunError(CometError):
     """A run folder that cannot be made or used as asked."""
 
 
+class RunLockedError(RunError):
+    """A run folder that another process trains in."""
+
+
 class DivergedError(CometError):
     """A training or validation loss that is NaN or infinite."""
 
@@ -51,6 +55,10 @@ class ExportError(CometError):
 
 class WriteError(CometError):
     """A file that cannot be written: a full disk, or missing permissions."""
+
+
+class UnsafePathError(CometError):
+    """A name in a file that leads out of its folder, or a symbolic link where files are written."""
 
 
 class MissingExtraError(CometError, ImportError):

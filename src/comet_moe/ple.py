@@ -136,7 +136,7 @@ class CGC(nn.Module):
         """Floating-point operations of the gates and experts that made ``routings``; see ``MultiGateMoE``."""
         stack = self.stacks[0]
         assert isinstance(stack, Experts)
-        total = (routings[0].expert_rows or 0) * stack.flops()
+        total = int(routings[0].expert_rows or 0) * stack.flops()
         for gate, routing in zip(self.gates, routings, strict=True):
             assert isinstance(gate, Gate)
             rows = prod(routing.batch_shape)

@@ -33,7 +33,7 @@ class Routing:
         weights: (B, ..., n).
         aux_loss: scalar; None means 0.
         logits, selectors, contributions, mask: see the attributes.
-        pairs, slots, batch_shape, num_experts: see :meth:`from_pairs` and :meth:`from_slots`.
+        pairs, slots, batch_shape, num_experts, is_ordered: see :meth:`from_pairs` and :meth:`from_slots`.
 
     Attributes:
         logits: (B, ..., n) router logits, or None for a gate that has none.
@@ -78,6 +78,7 @@ class Routing:
         slots: tuple[Tensor, Tensor] | None = None,
         batch_shape: torch.Size | None = None,
         num_experts: int = 0,
+        is_ordered: bool = False,
     ):
         if (weights is None) + (pairs is None) + (slots is None) != 2:
             raise ValueError("a Routing needs exactly one of weights (B, ..., n), pairs and slots")
@@ -100,6 +101,7 @@ class Routing:
                 )
         elif pairs is not None:
             _check_pairs(*pairs)
+            pairs = pairs if is_ordered else _in_order(pairs)
         self._weights = weights
         self._aux_loss = aux_loss
         self._pairs = pairs
@@ -136,9 +138,11 @@ class Routing:
                 )
 
     @classmethod
-    def from_pairs(cls, pairs: Pairs, batch_shape: torch.Size, num_experts: int) -> "Routing":
-        """From unique pairs (sample, expert, weight), (M,) each, ordered by sample."""
-        return cls(pairs=pairs, batch_shape=batch_shape, num_experts=num_experts)
+    def from_pairs(
+        cls, pairs: Pairs, batch_shape: torch.Size, num_experts: int, is_ordered: bool = False
+    ) -> "Routing":
+        """From unique pairs (sample, expert, weight), (M,) each; sorted by sample unless they are ordered."""
+        return cls(pairs=pairs, batch_shape=batch_shape, num_experts=num_experts, is_ordered=is_ordered)
 
     @classmethod
     def from_slots(
@@ -284,7 +288,7 @@ class Routing:
         sample, expert, weight = self.pairs()
         kept = (expert >= first) & (expert < last)
         pairs = Pairs(sample[kept], expert[kept] - first, weight[kept])
-        return Routing.from_pairs(pairs, self.batch_shape, num_experts)
+        return Routing.from_pairs(pairs, self.batch_shape, num_experts, is_ordered=True)
 
     def with_weights(self, weights: Tensor) -> "Routing":
         """This routing with other ``weights`` (B, ..., n) of the rows that are not padding."""
@@ -333,6 +337,12 @@ def _check_pairs(sample: Tensor, expert: Tensor, weight: Tensor) -> None:
             f"pairs must be samples, experts and weights of shape (M,) each, got {tuple(sample.shape)}, "
             f"{tuple(expert.shape)} and {tuple(weight.shape)}"
         )
+
+
+def _in_order(pairs: Pairs) -> Pairs:
+    """``pairs`` ordered by sample, as all that read them expect."""
+    order = pairs.sample.argsort(stable=True)
+    return Pairs(pairs.sample[order], pairs.expert[order], pairs.weight[order])
 
 
 def _place(values: Tensor, target: Tensor, size: int, fill: float = 0.0) -> Tensor:

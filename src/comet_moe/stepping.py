@@ -31,6 +31,8 @@ def step(model: nn.Module) -> None:
         >>> int(search.progress)
         1
     """
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model must be a module, got {type(model).__name__}")
     for module in model.modules():
         if isinstance(module, Stepped):
             module.step()

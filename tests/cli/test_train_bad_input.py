@@ -123,7 +123,9 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path):
     assert "recipe" in refusal("train", "multimnist", "--out", out, "--resume")
     message = refusal(*digits("--out", out, "--resume", settings=["gates.comet.k=3"]))
     assert "gate.k is 2 in the saved run, got 3" in message
-    succeed(*digits("--out", out, "--resume", settings=["gates.comet.k=2", "gates.topk.k=3"]))
+    succeed(*digits("--out", out, "--resume", settings=["gates.comet.k=2"]))
+    message = refusal(*digits("--out", out, "--resume", settings=["gates.comet.k=2", "gates.topk.k=3"]))
+    assert "gates.topk.k changes nothing" in message
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path):
@@ -138,7 +140,7 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path):
 def test_resume_starts_a_run_where_the_folder_has_none(tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "begun").mkdir()
-    (tmp_path / "begun" / ".config.yaml.4711").write_text("rec")  # what a kill leaves
+    (tmp_path / "begun" / f".config.yaml.{'0' * 16}.tmp").write_text("rec")  # what a kill leaves
     found = [
         succeed(*digits("--out", tmp_path / name, "--resume", "--json")).json
         for name in ("absent", "empty", "begun")

@@ -206,7 +206,7 @@ def test_a_full_disk_is_an_error_of_one_sentence_and_keeps_the_old_page(study, t
 
 
 def test_writing_to_a_folder_is_an_error(study, tmp_path):
-    with pytest.raises(WriteError, match="cannot be written"):
+    with pytest.raises(WriteError, match="is a folder"):
         write_report([study], tmp_path)
 
 

@@ -126,7 +126,7 @@ def test_a_damaged_checkpoint_is_named(tmp_path, dataset):
 def test_a_damaged_result_is_named(tmp_path, dataset):
     _, folder = train(tmp_path / "run", config("training.epochs=1"), dataset)
     folder.result_file.write_text('{"status": "complete", "usage": {}}')
-    with pytest.raises(RunError, match=r"result\.json cannot be read .*usage.* restore it"):
+    with pytest.raises(RunError, match=r"result\.json is not valid .*usage.* restore it"):
         folder.result()
 
 

@@ -3,18 +3,20 @@
 Files are validated as they are read; an error is one sentence with the file, the line and the field.
 """
 
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
-from pydantic import AliasChoices, AliasPath, BaseModel, Field, PositiveInt, ValidationError
+from pydantic import AliasChoices, AliasPath, BaseModel, Field, PositiveInt
 
+from comet_moe import typed_files
 from comet_moe.analysis.records import RESULT_FIELDS, StudyRecord, TrialRecord, trial_routing
 from comet_moe.analysis.study import Study, to_frame
+from comet_moe.config import yaml_text
 from comet_moe.exceptions import StudyError
 from comet_moe.gate_names import GATE_NAMES
+from comet_moe.io import inside
 from comet_moe.training.records import ResultRecord
 
 _WHAT_TO_GIVE = "give the folder of a study, of a run, or one that contains runs"
@@ -55,56 +57,21 @@ def read_studies(paths: Sequence[Path]) -> list[Study]:
 
 def read_json(path: Path, kind: type[RecordType]) -> RecordType:
     """A file with one JSON object."""
-    return _parse_json(_read_text(path), str(path), kind)
+    return typed_files.read_json(path, kind, StudyError)
 
 
 def read_yaml(path: Path, kind: type[RecordType]) -> RecordType:
     """A file with one YAML mapping."""
     try:
-        return _validate(yaml.safe_load(_read_text(path)), str(path), kind)
+        content = yaml_text.read_yaml(typed_files.read_text(path, StudyError))
     except yaml.YAMLError as error:
-        raise StudyError(f"{path} is not YAML ({_reason(error)}): restore the file") from error
+        raise StudyError(f"{path} is not YAML ({typed_files.describe(error)}): restore the file") from error
+    return typed_files.validate(content, str(path), kind, StudyError, "restore the file")
 
 
 def read_lines(path: Path, kind: type[RecordType]) -> list[RecordType]:
     """A file with one JSON object per line."""
-    return [
-        _parse_json(line, f"line {number} of {path}", kind)
-        for number, line in enumerate(_read_text(path).split("\n"), start=1)
-        if line
-    ]
-
-
-def _parse_json(text: str, source: str, kind: type[RecordType]) -> RecordType:
-    try:
-        return _validate(json.loads(text), source, kind)
-    except json.JSONDecodeError as error:
-        raise StudyError(
-            f"{source} is not JSON ({error.msg}): it is truncated or damaged, restore the file"
-        ) from error
-
-
-def _validate(value: Any, source: str, kind: type[RecordType]) -> RecordType:
-    try:
-        return kind.model_validate(value)
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"])
-        message = f"{field}: {first['msg']}" if field else first["msg"]
-        got = "" if first["type"] == "missing" else f", got {first['input']!r:.60}"
-        raise StudyError(f"{source} is not valid ({message}{got}): restore the file") from error
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise StudyError(f"{path} cannot be read ({_reason(error)}): restore the file") from error
-
-
-def _reason(error: Exception) -> str:
-    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return " ".join(reason.split())
+    return typed_files.read_json_lines(path, kind, StudyError)
 
 
 def _read_study(path: Path) -> Study:
@@ -147,7 +114,7 @@ def _check_trials(path: Path, trials: list[TrialRecord], study: StudyRecord) -> 
 
 
 def _existing_run(study: Path, run: str | None) -> Path | None:
-    folder = None if run is None else study / run
+    folder = None if run is None else inside(study, run)
     return folder if folder is not None and folder.is_dir() else None
 
 

@@ -90,7 +90,9 @@ def encode(task: Task, table: pd.DataFrame, tokenizer: Any, max_length: int, str
 
 def _encode_questions(table: pd.DataFrame, tokenizer: Any, max_length: int, stride: int) -> Features:
     encoded = tokenizer(
-        _cut_questions(table["question"].tolist(), tokenizer),
+        _cut_questions(
+            table["question"].tolist(), tokenizer, min(MAX_QUESTION_TOKENS, max_length - stride - 4)
+        ),
         table["context"].tolist(),
         truncation="only_second",
         max_length=max_length,
@@ -119,12 +121,15 @@ def _encode_questions(table: pd.DataFrame, tokenizer: Any, max_length: int, stri
     )
 
 
-def _cut_questions(questions: list[str], tokenizer: Any) -> list[str]:
-    """``questions`` without what is after their MAX_QUESTION_TOKENS-th token."""
+def _cut_questions(questions: list[str], tokenizer: Any, most: int) -> list[str]:
+    """``questions`` without what is after their token number ``most``.
+
+    Three special tokens, the stride and at least one more token of the context must fit beside a question.
+    """
     stripped = [question.strip() for question in questions]
     encoded = tokenizer(stripped, add_special_tokens=False, return_offsets_mapping=True)
     return [
-        question if len(offsets) <= MAX_QUESTION_TOKENS else question[: offsets[MAX_QUESTION_TOKENS - 1][1]]
+        question if len(offsets) <= most else question[: offsets[most - 1][1]]
         for question, offsets in zip(stripped, encoded["offset_mapping"], strict=True)
     ]
 

@@ -89,9 +89,10 @@ def finetune(
     """Train a dense BERT on its task, from ``config.model`` or from the last checkpoint of ``folder``."""
     if folder.state() == "finished":
         return folder.result()
-    trainer, data = _finetuning(config, folder, callbacks)
-    folder.start(config, data.meta)
-    return trainer.run()
+    with folder.lock():
+        trainer, data = _finetuning(config, folder, callbacks)
+        folder.start(config, data.meta)
+        return trainer.run()
 
 
 def _finetuning(config: BertConfig, folder: BertFolder, callbacks: Callbacks) -> tuple[Trainer, TaskData]:
@@ -165,7 +166,8 @@ def distill(
     """Train a sparse student of the finished teacher in ``config.teacher``."""
     if folder.state() == "finished":
         return folder.result()
-    return train_student(load_context(config), config, folder, callbacks)
+    with folder.lock():
+        return train_student(load_context(config), config, folder, callbacks)
 
 
 def train_student(
@@ -207,6 +209,13 @@ def run_stages(
     """
     if folder.state() == "finished":
         return folder.result()
+    with folder.lock():
+        config = _run_teacher(config, folder, teacher_callbacks)
+        return train_student(load_context(config), config, folder, student_callbacks)
+
+
+def _run_teacher(config: BertConfig, folder: BertFolder, callbacks: Callbacks) -> BertConfig:
+    """Train the teacher of a run of all stages; returns the configuration of its student."""
     teacher = BertFolder(folder.path / "teacher")
     trained = (teacher.model_folder / "config.json").exists()
     check_student(
@@ -215,18 +224,19 @@ def run_stages(
     config = config.model_copy(update={"teacher": str(teacher.path.absolute())})
     if teacher.has_begun():
         folder.write_config(config)
-        result = finetune(teacher.config(), teacher, teacher_callbacks)
+        result = finetune(teacher.config(), teacher, callbacks)
     else:
         teacher_config = config.model_copy(update={"stage": "finetune", "teacher": None})
-        trainer, data = _finetuning(teacher_config, teacher, teacher_callbacks)
-        folder.write_config(config)  # not before: a mistake in the settings leaves no folder behind
-        teacher.start(teacher_config, data.meta)
-        result = trainer.run()
+        with teacher.lock():
+            trainer, data = _finetuning(teacher_config, teacher, callbacks)
+            folder.write_config(config)  # not before: a mistake in the settings leaves no folder behind
+            teacher.start(teacher_config, data.meta)
+            result = trainer.run()
     if result.status == "failed":
         raise RunError(f"the teacher in {teacher.path} failed: {result.reason}")
     if not folder.has_begun():  # of a student that has begun, the teacher is compared with the saved one
         config = config.model_copy(update=teacher_settings(teacher))
-    return distill(config, folder, student_callbacks)
+    return config
 
 
 def evaluate_run(path: Path) -> SummaryRecord:

@@ -4,11 +4,14 @@ import shutil
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 import transformers
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers.utils import logging
@@ -16,9 +19,26 @@ from transformers.utils import logging
 from comet_moe.bert.tasks import Task, find_task
 from comet_moe.config import BertConfig, Override, check_same_settings, load_bert_config
 from comet_moe.config.loader import build_config
-from comet_moe.exceptions import RunError
-from comet_moe.io import align_weights, load_tensors, write_atomically
-from comet_moe.training.run import RunFolder, with_machine
+from comet_moe.exceptions import CometError, RunError
+from comet_moe.io import (
+    align_weights,
+    load_tensors,
+    refuse_links,
+    remove_files,
+    write_atomically,
+    write_error,
+)
+from comet_moe.training.run import RunFolder, default_name, with_machine
+
+WEIGHTS, CONFIGURATION = "model.safetensors", "config.json"
+MODEL_FILES = (
+    *(WEIGHTS, CONFIGURATION, "generation_config.json", "tokenizer.json", "tokenizer_config.json"),
+    *("special_tokens_map.json", "added_tokens.json", "vocab.txt"),
+)
+"""What ``save_pretrained`` of a BERT and its tokenizer writes."""
+
+HEADS = ("classifier.", "qa_outputs.", "cls.", "pooler.", "bert.pooler.")
+"""Weights that belong to the head of a task: a checkpoint may have others, or none."""
 
 # The sections of a configuration that a stage uses and no stage before it.
 _STAGE_SECTIONS = {
@@ -49,11 +69,14 @@ class BertFolder(RunFolder):
 
     def checksum(self) -> int:
         """CRC-32 of the weights of the best epoch."""
-        return zlib.crc32((self.finished_model() / "model.safetensors").read_bytes())
+        try:
+            return zlib.crc32((self.finished_model() / WEIGHTS).read_bytes())
+        except OSError as error:
+            raise RunError(f"{self.path} has no weights ({error.strerror}): train it again") from error
 
     def drop_model(self) -> None:
         """Remove the weights of the best epoch."""
-        shutil.rmtree(self.model_folder, ignore_errors=True)
+        remove_files(self.model_folder, MODEL_FILES)
 
     def finished_model(self) -> Path:
         """The folder of the model with the weights of the best epoch."""
@@ -70,7 +93,15 @@ class BertFolder(RunFolder):
 
     def importance(self) -> Tensor | None:
         """The importance of each neuron, (L, neurons); None if it was not computed yet."""
-        return load_tensors(self.importance_file)["importance"] if self.importance_file.exists() else None
+        if not self.importance_file.exists():
+            return None
+        try:
+            scores = load_tensors(self.importance_file)["importance"]
+            if scores.dim() != 2 or scores.dtype != torch.float32 or not bool(scores.isfinite().all()):
+                raise ValueError(f"{scores.dtype} {tuple(scores.shape)}, not finite float32 (L, neurons)")
+        except (SafetensorError, OSError, KeyError, ValueError) as error:
+            raise RunError(f"{self.importance_file} is not what was written ({error}): delete it") from error
+        return scores
 
 
 def load_task_config(task: str, overrides: Sequence[Override] = ()) -> BertConfig:
@@ -106,7 +137,7 @@ def resolve_run(
             an error, unless it belongs to a stage that has not begun.
     """
     gate = "dense" if config.stage == "finetune" else config.gate.name
-    folder = BertFolder(out or Path("runs") / f"{config.recipe}-{gate}-{config.seed}")
+    folder = BertFolder(out or Path("runs") / default_name(config.recipe, gate, config.seed))
     if folder.state() == "empty":
         return folder, with_machine(config)
     folder.check_resumes(resume)
@@ -136,8 +167,8 @@ def _unused_sections(folder: BertFolder, config: BertConfig) -> set[str]:
 
 def load_configuration(path: str) -> Any:
     """transformers' configuration of the dense BERT in ``path``, a folder or a name on the hub."""
-    with _loading(path):
-        configuration = transformers.AutoConfig.from_pretrained(path)
+    with loading(path):
+        configuration = transformers.AutoConfig.from_pretrained(path, trust_remote_code=False)
     if configuration.model_type != "bert":
         raise RunError(f"{path} is a checkpoint of kind {configuration.model_type}: give one of kind bert")
     return configuration
@@ -145,63 +176,104 @@ def load_configuration(path: str) -> Any:
 
 def load_tokenizer(path: str) -> Any:
     """The tokenizer of a checkpoint."""
-    with _loading(path):
-        tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+    with loading(path):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     if not tokenizer.is_fast:
         raise RunError(f"{path} has no fast tokenizer (tokenizer.json), which gives the offsets of tokens")
     return tokenizer
 
 
 def load_checkpoint(path: str, task: Task, seed: int) -> Any:
-    """A dense BERT with a head for ``task``, drawn from ``seed`` if the checkpoint has none."""
+    """A dense BERT with a head for ``task``, drawn from ``seed`` if the checkpoint has none.
+
+    Every weight but those of a head must be in the checkpoint, and it may have no others but those of heads.
+    """
     load_configuration(path)
-    model: Any
-    with _loading(path), torch.random.fork_rng(devices=[]):
+    with loading(path), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if task.kind == "answers":
-            model = transformers.BertForQuestionAnswering.from_pretrained(path, dtype=torch.float32)
-        else:
-            names = dict(enumerate(task.classes))
-            model = transformers.BertForSequenceClassification.from_pretrained(
-                path,
-                dtype=torch.float32,
-                id2label=names,
-                label2id={name: number for number, name in names.items()},
-                ignore_mismatched_sizes=True,
-            )
-    align_weights(model)
-    return model
+            return load_weights(transformers.BertForQuestionAnswering, path, HEADS, dtype=torch.float32)
+        names = dict(enumerate(task.classes))
+        return load_weights(
+            transformers.BertForSequenceClassification,
+            path,
+            HEADS,
+            dtype=torch.float32,
+            id2label=names,
+            label2id={name: number for number, name in names.items()},
+            ignore_mismatched_sizes=True,
+        )
 
 
 def load_model(path: str) -> Any:
-    """A model that a run saved, dense or sparse, in eval mode."""
-    with _loading(path):
-        name = transformers.AutoConfig.from_pretrained(path).architectures[0]
+    """A model that a run saved, dense or sparse, in eval mode; its weights are complete or refused."""
+    with loading(path):
+        config = transformers.AutoConfig.from_pretrained(path, trust_remote_code=False)
+        name = (config.architectures or [""])[0]
         auto: Any = (
             transformers.AutoModelForQuestionAnswering
             if name.endswith("ForQuestionAnswering")
             else transformers.AutoModelForSequenceClassification
         )
-        model = auto.from_pretrained(path)
+        return load_weights(auto, path, use_safetensors=True).eval()
+
+
+def load_weights(kind: Any, path: str, heads: tuple[str, ...] = (), **options: Any) -> Any:
+    """``kind.from_pretrained`` without code from the checkpoint, and with every weight or none.
+
+    Args:
+        kind: a class of transformers.
+        path: a folder, or a name on the hub.
+        heads: prefixes of weights that may be missing, unexpected or of another shape.
+        options: of ``from_pretrained``.
+    """
+    model, report = kind.from_pretrained(
+        path, trust_remote_code=False, weights_only=True, output_loading_info=True, **options
+    )
+    mismatched = [key[0] if isinstance(key, tuple) else key for key in report["mismatched_keys"]]
+    keys = {"lacks": report["missing_keys"], "has the unexpected": report["unexpected_keys"]}
+    for problem, names in (keys | {"has another shape of": mismatched}).items():
+        wrong = sorted(name for name in names if not name.startswith(heads))
+        if wrong:
+            raise RunError(
+                f"{path} {problem} {wrong[0]} ({len(wrong)} such weights): restore the checkpoint, or give "
+                f"another one"
+            )
     align_weights(model)
-    return model.eval()
+    return model
 
 
 def save_model(model: Any, tokenizer: Any, folder: Path) -> None:
-    """Save both for ``from_pretrained``."""
-    with _quiet_transformers():
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+    """Save both for ``from_pretrained``, each file atomically."""
+    refuse_links(folder.parent, folder)
+    with _quiet_transformers(), TemporaryDirectory(prefix=".model-", dir=folder.parent) as scratch:
+        try:
+            model.save_pretrained(scratch)
+            tokenizer.save_pretrained(scratch)
+        except (OSError, SafetensorError) as error:
+            raise write_error(folder, error) from error
+        for file in sorted(Path(scratch).iterdir(), key=lambda file: file.name == CONFIGURATION):
+            write_atomically(folder / file.name, partial(shutil.copyfile, file))
 
 
 @contextmanager
-def _loading(path: str) -> Iterator[None]:
-    """Turn an error of transformers about ``path`` into one sentence, and hide its progress."""
+def loading(path: str) -> Iterator[None]:
+    """Turn an error of transformers about ``path`` into one sentence, and hide its progress.
+
+    Damaged files make it raise nearly anything, so every exception is caught.
+    """
     try:
         with _quiet_transformers():
             yield
-    except (OSError, ValueError, KeyError) as error:
-        reason = " ".join(str(error).split()).split(". ")[0].rstrip(".")[:300]
+    except (CometError, MemoryError):
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split()).split(". ")[0].rstrip(".")[:300] or type(error).__name__
+        if "trust_remote_code" in str(error):
+            raise RunError(
+                f"{path} has a model or tokenizer that needs code from the checkpoint (auto_map), which is "
+                f"never run: give a checkpoint of transformers' own BERT"
+            ) from error
         raise RunError(
             f"{path} is not a checkpoint that can be loaded ({reason}): give a folder with config.json, "
             f"weights and tokenizer, or a name on the hub"

@@ -163,7 +163,7 @@ def _read_tsv(path: Path, layout: Layout, columns: tuple[str, ...]) -> pd.DataFr
         lines = [
             line.split("\t") for line in path.read_text(encoding="utf-8-sig").split("\n") if line.strip()
         ]
-    require_rows(path, len(lines) - layout.header)
+    require_rows(path, max(0, len(lines) - layout.header))
     names: list[Any] = lines.pop(0) if layout.header else list(range(len(lines[0])))
     require_columns(path, wanted, names)
     indices = [names.index(name) for name in wanted]
@@ -178,6 +178,12 @@ def _label_numbers(path: Path, label: pd.Series, task: Task) -> pd.Series:
     """Labels as 0, 1, ..., from numbers or from names of the classes."""
     if pd.api.types.is_numeric_dtype(label):
         require_range(path, "label", label, 0, len(task.classes) - 1)
+        fractions = (label % 1 != 0).to_numpy(bool)
+        if fractions.any():
+            row = int(fractions.argmax())
+            raise DataError(
+                f"{path} has the label {label.iloc[row]} in data row {row + 1}; it must be an integer."
+            )
         return label.astype(np.int64)
     known = {name: index for index, name in enumerate(task.classes)}
     known |= {str(index): index for index in range(len(task.classes))}
@@ -200,19 +206,28 @@ def _read_questions(path: Path, task: Task) -> pd.DataFrame:
             table = pd.DataFrame(_questions(json.loads(path.read_text(encoding="utf-8"))))
         require_columns(path, _QUESTION_COLUMNS, table.columns)
         require_rows(path, len(table))
-    impossible = table["is_impossible"].to_numpy(bool)
-    texts = [
-        [] if none else list(given) for none, given in zip(impossible, table["answer_texts"], strict=True)
-    ]
-    starts = [
-        [] if none else [int(start) for start in given]
-        for none, given in zip(impossible, table["answer_starts"], strict=True)
-    ]
+    with wrap_read_errors(path, "table of questions with answers"):
+        table = table.assign(context=table["context"].map(_as_text))
+        impossible = table["is_impossible"].to_numpy(bool)
+        texts = [
+            [] if none else [_as_text(text) for text in given]
+            for none, given in zip(impossible, table["answer_texts"], strict=True)
+        ]
+        starts = [
+            [] if none else [int(start) for start in given]
+            for none, given in zip(impossible, table["answer_starts"], strict=True)
+        ]
     _check_answers(path, table["context"], texts, starts)
     kept = table[["title", "context", "question"]].astype(str).reset_index(drop=True)
     return kept.assign(
         answer_texts=pd.Series(texts, dtype=object), answer_starts=pd.Series(starts, dtype=object)
     )
+
+
+def _as_text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} where a text is due")
+    return value
 
 
 def _questions(published: dict[str, Any]) -> list[dict[str, Any]]:
@@ -233,8 +248,13 @@ def _questions(published: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _check_answers(path: Path, contexts: pd.Series, texts: list[list[str]], starts: list[list[int]]) -> None:
     for row, (context, row_texts, row_starts) in enumerate(zip(contexts, texts, starts, strict=True)):
+        if len(row_texts) != len(row_starts):
+            raise DataError(
+                f"{path} has {len(row_texts)} answers and {len(row_starts)} starts in data row {row + 1}; "
+                f"each answer needs its start."
+            )
         for text, start in zip(row_texts, row_starts, strict=True):
-            if context[start : start + len(text)] != text:
+            if start < 0 or context[start : start + len(text)] != text:
                 raise DataError(
                     f"{path} has the answer {text!r} in data row {row + 1} at character {start}, but the "
                     f"context has another text there."

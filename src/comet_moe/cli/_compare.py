@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import typer
-
-from comet_moe.analysis.reading import read_studies
+from comet_moe.analysis.reading import read_lines, read_studies
 from comet_moe.analysis.render import Cell, Column, TextTable, format_p_value, number_cell
 from comet_moe.analysis.stats import Summary, summarise, summarise_metrics, welch_t_test
 from comet_moe.analysis.table import compare_gates
+from comet_moe.cli._text import echo
 from comet_moe.cli.table import print_tables
 from comet_moe.config import load_train_config
 from comet_moe.data import Dataset
@@ -68,10 +67,9 @@ class Comparison:
     def _trees(self, seeds: int) -> list[ResultRecord]:
         """The results of the trees, fitted where the study folder does not have them yet."""
         file = self.folder / "trees.jsonl"
-        lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-        records = [ResultRecord.model_validate_json(line) for line in lines]
+        records = read_lines(file, ResultRecord) if file.exists() else []
         for seed in range(len(records), seeds):
-            typer.echo(f"boosted trees {seed + 1}/{seeds}", err=True)
+            echo(f"boosted trees {seed + 1}/{seeds}", err=True)
             records.append(train_trees(self.dataset, self.tasks, seed))
             write_text(file, "".join(record.model_dump_json() + "\n" for record in records))
         return records[:seeds]

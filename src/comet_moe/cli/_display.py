@@ -5,7 +5,7 @@ On a terminal, progress is a live table; elsewhere it is one line per epoch or p
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -13,6 +13,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
+from rich.text import Text
+
+from comet_moe.cli._text import echo, printable
 
 if TYPE_CHECKING:
     from comet_moe.training.records import EpochRecord, ResultRecord, SummaryRecord
@@ -61,7 +64,7 @@ class RunRow:
         """Name, progress bar and the values of ``COLUMNS``."""
         progress, record, left = self.progress, self.record, self.seconds_left()
         return [
-            self.name,
+            Text(printable(self.name)),
             ProgressBar(total=1.0, completed=self.share_done(), width=16),
             f"{progress.epoch}/{self.epochs}" if progress else "",
             as_number(progress.loss if progress else None),
@@ -134,7 +137,8 @@ class LiveRuns:
             self._log(f"{row.name}: {outcome}, {result.seconds or 0:.1f} s")
 
     def _log(self, line: str) -> None:
-        self.console.print(line, highlight=False, soft_wrap=True)
+        with suppress(OSError, ValueError):  # a closed or full standard error does not end a training
+            self.console.print(printable(line), highlight=False, soft_wrap=True, markup=False)
 
 
 @contextmanager
@@ -144,7 +148,7 @@ def resume_hint(command: str, is_main: bool = True) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         if is_main:
-            typer.echo(f"stopped: resume with {command}", err=True)
+            echo(f"stopped: resume with {command}", err=True)
         raise typer.Exit(130) from None
 
 
@@ -163,27 +167,27 @@ def as_time(seconds: float) -> str:
 def print_result(folder: Any, result: "ResultRecord", as_json: bool) -> None:
     """Print ``result`` as one JSON object, or as a few lines of text."""
     if as_json:
-        typer.echo(result.model_dump_json())
+        echo(result.model_dump_json())
     elif result.status == "failed":
-        typer.echo(f"{folder}: failed after {result.epochs} epochs: {result.reason}")
+        echo(f"{folder}: failed after {result.epochs} epochs: {result.reason}")
     else:
         print_summary(result, f"{folder}: {result.epochs} epochs, best epoch {result.best_epoch}")
 
 
 def print_summary(summary: "SummaryRecord", title: str) -> None:
     """Print losses, metrics of each task, experts per sample and what each gate does under ``title``."""
-    typer.echo(title)
+    echo(title)
     for name, value, decimals in (
         (f"{summary.test_split} loss x100", summary.test_loss, 3),
         ("validation loss x100", summary.validation_loss, 3),
         ("experts per sample", summary.experts_per_sample, 2),
     ):
-        typer.echo(f"  {name:<21} {'-' if value is None else f'{value:.{decimals}f}'}")
+        echo(f"  {name:<21} {'-' if value is None else f'{value:.{decimals}f}'}")
     for task, metrics in summary.tasks.items():
         values = ", ".join(f"{name} {'-' if v is None else f'{v:.4f}'}" for name, v in metrics.items())
-        typer.echo(f"  {task}: {values}")
+        echo(f"  {task}: {values}")
     for owner, record in summary.routing.items():
-        typer.echo(
+        echo(
             f"  gate of {owner}: {record.verdict}, information {record.information:.3f} nats, "
             f"{record.effective_experts:.2f} effective experts of {len(record.share_of_samples)}"
         )

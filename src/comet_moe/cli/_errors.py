@@ -11,6 +11,8 @@ def describe_error(error: Exception) -> str | None:
         return _describe_usage_error(error)
     if isinstance(error, CometError):
         return " ".join(str(error).split())
+    if isinstance(error, MemoryError):
+        return "there is not enough memory: use smaller sizes, fewer rows or fewer workers"
     if isinstance(error, OSError) and error.strerror:  # a full disk, a file without permission
         return f"{error.filename or 'a file'}: {error.strerror}"
     return None

@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
+from comet_moe.cli._text import echo
 
 if TYPE_CHECKING:
     from comet_moe.data.table_inspect import TableReport
@@ -14,7 +14,7 @@ def print_report(report: "TableReport") -> None:
     """Print the columns of a table with warnings."""
     from comet_moe.data.table_inspect import many_or
 
-    typer.echo(f"{', '.join(report.files)}: {report.rows:,} rows, {len(report.columns)} columns")
+    echo(f"{', '.join(report.files)}: {report.rows:,} rows, {len(report.columns)} columns")
     rows = [("column", "role", "kind", "missing", "distinct", "most frequent values")]
     rows += [
         (
@@ -33,11 +33,11 @@ def print_report(report: "TableReport") -> None:
             cell.rjust(width) if index in (3, 4) else cell.ljust(width)
             for index, (cell, width) in enumerate(zip(row, widths, strict=False))
         ]
-        typer.echo("  ".join(("", *cells, row[-1]))[: max(shutil.get_terminal_size().columns, 80)])
+        echo("  ".join(("", *cells, row[-1]))[: max(shutil.get_terminal_size().columns, 80)])
     for note in report.notes:
-        typer.echo(f"note: {note}", err=True)
+        echo(f"note: {note}", err=True)
     for warning in report.warnings:
-        typer.echo(f"warning: {warning}")
+        echo(f"warning: {warning}")
 
 
 def write_recipe(report: "TableReport", path: Path, options: dict[str, Any], out: Path) -> None:

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from comet_moe.analysis.records import TrialRecord
 from comet_moe.cli._display import as_number, as_time
+from comet_moe.cli._text import echo, printable
 from comet_moe.tuning.pool import WorkerPool, WorkerStatus
 from comet_moe.tuning.queue import best_trial, count_by_status
 from comet_moe.tuning.storage import STORAGE_ERRORS, storage_error
@@ -45,7 +46,7 @@ def work_on_study(options: StudyOptions, workers: int | None, resume_command: st
                 with suppress(*STORAGE_ERRORS):
                     display.refresh(now=True)
     except KeyboardInterrupt:
-        typer.echo(f"stopped: resume with `{resume_command}`", err=True)
+        echo(f"stopped: resume with `{resume_command}`", err=True)
         raise typer.Exit(130) from None
     except STORAGE_ERRORS as error:
         raise storage_error(error) from error
@@ -171,11 +172,9 @@ class StudyDisplay:
             message = trial.reason or (
                 f"validation loss {as_number(trial.validation_loss)}, test loss {as_number(trial.test_loss)}"
             )
-            self.console.print(
-                f"{count}/{len(trials)} {trial.gate} {trial.index}: {message}",
-                highlight=False,
-                soft_wrap=True,
-            )
+            line = printable(f"{count}/{len(trials)} {trial.gate} {trial.index}: {message}")
+            with suppress(OSError, ValueError):  # a closed or full standard error does not end a study
+                self.console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
 def _worker_cells(worker: WorkerStatus) -> list[Any]:
@@ -204,9 +203,9 @@ def _print_summary(display: StudyDisplay, as_json: bool) -> None:
     path, definition = display.study.folder.path, display.definition
     rows = [_summarise_gate(display.trials, gate) for gate in definition.gates]
     if as_json:
-        typer.echo(json.dumps({"study": str(path), "rows": rows}, allow_nan=False))
+        echo(json.dumps({"study": str(path), "rows": rows}, allow_nan=False))
         return
-    typer.echo(f"{path}: {definition.trials} trials per gate")
+    echo(f"{path}: {definition.trials} trials per gate")
     for row in rows:
         line = f"{row['trials_complete']} complete, {row['trials_failed']} failed"
         if row["best_run"] is not None:
@@ -214,8 +213,8 @@ def _print_summary(display: StudyDisplay, as_json: bool) -> None:
                 f", best validation loss {as_number(row['best_validation_loss'])} with test loss "
                 f"{as_number(row['best_test_loss']) or '-'} in {row['best_run']}"
             )
-        typer.echo(f"  {row['gate']:<10}{line}")
-    typer.echo(f"next: comet-moe table {path}")
+        echo(f"  {row['gate']:<10}{line}")
+    echo(f"next: comet-moe table {path}")
 
 
 def _summarise_gate(trials: list[TrialRecord], gate: str) -> dict[str, Any]:

@@ -22,7 +22,9 @@ Settings = Annotated[
 ]
 Workers = Annotated[
     int | None,
-    typer.Option(min=1, help="Number of worker processes on this machine.", show_default="number of cores"),
+    typer.Option(
+        min=1, max=1024, help="Number of worker processes on this machine.", show_default="number of cores"
+    ),
 ]
 Storage = Annotated[
     str | None,
@@ -43,6 +45,7 @@ Heartbeat = Annotated[
     int | None,
     typer.Option(
         min=1,
+        max=86_400,
         help="Seconds between two heartbeats of a worker. A trial whose worker misses four is run again.",
         show_default=str(DEFAULT_HEARTBEAT),
     ),

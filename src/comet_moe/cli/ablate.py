@@ -16,7 +16,8 @@ from comet_moe.cli._study_options import (
     Storage,
     Workers,
 )
-from comet_moe.tuning.defaults import DEFAULT_GATES, DEFAULT_TRIALS
+from comet_moe.cli._text import split_names
+from comet_moe.tuning.defaults import DEFAULT_GATES, DEFAULT_TRIALS, MAX_TRIALS
 
 
 def ablate(
@@ -30,7 +31,12 @@ def ablate(
     ] = None,
     seeds: Annotated[
         int | None,
-        typer.Option(min=1, help="Number of seeds per gate.", show_default=str(DEFAULT_TRIALS["ablation"])),
+        typer.Option(
+            min=1,
+            max=MAX_TRIALS,
+            help="Number of seeds per gate.",
+            show_default=str(DEFAULT_TRIALS["ablation"]),
+        ),
     ] = None,
     workers: Workers = None,
     settings: Settings = None,
@@ -41,7 +47,8 @@ def ablate(
     name: Name = None,
     resume: Resume = False,
     add_seeds: Annotated[
-        int, typer.Option(min=0, help="Resume the study and add this number of seeds per gate.")
+        int,
+        typer.Option(min=0, max=MAX_TRIALS, help="Resume the study and add this number of seeds per gate."),
     ] = 0,
     heartbeat: Heartbeat = None,
     keep_models: KeepModels = False,
@@ -59,7 +66,7 @@ def ablate(
         kind="ablation",
         recipe=recipe,
         out=out or Path("studies") / f"{Path(recipe).stem}-ablation",
-        gates=None if gates is None else gates.split(","),
+        gates=None if gates is None else split_names(gates, "--gates"),
         trials=seeds,
         settings=settings or [],
         storage=storage,

@@ -24,6 +24,7 @@ from comet_moe.cli import (
     tune,
 )
 from comet_moe.cli._errors import describe_error
+from comet_moe.cli._text import echo
 
 app = typer.Typer(
     name="comet-moe",
@@ -51,7 +52,7 @@ app.command()(bench.bench)
 
 def _show_version(asked: bool) -> None:
     if asked:
-        typer.echo(comet_moe.__version__)
+        echo(comet_moe.__version__)
         raise typer.Exit
 
 
@@ -74,6 +75,6 @@ def run() -> None:
         message = describe_error(error)
         if message is None:
             raise
-        typer.echo(f"comet-moe: {message}", err=True)
+        echo(f"comet-moe: {message}", err=True)
         code = 2
     sys.exit(code or 0)

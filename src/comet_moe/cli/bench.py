@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from comet_moe.cli._text import echo
+
 if TYPE_CHECKING:
     from comet_moe.bench import Result
 
@@ -50,7 +52,7 @@ def bench(
             results.append(result)
             progress.print(f"{result.measurement}: {result.case}: {_format_value(result)}", highlight=False)
     if as_json:
-        typer.echo(json.dumps({"rows": [_to_json(result) for result in results], **_describe_machine()}))
+        echo(json.dumps({"rows": [_to_json(result) for result in results], **_describe_machine()}))
     else:
         _show_table(results)
 
@@ -73,14 +75,14 @@ def _describe_machine() -> dict[str, Any]:
 
 
 def _show_table(results: "list[Result]") -> None:
-    typer.echo("| measurement | case | ratio | quartiles | target | |")
-    typer.echo("|---|---|---|---|---|---|")
+    echo("| measurement | case | ratio | quartiles | target | |")
+    echo("|---|---|---|---|---|---|")
     for result in results:
         target = met = ""
         if not isinf(result.target):
             target = f"{'=' if result.exact else '<='} {result.target:g}"
             met = {True: "met", False: "missed", None: "not measured"}[result.met]
-        typer.echo(
+        echo(
             f"| {result.measurement} | {result.case} | {_format_value(result)} | {_format_quartiles(result)} "
             f"| {target} | {met} |"
         )

@@ -1,12 +1,15 @@
 """``comet-moe bert``: from a dense BERT checkpoint to a sparse, distilled student."""
 
 import json
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from comet_moe.cli._text import echo
 
 if TYPE_CHECKING:
     from comet_moe.bert.run import BertFolder
@@ -95,12 +98,10 @@ def importance(run: Teacher, as_json: AsJson = False) -> None:
     shares = (scores.sort(1, descending=True).values[:, : neurons // 4].sum(1) / scores.sum(1)).tolist()
     if as_json:
         summary = {"file": str(folder.importance_file), "layers": layers, "neurons": neurons}
-        typer.echo(json.dumps(summary | {"share_of_top_quarter": shares}))
+        echo(json.dumps(summary | {"share_of_top_quarter": shares}))
         return
-    typer.echo(f"{folder.importance_file}: {layers} layers of {neurons} neurons")
-    typer.echo(
-        f"  share of the most important quarter, by layer: {', '.join(f'{share:.2f}' for share in shares)}"
-    )
+    echo(f"{folder.importance_file}: {layers} layers of {neurons} neurons")
+    echo(f"  share of the most important quarter, by layer: {', '.join(f'{share:.2f}' for share in shares)}")
 
 
 @app.command()
@@ -136,7 +137,7 @@ def evaluate(
 
     summary = evaluate_run(run)
     if as_json:
-        typer.echo(summary.model_dump_json())
+        echo(summary.model_dump_json())
     else:
         _print_summary(run, summary)
 
@@ -199,7 +200,7 @@ def _showing(epochs: dict[str, int], folder: Path) -> "Iterator[LiveRuns]":
     from comet_moe.cli._display import LiveRuns, RunRow, resume_hint
 
     live = LiveRuns([RunRow(name, count) for name, count in epochs.items()], log_epochs=True)
-    with resume_hint(f"the same command with --out {folder} --resume"), live.showing():
+    with resume_hint(f"the same command with --out {shlex.quote(str(folder))} --resume"), live.showing():
         yield live
 
 
@@ -210,16 +211,16 @@ def _print(folder: Path, result: "ResultRecord", as_json: bool) -> None:
         print_result(folder, result, as_json)
         return
     _print_summary(folder, result)
-    typer.echo(f"  {_millions(result.parameters)} parameters")
+    echo(f"  {_millions(result.parameters)} parameters")
     for note in result.notes:
-        typer.echo(f"  {note}")
+        echo(f"  {note}")
 
 
 def _print_summary(folder: Path, summary: "SummaryRecord") -> None:
     from comet_moe.cli._display import print_summary
 
     print_summary(summary, f"{folder}, on the {summary.test_split} rows")
-    typer.echo(
+    echo(
         f"  {_millions(summary.parameters_effective)} effective parameters, "
         f"{_millions(summary.flops_per_token)} operations per token, "
         f"{summary.tokens_per_second or 0:,.0f} tokens per second"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from comet_moe.cli._study_options import AsJson, Resume, Settings, Storage, Workers
+from comet_moe.cli._text import echo
 
 if TYPE_CHECKING:
     from comet_moe.tuning.study import StudyOptions
@@ -46,7 +47,7 @@ def compare(
             show_default=",".join(DEFAULT_GATES),
         ),
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds per gate.")] = DEFAULT_SEEDS,
+    seeds: Annotated[int, typer.Option(min=1, max=10_000, help="Number of seeds per gate.")] = DEFAULT_SEEDS,
     minutes: Annotated[
         float | None,
         typer.Option(
@@ -89,7 +90,7 @@ def compare(
     )
     comparison = Comparison.prepare(options)
     for note in comparison.dataset.meta.get("notes", []):
-        typer.echo(f"note: {note}", err=True)
+        echo(f"note: {note}", err=True)
     _train(options, seeds, workers, minutes)
     rows = comparison.rows(seeds if trees else 0)
     file = write_report([out], page or out / "compare.html")
@@ -107,10 +108,10 @@ def compare(
             "recommendation": recommendation,
             "page": str(file),
         }
-        typer.echo(json.dumps(message, allow_nan=False))
+        echo(json.dumps(message, allow_nan=False))
     else:
         print_comparison(comparison, rows, recommendation)
-        typer.echo(f"page: {file}")
+        echo(f"page: {file}")
 
 
 def _study_options(
@@ -173,7 +174,7 @@ def _train(options: "StudyOptions", seeds: int, workers: int | None, minutes: fl
     for done in range(1, seeds):
         used = time.monotonic() - started
         if used * (done + 1) / done > 60 * minutes:
-            typer.echo(f"time budget: {done} of {seeds} seeds per gate", err=True)
+            echo(f"time budget: {done} of {seeds} seeds per gate", err=True)
             return
         work_on_study(replace(options, gates=None, add_trials=1), workers, command)
 

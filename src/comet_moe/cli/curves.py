@@ -7,6 +7,7 @@ import typer
 
 from comet_moe.analysis.defaults import DEFAULT_REPEATS
 from comet_moe.cli._study_options import AsJson, StudyPaths
+from comet_moe.cli._text import echo
 
 
 def curves(
@@ -27,9 +28,9 @@ def curves(
         ),
     ] = None,
     repeats: Annotated[
-        int, typer.Option(min=2, help="Random draws per budget, and bootstrap resamples.")
+        int, typer.Option(min=2, max=100_000, help="Random draws per budget, and bootstrap resamples.")
     ] = DEFAULT_REPEATS,
-    seed: Annotated[int, typer.Option(min=0, help="Random seed of the draws.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**53, help="Random seed of the draws.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Show test loss and routing by number of trials, and how many fewer trials a gate needs than another.
@@ -59,13 +60,13 @@ def curves(
     for study in studies:
         for gate in study.gates:
             if gate not in study.gates_with_results:
-                typer.echo(f"{study.title}: {gate} has no complete trial and no curve", err=True)
+                echo(f"{study.title}: {gate} has no complete trial and no curve", err=True)
     rows = [row for _, of_study in losses for row in of_study]
     if as_json:
         speedup_rows = [row for _, of_study in speedups for row in of_study]
-        typer.echo(json.dumps({"rows": rows, "speedups": speedup_rows}, allow_nan=False))
+        echo(json.dumps({"rows": rows, "speedups": speedup_rows}, allow_nan=False))
     elif format == "csv":
-        typer.echo(to_csv(rows), nl=False)
+        echo(to_csv(rows), nl=False)
     else:
         curve_tables = [curve_table(study, of_study) for study, of_study in losses if of_study]
         print_tables(curve_tables, [CURVE_NOTE], as_markdown=format == "md")

@@ -6,6 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
+from comet_moe.cli._text import echo
+
 app = typer.Typer(
     help="Data sets: list them, prepare them from their raw files, and inspect your own tables.",
     rich_markup_mode=None,
@@ -31,14 +33,12 @@ def list_all(
         for name, source in DATASETS.items()
     ]
     if as_json:
-        typer.echo(json.dumps({"cache": str(cache), "datasets": rows}))
+        echo(json.dumps({"cache": str(cache), "datasets": rows}))
         return
     for row in rows:
         state = f"prepared x{len(row['prepared'])}" if row["prepared"] else ""
-        typer.echo(f"{row['name']:<18} {state:<12} {row['licence']}")
-    typer.echo(
-        f"Prepared data sets are in {cache}; the environment variable COMET_MOE_CACHE sets this folder."
-    )
+        echo(f"{row['name']:<18} {state:<12} {row['licence']}")
+    echo(f"Prepared data sets are in {cache}; the environment variable COMET_MOE_CACHE sets this folder.")
 
 
 @app.command()
@@ -51,7 +51,9 @@ def prepare(
             help="Folder of the publisher's files, or your table; by default they are downloaded.",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of everything random in the data set.", min=0)] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Seed of everything random in the data set.", min=0, max=2**53)
+    ] = 0,
     split: Annotated[
         str,
         typer.Option(
@@ -92,7 +94,7 @@ def prepare(
         "notes": dataset.meta.get("notes", []),
     }
     if as_json:
-        typer.echo(json.dumps(summary))
+        echo(json.dumps(summary))
     else:
         _show(summary)
 
@@ -138,11 +140,11 @@ def inspect(
     if output is not None:
         write_recipe(report, table, options, output)
     if as_json:
-        typer.echo(json.dumps(asdict(report) | {"recipe": None if output is None else str(output)}))
+        echo(json.dumps(asdict(report) | {"recipe": None if output is None else str(output)}))
         return
     print_report(report)
     if output is not None:
-        typer.echo(f"{output}: a recipe for this table; edit it, then `comet-moe train {output}`")
+        echo(f"{output}: a recipe for this table; edit it, then `comet-moe train {output}`")
 
 
 def _options(name: str, settings: list[str]) -> dict[str, Any]:
@@ -163,6 +165,6 @@ def _options(name: str, settings: list[str]) -> dict[str, Any]:
 
 def _show(summary: dict[str, Any]) -> None:
     rows = ", ".join(f"{count:,} {split}" for split, count in summary["rows"].items())
-    typer.echo(f"{summary['name']}: {rows} rows, {summary['seconds']:.1f} s, in {summary['folder']}")
+    echo(f"{summary['name']}: {rows} rows, {summary['seconds']:.1f} s, in {summary['folder']}")
     for note in summary["notes"]:
-        typer.echo(f"  {note}")
+        echo(f"  {note}")

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from comet_moe.cli._text import echo
+
 if TYPE_CHECKING:
     from comet_moe.training.records import ResultRecord
 
@@ -16,7 +18,11 @@ def demo(
     epochs: Annotated[
         int | None,
         typer.Option(
-            metavar="N", help="Epochs per gate.", min=1, show_default="as in the recipe multidigits"
+            metavar="N",
+            help="Epochs per gate.",
+            min=1,
+            max=1_000_000,
+            show_default="as in the recipe multidigits",
         ),
     ] = None,
     page: Annotated[Path, typer.Option(metavar="FILE", help="HTML report to write.")] = Path("demo.html"),
@@ -37,10 +43,10 @@ def demo(
         results = _train(scratch, epochs)
         write_report([Path(scratch) / "runs"], page)
     if as_json:
-        typer.echo(json.dumps({"rows": results, "page": str(page)}))
+        echo(json.dumps({"rows": results, "page": str(page)}))
     else:
         _print(results)
-        typer.echo(f"report: {page}")
+        echo(f"report: {page}")
 
 
 def _train(scratch: str, epochs: int | None) -> list[dict[str, Any]]:

@@ -5,6 +5,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from comet_moe.cli._text import echo
+
 
 def evaluate(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
@@ -32,6 +34,6 @@ def evaluate(
 
     summary = evaluate_run(run, device, precision)
     if as_json:
-        typer.echo(summary.model_dump_json())
+        echo(summary.model_dump_json())
     else:
         print_summary(summary, str(run))

@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from comet_moe.cli._text import echo
+
 
 def export(
     run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
@@ -34,9 +36,9 @@ def export(
     worst = max(check.difference for check in checks)
     if as_json:
         summary = {"path": str(path), "format": format, "execution": execution, "difference": worst}
-        typer.echo(json.dumps(summary | {"batches": [check.rows for check in checks]}))
+        echo(json.dumps(summary | {"batches": [check.rows for check in checks]}))
         return
-    typer.echo(
+    echo(
         f"{path}: {format}, {execution}; traced with {SIZES[0]} rows and checked with "
         f"{' and '.join(str(check.rows) for check in checks)} rows: its outputs differ from those of the "
         f"run's model by at most {worst:.1e} of the largest (limit {TOLERANCE:g})"

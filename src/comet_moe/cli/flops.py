@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from comet_moe.cli._text import echo, split_names
+
 if TYPE_CHECKING:
     from comet_moe.training.flops import Cost
 
@@ -46,9 +48,9 @@ def flops(
             raise RecipeError("--gates and --set are for recipes: leave them out for the folder of a run")
         rows = _run_rows(Path(target))
     else:
-        rows = _recipe_rows(target, None if gates is None else gates.split(","), settings or [])
+        rows = _recipe_rows(target, None if gates is None else split_names(gates, "--gates"), settings or [])
     if as_json:
-        typer.echo(json.dumps({"rows": rows}, allow_nan=False))
+        echo(json.dumps({"rows": rows}, allow_nan=False))
     else:
         _print(target, rows)
 

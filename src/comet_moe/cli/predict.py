@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from comet_moe.cli._text import echo
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -39,6 +41,13 @@ def predict(
         Literal["float32", "bfloat16", "float16"],
         typer.Option(help="Of the products of experts and heads; float16 is for CUDA only."),
     ] = "float32",
+    escape_formulas: Annotated[
+        bool,
+        typer.Option(
+            "--escape-formulas",
+            help="Write ' before texts that a spreadsheet would run: = + - @ at the start.",
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Predict for the rows of a new table, with the best weights of a run.
@@ -51,18 +60,24 @@ def predict(
     Tables: probabilities of classes, and numbers in the data's units, for each row in its order. Columns may
     be in any order; further ones are ignored. Categories that were never seen in training are counted.
     """
+    from comet_moe.io import require_regular
     from comet_moe.models import TableModel
     from comet_moe.training import predict as prediction
     from comet_moe.training.load import load_run
     from comet_moe.training.predict_table import predict_table
 
     prediction.check_suffix(output)
+    require_regular(output)  # before the work
     folder = _best_run(run) if (run / "study.json").is_file() else run
     loaded = load_run(folder, device, precision)
     if isinstance(loaded.model, TableModel):
-        _show_table(predict_table(loaded, table), output, as_json)
+        predictions = predict_table(loaded, table)
+        prediction.write_table(predictions.frame, output, escape_formulas)
+        _show_table(predictions, output, as_json)
     else:
-        _show_pairs(prediction.predict(loaded, table), output, as_json)
+        pairs = prediction.predict(loaded, table)
+        prediction.write_table(pairs, output, escape_formulas)
+        _show_pairs(pairs, output, as_json)
 
 
 def _best_run(study: Path) -> Path:
@@ -80,9 +95,6 @@ def _best_run(study: Path) -> Path:
 
 
 def _show_table(predictions: "TablePredictions", output: Path, as_json: bool) -> None:
-    from comet_moe.training.predict import write_table
-
-    write_table(predictions.frame, output)
     rows = len(predictions.frame)
     if as_json:
         summary = {
@@ -92,29 +104,26 @@ def _show_table(predictions: "TablePredictions", output: Path, as_json: bool) ->
             "not_numbers": predictions.not_numbers,
             "file": str(output),
         }
-        typer.echo(json.dumps(summary))
+        echo(json.dumps(summary))
         return
     for note in predictions.notes:
-        typer.echo(note, err=True)
-    typer.echo(f"{output}: {rows:,} rows")
+        echo(note, err=True)
+    echo(f"{output}: {rows:,} rows")
     if predictions.ignored:
-        typer.echo(f"  columns that the model does not use: {', '.join(predictions.ignored)}")
+        echo(f"  columns that the model does not use: {', '.join(predictions.ignored)}")
     for name, count in predictions.unknown.items():
-        typer.echo(f"  {name}: {count:,} values were never seen in training")
+        echo(f"  {name}: {count:,} values were never seen in training")
     for name, count in predictions.not_numbers.items():
-        typer.echo(f"  {name}: {count:,} texts are not numbers and count as missing")
+        echo(f"  {name}: {count:,} texts are not numbers and count as missing")
 
 
 def _show_pairs(predictions: "pd.DataFrame", output: Path, as_json: bool) -> None:
-    from comet_moe.training.predict import write_table
-
-    write_table(predictions, output)
     rows = len(predictions)
     counts = {name: int((predictions["known"] == name).sum()) for name in ("both", "user", "item", "neither")}
     if as_json:
-        typer.echo(json.dumps({"rows": rows, "known": counts, "file": str(output)}))
+        echo(json.dumps({"rows": rows, "known": counts, "file": str(output)}))
         return
-    typer.echo(
+    echo(
         f"{output}: {rows:,} rows, {rows - counts['both']:,} of them with an unknown user or item, for which "
         f"the mean embedding is used (see the column `known`)"
     )

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from comet_moe.cli._text import echo
+
 
 def report(
     folders: Annotated[
@@ -23,6 +25,6 @@ def report(
     file = write_report(folders, output)
     size = file.stat().st_size
     if as_json:
-        typer.echo(json.dumps({"file": str(file), "bytes": size}))
+        echo(json.dumps({"file": str(file), "bytes": size}))
     else:
-        typer.echo(f"{file}: {size / 1e6:.1f} MB")
+        echo(f"{file}: {size / 1e6:.1f} MB")

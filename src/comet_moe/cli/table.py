@@ -8,6 +8,7 @@ import typer
 
 from comet_moe.analysis.defaults import TOP_PERCENT
 from comet_moe.cli._study_options import AsJson, StudyPaths
+from comet_moe.cli._text import echo
 
 if TYPE_CHECKING:
     from comet_moe.analysis.render import TextTable
@@ -43,13 +44,13 @@ def table(
     rows = [row for _, of_study in results for row in of_study]
     warn_unfinished(studies)
     if as_json:
-        typer.echo(json.dumps({"rows": rows}, allow_nan=False))
+        echo(json.dumps({"rows": rows}, allow_nan=False))
     elif format == "csv":
-        typer.echo(to_csv([flatten_row(row) for row in rows]), nl=False)
+        echo(to_csv([flatten_row(row) for row in rows]), nl=False)
     elif format == "tex":
-        typer.echo(to_tex(result_tables(results), result_notes(results, top)), nl=False)
+        echo(to_tex(result_tables(results), result_notes(results, top)), nl=False)
         if routing := routing_tables(results):
-            typer.echo(to_tex(routing, []), nl=False)
+            echo(to_tex(routing, []), nl=False)
     else:
         tables = [*result_tables(results), *routing_tables(results)]
         print_tables(tables, result_notes(results, top), as_markdown=format == "md")
@@ -59,7 +60,7 @@ def warn_unfinished(studies: "Sequence[Study]") -> None:
     """Print on standard error how many trials of each study are unfinished."""
     for study in studies:
         if message := study.unfinished_message():
-            typer.echo(message, err=True)
+            echo(message, err=True)
 
 
 def print_tables(tables: "Sequence[TextTable]", notes: Sequence[str], as_markdown: bool) -> None:
@@ -71,7 +72,7 @@ def print_tables(tables: "Sequence[TextTable]", notes: Sequence[str], as_markdow
     console = Console()
     if as_markdown or not console.is_terminal:
         paragraphs = [*map(to_markdown, tables), *(escape_markdown(note) + "\n" for note in notes)]
-        typer.echo("\n".join(paragraphs))
+        echo("\n".join(paragraphs))
         return
     for table in tables:
         console.print(to_rich(table))

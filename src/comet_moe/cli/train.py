@@ -1,11 +1,14 @@
 """``comet-moe train``: from a recipe to the folder of a finished run."""
 
 import os
+import shlex
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from comet_moe.cli._text import echo
 
 if TYPE_CHECKING:
     from comet_moe.config import TrainConfig
@@ -60,9 +63,14 @@ def train(
             if processes.on_main(folder.state) == "finished":
                 result = folder.result()
             else:
-                with resume_hint(
-                    f"`comet-moe train {recipe} --out {folder.path} --resume`", processes.is_main
-                ):
+                command = shlex.join(["comet-moe", "train", recipe, "--out", str(folder.path), "--resume"])
+                with ExitStack() as stack:
+                    processes.on_main(lambda: stack.enter_context(folder.lock()))
+                    # Again, since another process may have trained until now.
+                    folder, config = processes.on_main(
+                        lambda: resolve_run(recipe, settings or [], out, resume)
+                    )
+                    stack.enter_context(resume_hint(f"`{command}`", processes.is_main))
                     result = _train(folder, config, processes, tensorboard)
         except MainProcessError:  # the main process prints the message
             raise typer.Exit(2) from None
@@ -92,7 +100,7 @@ def _train(
         return trainer.run()
     if DATASETS[dataset.name].is_user_supplied:
         for note in dataset.meta.get("notes", []):
-            typer.echo(f"{dataset.name}: {note}", err=True)
+            echo(f"{dataset.name}: {note}", err=True)
     row = RunRow(folder.path.name, config.training.epochs)
     runs = LiveRuns([row], log_epochs=True)
     with ExitStack() as stack:

@@ -16,7 +16,8 @@ from comet_moe.cli._study_options import (
     Storage,
     Workers,
 )
-from comet_moe.tuning.defaults import DEFAULT_GATES, DEFAULT_SEED, DEFAULT_TRIALS
+from comet_moe.cli._text import split_names
+from comet_moe.tuning.defaults import DEFAULT_GATES, DEFAULT_SEED, DEFAULT_TRIALS, MAX_TRIALS
 
 
 def tune(
@@ -30,7 +31,12 @@ def tune(
     ] = None,
     trials: Annotated[
         int | None,
-        typer.Option(min=1, help="Number of trials per gate.", show_default=str(DEFAULT_TRIALS["tuning"])),
+        typer.Option(
+            min=1,
+            max=MAX_TRIALS,
+            help="Number of trials per gate.",
+            show_default=str(DEFAULT_TRIALS["tuning"]),
+        ),
     ] = None,
     workers: Workers = None,
     settings: Settings = None,
@@ -38,11 +44,13 @@ def tune(
     storage: Storage = None,
     name: Name = None,
     seed: Annotated[
-        int | None, typer.Option(min=0, help="Random seed of the sampling.", show_default=str(DEFAULT_SEED))
+        int | None,
+        typer.Option(min=0, max=2**53, help="Random seed of the sampling.", show_default=str(DEFAULT_SEED)),
     ] = None,
     resume: Resume = False,
     add_trials: Annotated[
-        int, typer.Option(min=0, help="Resume the study and add this number of trials per gate.")
+        int,
+        typer.Option(min=0, max=MAX_TRIALS, help="Resume the study and add this number of trials per gate."),
     ] = 0,
     heartbeat: Heartbeat = None,
     keep_models: KeepModels = False,
@@ -61,7 +69,7 @@ def tune(
         kind="tuning",
         recipe=recipe,
         out=out or Path("studies") / Path(recipe).stem,
-        gates=None if gates is None else gates.split(","),
+        gates=None if gates is None else split_names(gates, "--gates"),
         trials=trials,
         seed=seed,
         settings=settings or [],

@@ -3,12 +3,13 @@
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat
 
 from comet_moe.config.schema import (
     DEVICE,
     PRECISION,
     CometConfig,
+    Count,
     DenseConfig,
     DeviceName,
     DSelectKConfig,
@@ -17,9 +18,12 @@ from comet_moe.config.schema import (
     ReluConfig,
     SearchConfig,
     Section,
+    Seed,
     SigmoidConfig,
+    Size,
     SoftmaxConfig,
     SwitchConfig,
+    Threads,
     TopKConfig,
     absolute_path,
 )
@@ -40,13 +44,13 @@ class TextConfig(Section):
         default=None, description="folder of the task's files; the option `--data` sets it"
     )
     max_length: int = Field(default=128, ge=8, description="tokens to which a row is cut")
-    stride: NonNegativeInt = Field(
+    stride: Annotated[int, Field(ge=0, le=10**6)] = Field(
         default=64, description="tokens by which the windows of a context longer than `max_length` overlap"
     )
-    seed: NonNegativeInt = Field(
+    seed: Seed = Field(
         default=0, description="seed of the rows drawn by `train_rows` and of dev rows where a file has none"
     )
-    train_rows: PositiveInt | None = Field(
+    train_rows: Count | None = Field(
         default=None, description="number of train rows, drawn at random; null uses all"
     )
     null_threshold: float = Field(
@@ -65,15 +69,15 @@ class CheckpointConfig(Section):
 class FinetuneConfig(Section):
     """Fine-tuning: AdamW with linear warm-up and linear decay of the learning rate to 0."""
 
-    epochs: PositiveInt = Field(description="largest number of epochs")
-    batch_size: PositiveInt = Field(description="rows per optimiser step")
+    epochs: Count = Field(description="largest number of epochs")
+    batch_size: Count = Field(description="rows per optimiser step")
     learning_rate: PositiveFloat = Field(description="learning rate of AdamW at the end of the warm-up")
     weight_decay: NonNegativeFloat = Field(default=0.0, description="weight decay of AdamW")
     warmup_ratio: float = Field(
         default=0.0, ge=0, lt=1, description="share of all steps in which the learning rate rises from 0"
     )
     max_grad_norm: PositiveFloat = Field(default=1.0, description="norm to which the gradient is clipped")
-    patience: PositiveInt | None = Field(
+    patience: Count | None = Field(
         default=None, description="epochs without improvement after which training stops; null never stops"
     )
     group_by_length: bool = Field(
@@ -84,7 +88,7 @@ class FinetuneConfig(Section):
 class DistillConfig(FinetuneConfig):
     """Distillation; and the number of threads, the device and the precision of both stages."""
 
-    threads: PositiveInt | None = Field(
+    threads: Threads | None = Field(
         default=None, description="threads of torch in both stages; null lets torch choose"
     )
     device: DeviceName = DEVICE
@@ -94,9 +98,9 @@ class DistillConfig(FinetuneConfig):
 class ExpertsConfig(Section):
     """How the neurons of a feed-forward layer are split into experts."""
 
-    count: PositiveInt = Field(default=4, description="number of experts per layer, E")
-    size: PositiveInt = Field(default=768, description="neurons of each expert, the shared ones included")
-    shared: NonNegativeInt = Field(
+    count: Size = Field(default=4, description="number of experts per layer, E")
+    size: Size = Field(default=768, description="neurons of each expert, the shared ones included")
+    shared: Annotated[int, Field(ge=0, le=10**6)] = Field(
         default=512, description="the most important neurons, which are part of every expert"
     )
     importance: bool = Field(
@@ -150,7 +154,7 @@ class BertConfig(Section):
     stage: Literal["finetune", "distill"] = Field(
         default="distill", description="whether the run is of a teacher or a student; the command sets it"
     )
-    seed: NonNegativeInt = Field(
+    seed: Seed = Field(
         default=0, description="seed of new weights, the order of the rows, dropout and hash tables"
     )
     teacher: Annotated[str, AfterValidator(absolute_path)] | None = Field(

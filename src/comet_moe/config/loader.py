@@ -15,7 +15,8 @@ from pydantic import ValidationError
 
 from comet_moe.config.bert_schema import BertConfig
 from comet_moe.config.schema import Section, TrainConfig
-from comet_moe.config.values import SettingText, read_mapping_or_text, read_yaml
+from comet_moe.config.values import SettingText, read_mapping_or_text
+from comet_moe.config.yaml_text import read_yaml
 from comet_moe.exceptions import RecipeError
 from comet_moe.gate_names import GATE_NAMES
 

@@ -11,9 +11,7 @@ from pydantic import (
     ConfigDict,
     Field,
     NonNegativeFloat,
-    NonNegativeInt,
     PositiveFloat,
-    PositiveInt,
     model_validator,
 )
 
@@ -38,7 +36,18 @@ class Section(BaseModel):
         return read_section(values, {name: field.annotation for name, field in cls.model_fields.items()})
 
 
-NumExperts = Annotated[PositiveInt, Field(description="number of experts, n")]
+Size = Annotated[int, Field(gt=0, le=10**6)]
+"""Number of experts, features, units: what tensors are made of."""
+
+Sizes = Annotated[tuple[Size, ...], Field(max_length=64)]
+Count = Annotated[int, Field(gt=0, le=10**9)]
+"""Number of epochs or rows: what takes time."""
+
+Seed = Annotated[int, Field(ge=0, le=10**15)]
+Iterations = Annotated[int, Field(gt=0, le=100_000)]
+Threads = Annotated[int, Field(gt=0, le=1024)]
+
+NumExperts = Annotated[int, Field(gt=0, le=65_536, description="number of experts, n")]
 SmoothStepWidth = Annotated[
     PositiveFloat, Field(description="width γ of the smooth step: a logit outside ±γ/2 is a hard choice")
 ]
@@ -59,7 +68,7 @@ class DataConfig(Section):
         default=False,
         description="accept a file that does not have as many rows or images as its publisher states",
     )
-    seed: NonNegativeInt = Field(
+    seed: Seed = Field(
         default=0, description="seed of the split and of every other random choice of the preparation"
     )
     split: str = Field(
@@ -77,12 +86,10 @@ class RatingModelConfig(Section):
 
     kind: Literal["rating"] = Field(description="network: embeddings of user and item, dense experts")
     experts: NumExperts
-    embedding: PositiveInt = Field(description="width of the embedding of a user and of an item")
-    units: PositiveInt = Field(description="outputs of each expert, which is one dense layer")
+    embedding: Size = Field(description="width of the embedding of a user and of an item")
+    units: Size = Field(description="outputs of each expert, which is one dense layer")
     dropout: float = Field(default=0.5, ge=0, lt=1, description="dropout rate on the outputs of each expert")
-    head: tuple[PositiveInt, ...] = Field(
-        default=(256,), description="widths of the hidden layers of each task's head"
-    )
+    head: Sizes = Field(default=(256,), description="widths of the hidden layers of each task's head")
 
 
 class ImageModelConfig(Section):
@@ -90,14 +97,12 @@ class ImageModelConfig(Section):
 
     kind: Literal["image"] = Field(description="network: convolutional experts")
     experts: NumExperts
-    filters: tuple[PositiveInt, ...] = Field(description="filters of each convolution of an expert")
-    kernel_size: PositiveInt = Field(description="height and width of the convolution kernels, in pixels")
-    units: tuple[PositiveInt, ...] = Field(
+    filters: Sizes = Field(description="filters of each convolution of an expert")
+    kernel_size: Size = Field(description="height and width of the convolution kernels, in pixels")
+    units: Sizes = Field(
         default=(), description="widths of the dense layers of an expert, after its convolutions"
     )
-    head: tuple[PositiveInt, ...] = Field(
-        default=(), description="widths of the hidden layers of each task's head"
-    )
+    head: Sizes = Field(default=(), description="widths of the hidden layers of each task's head")
 
 
 class TableModelConfig(Section):
@@ -110,17 +115,17 @@ class TableModelConfig(Section):
         description="`experts` for all tasks (`mmoe`), or `experts` shared and `private` ones per task "
         "(`cgc`), also in `layers` (`ple`)",
     )
-    private: PositiveInt = Field(default=2, description="experts of each task alone, in `cgc` and `ple`")
-    layers: PositiveInt = Field(default=2, description="layers of `ple`")
-    embedding: PositiveInt = Field(default=8, description="width of the embedding of a category")
+    private: Size = Field(default=2, description="experts of each task alone, in `cgc` and `ple`")
+    layers: Annotated[int, Field(gt=0, le=64)] = Field(default=2, description="layers of `ple`")
+    embedding: Size = Field(default=8, description="width of the embedding of a category")
     numeric: Literal["piecewise", "scaled"] = Field(
         default="piecewise",
         description="numbers by the bins that they pass (`piecewise`), or by robust scaling (`scaled`)",
     )
-    numeric_embedding: PositiveInt = Field(
+    numeric_embedding: Size = Field(
         default=16, description="width of the embedding of a number, if `piecewise`"
     )
-    units: tuple[PositiveInt, ...] = Field(description="widths of the dense layers of each expert")
+    units: Sizes = Field(description="widths of the dense layers of each expert")
     dropout: float = Field(
         default=0.0, ge=0, lt=1, description="dropout rate on the outputs of each layer of an expert"
     )
@@ -133,9 +138,7 @@ class TableModelConfig(Section):
         lt=1,
         description="share of categories that training hides as unknown, so that new ones have an embedding",
     )
-    head: tuple[PositiveInt, ...] = Field(
-        default=(), description="widths of the hidden layers of each task's tower"
-    )
+    head: Sizes = Field(default=(), description="widths of the hidden layers of each task's tower")
 
 
 class GateSection(Section):
@@ -151,7 +154,7 @@ class GateSection(Section):
         default=0.0,
         description="weight of the information between sample and expert; replaces `entropy` of trees",
     )
-    warmup_epochs: NonNegativeInt = Field(
+    warmup_epochs: Annotated[int, Field(ge=0, le=10**9)] = Field(
         default=0, description="epochs in which the gate turns from equal weights to its own"
     )
 
@@ -162,7 +165,7 @@ class DenseConfig(Section):
     name: Literal["dense", "dense-wide"] = Field(
         description="no mixture: one expert as costly as `k` experts, or with as many parameters as all"
     )
-    k: PositiveInt = Field(default=2, description="number of experts whose cost the one expert has")
+    k: Size = Field(default=2, description="number of experts whose cost the one expert has")
 
 
 class SoftmaxConfig(GateSection):
@@ -181,7 +184,7 @@ class TopKConfig(GateSection):
     """The k experts with the largest logits."""
 
     name: Literal["topk", "topk+"] = Field(description="the k experts with the largest logits")
-    k: PositiveInt = Field(description="number of experts per sample")
+    k: Size = Field(description="number of experts per sample")
     noise: bool = Field(default=False, description="add trainable Gaussian noise to the logits in training")
     normalize: Literal["selected", "all"] | None = Field(
         default=None,
@@ -191,8 +194,8 @@ class TopKConfig(GateSection):
     bias_update: NonNegativeFloat = Field(
         default=0.0, description="change per step of the bias that balances the choice without a loss"
     )
-    groups: PositiveInt = Field(default=1, description="groups into which the experts are divided")
-    top_groups: PositiveInt = Field(default=1, description="best groups, among whose experts are chosen")
+    groups: Size = Field(default=1, description="groups into which the experts are divided")
+    top_groups: Size = Field(default=1, description="best groups, among whose experts are chosen")
 
 
 class SwitchConfig(GateSection):
@@ -210,12 +213,12 @@ class SigmoidConfig(GateSection):
     name: Literal["sigmoid", "sigmoid+"] = Field(
         description="the k experts with the largest sigmoid score, balanced by a bias"
     )
-    k: PositiveInt = Field(description="number of experts per sample")
+    k: Size = Field(description="number of experts per sample")
     bias_update: NonNegativeFloat = Field(
         default=1e-3, description="change per step of the bias that balances the choice without a loss"
     )
-    groups: PositiveInt = Field(default=1, description="groups into which the experts are divided")
-    top_groups: PositiveInt = Field(default=1, description="best groups, among whose experts are chosen")
+    groups: Size = Field(default=1, description="groups into which the experts are divided")
+    top_groups: Size = Field(default=1, description="best groups, among whose experts are chosen")
     scale: PositiveFloat = Field(default=1.0, description="factor on the weights")
 
 
@@ -223,9 +226,7 @@ class DSelectKConfig(GateSection):
     """k selectors that encode an expert in binary."""
 
     name: Literal["dselect", "dselect+"] = Field(description="k selectors that encode an expert in binary")
-    k: PositiveInt = Field(
-        description="number of selectors, and the most experts per sample once they are one-hot"
-    )
+    k: Size = Field(description="number of selectors, and the most experts per sample once they are one-hot")
     gamma: SmoothStepWidth = 1.0
     entropy: EntropyWeight = 0.0
     reachability: NonNegativeFloat = Field(
@@ -238,16 +239,14 @@ class ReluConfig(GateSection):
     """Weights relu(Wx + b), and a loss that leads to k of them (ReMoE)."""
 
     name: Literal["relu", "relu+"] = Field(description="positive logits are the weights (ReMoE)")
-    k: PositiveInt = Field(description="number of experts per sample that its loss aims at")
+    k: Size = Field(description="number of experts per sample that its loss aims at")
 
 
 class CometConfig(GateSection):
     """k decision trees."""
 
     name: Literal["comet", "comet+"] = Field(description="k decision trees whose leaves are the experts")
-    k: PositiveInt = Field(
-        description="number of trees, and the most experts per sample once they are one-hot"
-    )
+    k: Size = Field(description="number of trees, and the most experts per sample once they are one-hot")
     gamma: SmoothStepWidth = 1.0
     entropy: EntropyWeight = 0.0
 
@@ -272,7 +271,7 @@ ANNEALED_SCHEDULE = {"tau": (1e-1, 10**-3.5), "iterations": (40, 40), "lr_factor
 class SearchConfig(Section):
     """Local search around one gate, used by the gates whose name ends in ``+``."""
 
-    epochs: NonNegativeInt = Field(
+    epochs: Annotated[int, Field(ge=0, le=10**9)] = Field(
         default=5, description="epochs in which the permutation is learned, after which it is fixed"
     )
     schedule: Literal["paper", "annealed"] = Field(
@@ -286,7 +285,7 @@ class SearchConfig(Section):
         default=(1e-3, 1e-7),
         description="temperature of the soft permutation at the first and the last step of the search",
     )
-    iterations: tuple[PositiveInt, PositiveInt] = Field(
+    iterations: tuple[Iterations, Iterations] = Field(
         default=(20, 150), description="Sinkhorn iterations at the first and the last step of the search"
     )
     lr_factor: PositiveFloat = Field(
@@ -315,10 +314,12 @@ class MultiGateSearchConfig(SearchConfig):
 class JointConfig(Section):
     """One choice of experts for all tasks of a sample."""
 
-    k_shared: PositiveInt | None = Field(
+    k_shared: Size | None = Field(
         default=None, description="experts per sample that all tasks share; null: each task chooses by itself"
     )
-    k_private: NonNegativeInt = Field(default=0, description="further experts of each task")
+    k_private: Annotated[int, Field(ge=0, le=10**6)] = Field(
+        default=0, description="further experts of each task"
+    )
     score: Literal["sum", "max"] = Field(
         default="sum", description="of the tasks' weights, by which the shared experts are chosen"
     )
@@ -364,14 +365,14 @@ PRECISION: Any = Field(
 class TrainingConfig(Section):
     """Adam (ε=1e-7), at a constant learning rate by default, with early stopping on the validation loss."""
 
-    epochs: PositiveInt = Field(description="largest number of epochs")
-    batch_size: PositiveInt = Field(description="rows per optimiser step, over all processes")
+    epochs: Count = Field(description="largest number of epochs")
+    batch_size: Count = Field(description="rows per optimiser step, over all processes")
     learning_rate: PositiveFloat = Field(description="learning rate of Adam, at first")
     schedule: Literal["constant", "cosine"] = Field(
         default="constant",
         description="learning rate over all epochs: `constant`, or from the first to 0 along a `cosine`",
     )
-    patience: PositiveInt = Field(
+    patience: Count = Field(
         default=25, description="epochs without a lower validation loss after which training stops"
     )
     execution: Literal["auto", "dense", "sparse"] = Field(
@@ -384,7 +385,7 @@ class TrainingConfig(Section):
         le=1,
         description="share of active (sample, expert) pairs up to which `auto` runs sparsely",
     )
-    threads: PositiveInt | None = Field(
+    threads: Threads | None = Field(
         default=None, description="threads of torch; null lets torch choose, and config.yaml has its choice"
     )
     device: DeviceName = DEVICE
@@ -394,7 +395,7 @@ class TrainingConfig(Section):
 class ParallelConfig(Section):
     """How a model is spread over the processes that ``torchrun`` started."""
 
-    experts: PositiveInt = Field(
+    experts: Count = Field(
         default=1,
         description="processes over which the experts are spread; has to divide the number of processes",
     )
@@ -404,7 +405,7 @@ class TrainConfig(Section):
     """All settings of a training run."""
 
     recipe: str = Field(description="name of the recipe; the stem of the file if it is a path")
-    seed: NonNegativeInt = Field(
+    seed: Seed = Field(
         default=0, description="seed of the initial weights, the order of the rows, dropout and hash tables"
     )
     data: DataConfig

@@ -4,13 +4,13 @@ A text setting takes the text as it is, so that a folder may be named 2024. Ever
 free-form mappings such as ``data.options``, take it as YAML; there 1e-4 is a number, nan and inf are text.
 """
 
-import re
 import types
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import yaml
 
+from comet_moe.config.yaml_text import read_yaml
 from comet_moe.exceptions import RecipeError
 
 
@@ -23,26 +23,6 @@ class SettingText(str):
     def is_null(self) -> bool:
         """Whether it unsets a text setting that may be unset: "null", or nothing."""
         return self in ("", "null")
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML 1.1 reads 1e-4 as text, YAML 1.2 as a number; so does this."""
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)[eE][-+]?[0-9]+$"),
-    list("-+.0123456789"),
-)
-
-
-def read_yaml(text: str) -> Any:
-    """The value that ``text`` has as YAML.
-
-    >>> read_yaml("[1e-3, 1_000, nan, no]")
-    [0.001, 1000, 'nan', False]
-    """
-    return yaml.load(text, _Loader)
 
 
 def read_value(text: SettingText, annotation: Any) -> Any:

@@ -16,10 +16,12 @@ from urllib.parse import quote
 
 import numpy as np
 
-from comet_moe.data.io import wrap_read_errors
+from comet_moe.data.meta import CacheMeta
 from comet_moe.data.splits import SPLITS
 from comet_moe.data.types import Array, BlockwiseArray, Dataset, RawDataset, Split, StreamedDataset
 from comet_moe.exceptions import DamagedCacheError, DataError
+from comet_moe.io import inside
+from comet_moe.typed_files import parse_json, read_text
 
 FORMAT = 1
 _META = "meta.json"
@@ -160,45 +162,46 @@ def open_dataset(folder: Path) -> Dataset:
     remedy = f"delete {folder} and run `comet-moe data prepare {meta['name']} --from DIR` again"
     try:
         for file, size in meta["files"].items():
-            actual = (folder / file).stat().st_size
+            actual = inside(folder, file).stat().st_size
             if actual != size:
                 raise DamagedCacheError(
                     f"{folder / file} has {actual:,} bytes where {size:,} were written; {remedy}."
                 )
-        train, validation, test = (_open_split(folder, meta["arrays"][split]) for split in SPLITS)
+        train, validation, test = (
+            _open_split(folder, meta["arrays"][split], meta["rows"][split]) for split in SPLITS
+        )
     except DamagedCacheError:
         raise
-    except (OSError, ValueError, KeyError) as error:
-        raise DamagedCacheError(f"{folder} cannot be opened ({error}); {remedy}.") from error
+    except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
+        reason = f"no {error}" if isinstance(error, KeyError) else str(error)
+        raise DamagedCacheError(f"{folder} cannot be opened ({reason}); {remedy}.") from error
     return Dataset(meta["name"], train, validation, test, meta, folder)
 
 
-def _open_split(folder: Path, files: dict[str, dict[str, str]]) -> Split:
+def _open_split(folder: Path, files: dict[str, dict[str, str]], rows: int) -> Split:
     features, targets = (
-        {name: _map_array(folder / file) for name, file in files[group].items()}
+        {name: _map_array(inside(folder, file), rows) for name, file in files[group].items()}
         for group in ("features", "targets")
     )
+    if not features:
+        raise ValueError("a split without features")
     return Split(features, targets)
 
 
-def _map_array(path: Path) -> Array:
+def _map_array(path: Path, rows: int) -> Array:
     # Without the memmap class around it, slicing is several times faster.
-    return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+    array = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+    if array.shape[:1] != (rows,):
+        raise ValueError(f"{path.name} has the shape {array.shape} where {rows:,} rows are due")
+    return array
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
     """Read the metadata of a prepared data set."""
-    path = folder / _META
-    try:
-        with wrap_read_errors(path, "description of a prepared data set"):
-            meta: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            version = meta["format"]
-    except DataError as error:
-        raise DamagedCacheError(
-            f"{str(error).rstrip('.')}; delete {folder} and prepare the data set again."
-        ) from error
-    if version != FORMAT:
-        raise DamagedCacheError(
-            f"{path} has format {version}, not {FORMAT}; delete {folder} and prepare the data set again."
-        )
+    path, remedy = folder / _META, f"delete {folder} and prepare the data set again"
+    text = read_text(path, DamagedCacheError, remedy)
+    checked = parse_json(text, str(path), CacheMeta, DamagedCacheError, remedy)
+    if checked.format != FORMAT:
+        raise DamagedCacheError(f"{path} has format {checked.format}, not {FORMAT}; {remedy}.")
+    meta: dict[str, Any] = json.loads(text)
     return meta

@@ -11,6 +11,7 @@ Digits has one task: MNIST, padded to 32x32 and repeated over three channels, an
 from __future__ import annotations
 
 import gzip
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from comet_moe.data.io import RequiredFile, require_official_count, wrap_read_errors
+from comet_moe.data.io import RequiredFile, require_fitting, require_official_count, wrap_read_errors
 from comet_moe.data.splits import SPLITS, Index, percent_sizes, random_split
 from comet_moe.data.types import Array, BlockwiseArray, RawDataset, RawSplit, Request
 from comet_moe.exceptions import DataError
@@ -243,30 +244,36 @@ def read_mnist(files: Mapping[str, Path], part: str, strict: bool) -> LabelledIm
 
 def read_idx(path: Path, axes: int) -> npt.NDArray[np.uint8]:
     """Read an IDX file, MNIST's format, of unsigned bytes with the given number of axes, perhaps a .gz."""
-    with wrap_read_errors(path, "IDX file"):
-        content = path.read_bytes()
-        if path.suffix == ".gz":
-            content = gzip.decompress(content)
+    header = 4 + 4 * axes
     magic = bytes([0, 0, 8, axes])  # 8: unsigned bytes
-    if content[:4] != magic or len(content) < 4 + 4 * axes:
+    with (
+        wrap_read_errors(path, "IDX file"),
+        gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file,
+    ):
+        begin = file.read(header)
+        if begin[:4] != magic or len(begin) < header:
+            raise DataError(
+                f"{path} starts with {begin[:4].hex() or 'nothing'} where an IDX file of {axes} axes starts "
+                f"with {magic.hex()}; download it again."
+            )
+        shape = tuple(int(size) for size in np.frombuffer(begin, ">u4", axes, offset=4))
+        size = math.prod(shape)
+        require_fitting(path, size)
+        data = np.frombuffer(file.read(size + 1), np.uint8)  # not more, however much is compressed in it
+    if data.size != size or not size:
         raise DataError(
-            f"{path} starts with {content[:4].hex() or 'nothing'} where an IDX file of {axes} axes starts "
-            f"with {magic.hex()}; download it again."
-        )
-    shape = tuple(int(size) for size in np.frombuffer(content, ">u4", axes, offset=4))
-    data = np.frombuffer(content, np.uint8, offset=4 + 4 * axes)
-    if data.size != np.prod(shape, dtype=np.int64) or not data.size:
-        raise DataError(
-            f"{path} holds {data.size:,} bytes of data where its header says {shape}; download it again."
+            f"{path} holds {'more than ' if data.size > size else ''}{min(data.size, size):,} bytes of data "
+            f"where its header says {shape}; download it again."
         )
     return data.reshape(shape)
 
 
 def _read_svhn(path: Path, part: str, strict: bool) -> tuple[Array, Array]:
     """Return images uint8 (N, 3, 32, 32) as a view and digits (N,); the file has the label 10 for 0."""
-    from scipy.io import loadmat
+    from scipy.io import loadmat, whosmat
 
     with wrap_read_errors(path, "SVHN .mat file"):
+        require_fitting(path, sum(8 * math.prod(shape) for _, shape, _ in whosmat(path)))
         content = loadmat(path, variable_names=["X", "y"])
         images, labels = content["X"], content["y"].ravel()
     expected = (_SVHN_SIDE, _SVHN_SIDE, 3, len(labels))

@@ -11,7 +11,8 @@ from typing import Any
 
 import pandas as pd
 
-from comet_moe.exceptions import DataError
+from comet_moe.exceptions import CometError, DataError
+from comet_moe.memory import require_memory
 
 
 @dataclass(frozen=True)
@@ -104,8 +105,10 @@ def wrap_read_errors(path: Path, kind: str) -> Iterator[None]:
     """
     try:
         yield
-    except (DataError, MemoryError):
+    except CometError:
         raise
+    except MemoryError as error:
+        raise DataError(f"{path} needs more memory than there is; give a smaller {kind}.") from error
     except Exception as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise DataError(
@@ -121,6 +124,11 @@ def _reason(path: Path, error: Exception) -> str:
     # Arrow names the file before the reason, as the sentence does already.
     text = str(error).rpartition(f"'{path}': ")[2].removeprefix("Invalid: ")
     return " ".join(text.split())[:200].rstrip(".") or type(error).__name__
+
+
+def require_fitting(path: Path, needed: float) -> None:
+    """Raise DataError if ``needed`` bytes, for what is read from ``path``, are more than there are."""
+    require_memory(needed, str(path), "give a smaller file, or use a machine with more memory", DataError)
 
 
 def require_columns(path: Path, wanted: Iterable[str], present: Iterable[str]) -> None:

@@ -11,7 +11,13 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from comet_moe.data.io import RequiredFile, require_official_count, require_rows, wrap_read_errors
+from comet_moe.data.io import (
+    RequiredFile,
+    require_fitting,
+    require_official_count,
+    require_rows,
+    wrap_read_errors,
+)
 from comet_moe.data.recommender import RatingTable, make_raw_dataset, split_table
 from comet_moe.data.splits import Index, percent_sizes, stratified_split
 from comet_moe.data.types import RawDataset, Request
@@ -92,7 +98,9 @@ def _standardise(ratings: Matrix, train_rows: Index) -> tuple[RatingTable, float
 def _read_part(path: Path) -> Matrix:
     """Return one part as users x jokes, 99 where not rated."""
     if path.suffix == ".npz":
-        with wrap_read_errors(path, "Jester .npz"), np.load(path) as arrays:
+        with wrap_read_errors(path, "Jester .npz"), np.load(path, allow_pickle=False) as arrays:
+            with zipfile.ZipFile(path) as archive:
+                require_fitting(path, 10 * sum(member.file_size for member in archive.infolist()))
             ratings = arrays["ratings_x100"].astype(np.float32) / 100
     else:
         ratings = _read_csv(path)
@@ -115,6 +123,8 @@ def _read_csv(path: Path) -> Matrix:
         with wrap_read_errors(path, "zip archive"), zipfile.ZipFile(path) as archive:
             names = archive.namelist()
             member = next((name for name in names if name.endswith(".csv")), names[0] if names else "")
+            if member:
+                require_fitting(path, 10 * archive.getinfo(member).file_size)
             content = io.BytesIO(archive.read(member) if member else b"")
     if member.endswith((".xls", ".xlsx")):
         raise DataError(

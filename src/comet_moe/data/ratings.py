@@ -36,7 +36,9 @@ _COMMON_NAMES = {
 
 def build_ratings(files: Mapping[str, Path], request: Request) -> RawDataset:
     """Build rated pairs, and as many unrated ones per user unless ``negatives`` is off, split 80/10/10 %."""
-    path = files["table"]
+    path, negatives = files["table"], request.options["negatives"]
+    if not isinstance(negatives, bool):
+        raise DataError(f"option negatives is {negatives!r}; give true or false.")
     names = {role: request.options[role] for role in _COMMON_NAMES if request.options[role] is not None}
     raw = read_pairs(path, names)
     if "rating" not in raw:
@@ -51,7 +53,7 @@ def build_ratings(files: Mapping[str, Path], request: Request) -> RawDataset:
     notes = ["split 80/10/10 %"]
     if len(distinct) < len(raw):
         notes.append(f"{len(raw) - len(distinct):,} rows repeat a pair; the last row of each pair is kept")
-    if request.options["negatives"]:
+    if negatives:
         table = add_unrated_pairs(table, len(users), len(items), request.make_rng("negatives"))
     rows = stratified_split(table.watched == 1, percent_sizes(len(table), 80), request.make_rng("split"))
     return make_raw_dataset(split_table(table, rows), users, items, {"notes": notes})
@@ -79,6 +81,11 @@ def read_pairs(
                 f"{path} has the column {chosen[role]} as {pairs[role].dtype}; ids must be integers or text."
             )
     if "rating" in pairs:
+        if not _holds_ids(pairs["rating"]) or pd.api.types.is_bool_dtype(pairs["rating"]):
+            raise DataError(
+                f"{path} has the column {chosen['rating']} as {pairs['rating'].dtype}; "
+                f"ratings must be numbers."
+            )
         ratings = pd.to_numeric(pairs["rating"], errors="coerce").to_numpy(np.float32, na_value=np.nan)
         _require_values(path, chosen["rating"], pairs["rating"], ~np.isfinite(ratings), "a finite number")
         pairs["rating"] = ratings

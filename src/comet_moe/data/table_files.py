@@ -19,13 +19,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.dataset as ds
+from pyarrow import parquet
 from pyarrow.fs import LocalFileSystem
 
-from comet_moe.data.io import require_columns, require_rows, wrap_read_errors
+from comet_moe.data.io import require_columns, require_fitting, require_rows, wrap_read_errors
 from comet_moe.exceptions import DataError
 
 BLOCK = 2**20
 """Arrow's size of a block, in bytes: the header, and every row, must be shorter."""
+ROW_BYTES = 400
+"""Memory that a row of ratings needs until it is prepared, about: ids, hash tables, unrated pairs, splits."""
 _PARQUET = "Parquet file"
 _TEXT = "UTF-8 table"
 
@@ -64,6 +67,8 @@ def _read_parquet(path: Path, columns: list[str]) -> pa.Table:
     schema = inspect_parquet(path)
     require_distinct_columns(path, columns, schema.names)
     with wrap_read_errors(path, _PARQUET):
+        rows = parquet.ParquetFile(path).metadata.num_rows
+        require_fitting(path, rows * ROW_BYTES)
         dataset = ds.dataset(str(path), schema=schema, format="parquet", filesystem=LocalFileSystem())
         return dataset.to_table(columns=columns)
 
@@ -86,18 +91,26 @@ class Header:
     lines: int
     has_trailing_separator: bool
 
+    @property
+    def trailing_name(self) -> str:
+        """The name of the column after the last separator, which no column of a file has."""
+        return f"\0{len(self.names)}"
+
 
 def _read_text(path: Path, columns: list[str], numbers: set[str]) -> pa.Table:
     header = read_header(path)
     require_distinct_columns(path, columns, header.names)
     # Large strings are what pandas stores: they are not copied again.
     schema = pa.schema([(name, pa.float64() if name in numbers else pa.large_string()) for name in columns])
+    if header.has_trailing_separator:
+        schema = schema.append(pa.field(header.trailing_name, pa.large_string()))
     reading, parsing, converting = make_text_options(header, schema, null_values=[""])
     text_format = ds.CsvFileFormat(read_options=reading, parse_options=parsing, convert_options=converting)
     with wrap_read_errors(path, _TEXT):
         try:
             dataset = ds.dataset(str(path), schema=schema, format=text_format, filesystem=LocalFileSystem())
             table = dataset.to_table()
+            require_empty_end(path, header, table, first_row=1)
         except pa.ArrowInvalid as error:
             message = rephrase_error(path, header, str(error))
             if message is None:
@@ -106,7 +119,7 @@ def _read_text(path: Path, columns: list[str], numbers: set[str]) -> pa.Table:
     for index, name in enumerate(columns):
         if name not in numbers:
             table = table.set_column(index, name, _trim(path, name, table[name]))
-    return table
+    return table.select(columns)
 
 
 def read_header(path: Path, encoding: str = "utf-8", separator: str | None = None) -> Header:
@@ -152,7 +165,7 @@ def make_text_options(
     # Arrow rejects repeated names, even of columns that are not read: those are named by their number.
     names = [name if name in schema.names else f"\0{index}" for index, name in enumerate(header.names)]
     if header.has_trailing_separator:
-        names.append(f"\0{len(names)}")
+        names.append(header.trailing_name)
     return (
         pyarrow.csv.ReadOptions(
             column_names=names,
@@ -167,6 +180,19 @@ def make_text_options(
             strings_can_be_null=True,
         ),
     )
+
+
+def require_empty_end(path: Path, header: Header, rows: pa.Table | pa.RecordBatch, first_row: int) -> None:
+    """Raise DataError if a row has a value after the separator that ends rows; the first is ``first_row``."""
+    if not header.has_trailing_separator:
+        return
+    end = rows.column(header.trailing_name)
+    if end.null_count < len(end):
+        index = pc.index(pc.is_valid(end), True).as_py()
+        raise DataError(
+            f"{path} has {len(header.names) + 1} values instead of {len(header.names)} in data row "
+            f"{first_row + index}; name all columns in the first line."
+        )
 
 
 def rephrase_error(path: Path, header: Header, reason: str) -> str | None:

@@ -27,6 +27,7 @@ from comet_moe.data.table_files import (
     read_header,
     rephrase_error,
     require_distinct_columns,
+    require_empty_end,
 )
 from comet_moe.exceptions import DataError
 
@@ -170,13 +171,18 @@ class TableSource:
         yield from file.iter_batches(BATCH_ROWS, columns=columns, use_threads=False)
 
     def _text_batches(self, path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
+        header = self._headers[path]
+        columns = [*columns, header.trailing_name] if header.has_trailing_separator else columns
         schema = pa.schema([(name, pa.string()) for name in columns])
-        reading, parsing, converting = make_text_options(self._headers[path], schema, self._missing)
+        reading, parsing, converting = make_text_options(header, schema, self._missing)
         reading.use_threads = False
         converting.include_columns = columns
+        first_row = 1
         # Arrow reads up to 32 blocks ahead: they are small, and put together, since each batch has its cost.
         waiting: list[pa.RecordBatch] = []
         for batch in csv.open_csv(path, reading, parsing, converting):
+            require_empty_end(path, header, batch, first_row)
+            first_row += batch.num_rows
             waiting.append(batch)
             rows = sum(own.num_rows for own in waiting)
             if rows + batch.num_rows > BATCH_ROWS or len(waiting) == _BLOCKS:

@@ -17,8 +17,12 @@ import numpy.typing as npt
 from comet_moe.data.splits import make_rng
 from comet_moe.data.vocabulary import Vocabulary
 from comet_moe.exceptions import DataError
+from comet_moe.io import inside
 
 Array = npt.NDArray[Any]
+
+MAX_ROWS = 10**8
+"""Rows that can be asked for of a data set whose rows are drawn."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +48,8 @@ class Request:
     def get_positive_int(self, option: str) -> int:
         """Return an option that must be an integer of at least 1."""
         value = self.options[option]
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise DataError(f"option {option} is {value!r}; give an integer of at least 1.")
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_ROWS:
+            raise DataError(f"option {option} is {value!r}; give an integer in 1..{MAX_ROWS:,}.")
         return value
 
 
@@ -128,4 +132,4 @@ class Dataset:
         if self.folder is None or feature not in files:
             names = ", ".join(files) or "none"
             raise DataError(f"{self.name} has no vocabulary of {feature!r}; its vocabularies are: {names}.")
-        return Vocabulary.load(self.folder / files[feature])
+        return Vocabulary.load(inside(self.folder, files[feature]))

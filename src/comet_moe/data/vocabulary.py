@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from comet_moe.data.io import wrap_read_errors
 from comet_moe.exceptions import DataError
+from comet_moe.typed_files import read_json
 
 _INTEGER = re.compile(r"0|-?[1-9][0-9]*")
 
@@ -56,11 +56,7 @@ class Vocabulary:
     @classmethod
     def load(cls, path: Path) -> Vocabulary:
         """Read what ``save`` wrote."""
-        with wrap_read_errors(path, "vocabulary"):
-            ids = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(ids, list) or not all(isinstance(value, str) for value in ids):
-            raise DataError(f"{path} is not a vocabulary (a list of strings); prepare the data set again.")
-        return cls(ids)
+        return cls(read_json(path, list[str], DataError, "prepare the data set, or train the run, again"))
 
 
 def id_text(value: object) -> str:

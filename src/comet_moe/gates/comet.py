@@ -133,7 +133,7 @@ class CometGate(TrainableGate):
             routing = Routing.from_slots(expert, weight, batch_shape, self.num_experts)
         else:
             pairs = Pairs(*descend_again(rows, trees, self.gamma, descent))
-            routing = Routing.from_pairs(pairs, batch_shape, self.num_experts)
+            routing = Routing.from_pairs(pairs, batch_shape, self.num_experts, is_ordered=True)
         routing.gate_flops = 2 * self.in_features * descent.visited
         return routing
 

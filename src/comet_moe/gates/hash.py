@@ -39,6 +39,8 @@ class HashGate(Gate):
         super().__init__()
         self.num_keys = checks.at_least_one("num_keys", num_keys)
         self.num_experts = checks.at_least_one("num_experts", num_experts)
+        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
+            raise ValueError(f"seed must be an integer in 0..2**63 - 1, got {seed!r}")
         generator = torch.Generator().manual_seed(seed)
         self.register_buffer("assignment", torch.randint(num_experts, (num_keys,), generator=generator))
 

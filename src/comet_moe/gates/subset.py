@@ -34,6 +34,8 @@ class SubsetGate(GateWrapper):
     def __init__(self, gate: Gate, experts: Sequence[int], num_experts: int):
         super().__init__(gate)
         self.num_experts = checks.at_least_one("num_experts", num_experts)
+        if isinstance(experts, int | str) or not all(hasattr(expert, "__index__") for expert in experts):
+            raise ValueError(f"experts must be indices of experts, got {experts!r}")
         outside = [expert for expert in experts if not 0 <= expert < num_experts]
         if outside:
             raise ValueError(f"experts must be in 0..{num_experts - 1}, got {outside[0]}")

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from comet_moe import checks
 from comet_moe.gates.base import Gate
 
 
@@ -31,6 +32,7 @@ class GateWrapper(Gate):
 
     def __init__(self, gate: Gate):
         super().__init__()
+        checks.require_type("gate", gate, Gate)
         self.gate = gate
         self.num_experts = gate.num_experts
         self.in_features = gate.in_features

@@ -49,7 +49,7 @@ def from_pretrained(
         kwargs: of the class's own ``from_pretrained``: ``dtype``, ``device_map``, and so on.
     """
     where = {name: kwargs[name] for name in HUB_ARGUMENTS if name in kwargs}
-    config = kwargs.pop("config", None) or AutoConfig.from_pretrained(path, **where)
+    config = kwargs.pop("config", None) or AutoConfig.from_pretrained(path, trust_remote_code=False, **where)
     memory: Description = getattr(config, FIELD, {})
     if not memory:
         raise ValueError(

@@ -13,7 +13,13 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from comet_moe.checks import PLAIN_TENSOR_TYPES, has_dispatch_mode, in_functorch_transform
+from comet_moe.checks import (
+    PLAIN_TENSOR_TYPES,
+    has_dispatch_mode,
+    in_forward_mode,
+    in_functorch_transform,
+    in_tracer,
+)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -52,13 +58,15 @@ def needs_operator(tensor: Tensor) -> bool:
 
     Compiled graphs and dispatch modes, such as the FLOP counter, see operators only.
     """
-    in_graph = torch.compiler.is_compiling() or has_dispatch_mode()
+    in_graph = torch.compiler.is_compiling() or (has_dispatch_mode() and not in_tracer())
     return in_graph and NUMBA_ENABLED and not _portable and tensor.is_cpu and tensor.dtype in COMPILED_TYPES
 
 
 def can_run_compiled(*tensors: Tensor) -> bool:
     """Whether compiled loops can take these tensors: eager mode, on the CPU, float32 or float64."""
     if not NUMBA_ENABLED or torch.compiler.is_compiling() or in_functorch_transform():
+        return False
+    if in_forward_mode() or in_tracer():
         return False
     return all(is_plain_cpu(tensor) and tensor.dtype in COMPILED_TYPES for tensor in tensors)
 

@@ -104,10 +104,13 @@ class Permutation(nn.Module, Stepped):
             raise ValueError(f"steps must be an integer of at least 0, got {steps!r}")
         self.steps = steps
         self.zeta = checks.not_negative("zeta", zeta)
-        self.tau = (checks.positive("tau", tau[0]), checks.positive("tau", tau[1]))
-        if min(iterations) < 1:
-            raise ValueError(f"iterations must be at least 1 at both ends, got {iterations}")
-        self.iterations = (int(iterations[0]), int(iterations[1]))
+        first, last = checks.two_ends("tau", tau)
+        self.tau = (checks.positive("tau", first), checks.positive("tau", last))
+        first, last = checks.two_ends("iterations", iterations)
+        self.iterations = (
+            checks.at_least_one("iterations", first),
+            checks.at_least_one("iterations", last),
+        )
         self.trees = None if trees is None else checks.at_least_one("trees", trees)
         self.gumbel = checks.not_negative("gumbel", gumbel)
         self.lr_factor = checks.positive("lr_factor", lr_factor)
@@ -283,6 +286,7 @@ class Permutation(nn.Module, Stepped):
         error_msgs: list[str],
     ) -> None:
         before = len(missing_keys)
+        self._refuse_others(state_dict, prefix, missing_keys, error_msgs)
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
@@ -295,6 +299,20 @@ class Permutation(nn.Module, Stepped):
             missing_keys[:] = [key for key in missing_keys if key not in load.absent]
         self._cache.soft = self._cache.order = None  # the next pass writes ``fixed`` for the loaded state
         self._read_progress()
+
+    def _refuse_others(
+        self, state_dict: dict[str, Any], prefix: str, missing_keys: list[str], error_msgs: list[str]
+    ) -> None:
+        """A search under several names takes several searches only if they are equal."""
+        load, given = self._cache.load, state_dict.get(f"{prefix}logits")
+        if given is None or load is None or load.missing_keys is not missing_keys or not load.is_complete:
+            return
+        own = self.logits.detach()
+        if given.shape == own.shape and not torch.equal(given.detach().to(own.device, own.dtype), own):
+            error_msgs.append(
+                f"{prefix}logits is of another search than the one that was loaded before it, and the gates "
+                f"of this model share one: build the model with separate searches"
+            )
 
     def extra_repr(self) -> str:
         """Shown in ``repr(search)``."""

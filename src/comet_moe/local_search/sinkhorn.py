@@ -27,11 +27,14 @@ def sinkhorn(logits: Tensor, tau: float = 1e-3, iterations: int = 20) -> Tensor:
         tensor([[0.8800, 0.1200],
                 [0.1200, 0.8800]])
     """
+    if not isinstance(logits, Tensor) or not logits.is_floating_point():
+        got = logits.dtype if isinstance(logits, Tensor) else type(logits).__name__
+        raise ValueError(f"logits must be a tensor of floating-point numbers, got {got}")
     if logits.dim() < 2 or logits.shape[-1] != logits.shape[-2]:
         raise ValueError(f"logits must be square matrices (..., n, n), got shape {tuple(logits.shape)}")
     checks.positive("tau", tau)
-    if iterations < 0:
-        raise ValueError(f"iterations must be at least 0, got {iterations}")
+    if iterations != 0:
+        checks.at_least_one("iterations", iterations)
     return sinkhorn_rounds(logits / tau, iterations)
 
 

@@ -65,7 +65,7 @@ class ListEmbeddings(TableInput):
     def __init__(self, sizes: Sequence[int], lengths: Sequence[int], width: int):
         super().__init__()
         self.table = build_embedding(sum(sizes), width)
-        by_element = _offsets(sizes).repeat_interleave(torch.tensor(lengths))
+        by_element = _offsets(sizes).repeat_interleave(torch.tensor(lengths), output_size=sum(lengths))
         self.register_buffer("offsets", by_element, persistent=False)
         self.lengths = tuple(lengths)
         self.out_features = len(sizes) * width

@@ -75,6 +75,7 @@ class RoutingMonitor:
         names: Sequence[str] | None = None,
         log: Any = None,
     ):
+        checks.require_type("model", model, nn.Module)
         self.interval = checks.at_least_one("interval", interval)
         self.window = checks.at_least_one("window", window)
         found = {name: (gate, mixture) for name, gate, mixture in _outermost_gates(model)}

@@ -126,7 +126,7 @@ class ExpertParallel(Experts):
         """What this rank has sent."""
         return self.exchange.traffic
 
-    def forward(self, rows: Tensor, counts: list[int] | None = None) -> Tensor:
+    def forward(self, rows: Tensor, counts: list[int] | Tensor | None = None) -> Tensor:
         """Each expert, on whichever rank, on its own rows: (M, *input) -> (M, *output).
 
         Args:
@@ -135,6 +135,7 @@ class ExpertParallel(Experts):
         """
         if counts is None:
             raise ValueError("experts that are spread over ranks run (sample, expert) pairs only")
+        counts = counts.tolist() if isinstance(counts, Tensor) else counts
         device = rows.device.type
         if rows.dtype == torch.float32 and torch.is_autocast_enabled(device):
             rows = rows.to(torch.get_autocast_dtype(device))  # the first product would do it: half the bytes

@@ -13,9 +13,11 @@ from sklearn.utils.validation import check_is_fitted
 
 from comet_moe.config.schema import TrainConfig
 from comet_moe.data.table_schema import TableSchema
-from comet_moe.io import as_json, load_tensors, write_atomically
+from comet_moe.exceptions import CometError, RunError
+from comet_moe.io import as_json, load_tensors, require_same_tensors, write_atomically
 from comet_moe.sklearn.settings import plain
 from comet_moe.sklearn.training import build_network
+from comet_moe.typed_files import describe
 
 KEY = "comet_moe.sklearn"
 """Name of the JSON in the metadata of the file."""
@@ -57,17 +59,31 @@ def read_estimator(kind: type[Any], path: Path) -> Any:
         raise ValueError(f"{path} is damaged or not a safetensors file ({error}): save it again") from error
     if KEY not in metadata:
         raise ValueError(f"{path} has weights but no estimator: load a file that save() has written")
-    state = json.loads(metadata[KEY])
-    if state["estimator"] != kind.__name__:
+    try:
+        state = json.loads(metadata[KEY])
+        saved = state["estimator"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"{path} has no readable estimator ({describe(error)}): save it again") from error
+    if saved != kind.__name__:
+        raise ValueError(f"{path} has a {saved}: use {saved}.load, not {kind.__name__}")
+    try:
+        return _restore(kind, state, tensors, path)
+    except CometError:
+        raise
+    except Exception as error:  # whatever a changed file does to an estimator
         raise ValueError(
-            f"{path} has a {state['estimator']}: use {state['estimator']}.load, not {kind.__name__}"
-        )
+            f"{path} is not what save() has written ({describe(error)}): save it again"
+        ) from error
+
+
+def _restore(kind: type[Any], state: dict[str, Any], tensors: dict[str, Any], path: Path) -> Any:
     params = state["params"]
     estimator = kind(**params | {name: tuple(params[name]) for name in _TUPLES if name in params})
     estimator._config = TrainConfig.model_validate(state["config"])
     estimator._schema = TableSchema.model_validate(state["schema"])
     estimator._columns, estimator._train_rows = state["columns"], state["train_rows"]
     estimator.model_ = build_network(estimator._config, estimator._schema, estimator._train_rows)
+    require_same_tensors(estimator.model_.state_dict(), tensors, str(path), RunError)
     estimator.model_.load_state_dict(tensors)
     estimator.model_.eval()
     if state["feature_names"] is not None:

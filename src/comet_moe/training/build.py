@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from comet_moe.config.schema import GateSection, ImageModelConfig, RatingModelConfig, TrainConfig
 from comet_moe.data import Dataset
@@ -18,6 +19,7 @@ from comet_moe.experts import ConvExperts, DenseExperts
 from comet_moe.gates import JointSelection, Regularizer
 from comet_moe.kernels.mix import weights_dtype
 from comet_moe.local_search import parameter_groups
+from comet_moe.memory import available_memory, require_memory
 from comet_moe.models import ImageModel, Model, RatingModel, TableModel, image_tasks, rating_tasks
 from comet_moe.models.single_expert import scale_widths
 from comet_moe.moe import MultiGateMoE
@@ -44,7 +46,8 @@ def build_trainer(
     """The trainer of a run of ``config`` on ``dataset``; start ``folder`` before its ``run()``."""
     training, seed = config.training, config.seed
     placement = make_placement(training.device, training.precision)
-    model = processes.main_first(lambda: build_model(config, dataset.meta)).to(placement.device)
+    # Weights, gradients, Adam's two moments and the best weights.
+    model = processes.main_first(lambda: build_model(config, dataset.meta, copies=5)).to(placement.device)
     processes = processes.spread_experts(model, config.parallel.experts)
     return Trainer(
         model=model,
@@ -133,12 +136,13 @@ def _widened(output: Tensor) -> Tensor:
     return output.to(weights_dtype(output.dtype))
 
 
-def build_model(config: TrainConfig, meta: dict[str, Any]) -> Model:
+def build_model(config: TrainConfig, meta: dict[str, Any], copies: int = 1) -> Model:
     """The network of ``config`` with its first weights, drawn from ``config.seed``.
 
     Args:
         config: configuration of the run.
         meta: metadata of the data set: rows; num_users and num_items, image_shape and classes, or table.
+        copies: tensors as large as the weights that must fit into memory; RecipeError if they do not.
     """
     kind = "rating" if "num_users" in meta else "table" if "table" in meta else "image"
     if config.model.kind != kind:
@@ -153,6 +157,7 @@ def build_model(config: TrainConfig, meta: dict[str, Any]) -> Model:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         try:
+            _require_memory(lambda: build(config, meta), config, copies)
             model = build(config, meta)
         except ValueError as error:  # fits the schema, not the others: kernels larger than the images
             raise RecipeError(f"recipe {config.recipe}: {error}") from error
@@ -171,6 +176,37 @@ def build_model(config: TrainConfig, meta: dict[str, Any]) -> Model:
             config.gate.load_balance or 0.0, config.gate.z_loss, config.gate.information
         )
     return model
+
+
+def _require_memory(build: Callable[[], Model], config: TrainConfig, copies: int) -> None:
+    """Raise RecipeError if ``copies`` of the weights do not fit; the model is built without memory first."""
+    what, remedy = f"the model of recipe {config.recipe}", "use fewer experts or smaller sizes"
+    try:
+        with torch.device("meta"), torch.random.fork_rng(devices=[]), _Meter(what, remedy):
+            tensors = list(build().state_dict().values())
+    except (RuntimeError, OverflowError, MemoryError) as error:  # sizes whose product no integer can hold
+        if isinstance(error, RuntimeError) and "overflow" not in str(error):
+            return  # cannot be built without values; the model itself will say what is wrong
+        raise RecipeError(f"{what} is too large: {remedy}") from error
+    needed = copies * sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    require_memory(needed, what, remedy, RecipeError)
+
+
+class _Meter(TorchFunctionMode):
+    """Stops a model that is being built as soon as one of its tensors is larger than memory."""
+
+    def __init__(self, what: str, remedy: str):
+        super().__init__()
+        self.what, self.remedy = what, remedy
+        self.available = available_memory()
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) and result.numel() * result.element_size() > self.available:
+            require_memory(result.numel() * result.element_size(), self.what, self.remedy, RecipeError)
+        return result
 
 
 def _build_rating_model(config: TrainConfig, meta: dict[str, Any]) -> Model:

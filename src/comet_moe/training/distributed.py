@@ -166,7 +166,12 @@ def join_processes() -> Iterator[Processes]:
 
     Tensors on the CPU travel over gloo, those on CUDA devices over NCCL.
     """
-    size = int(os.environ.get("WORLD_SIZE", "1"))
+    text = os.environ.get("WORLD_SIZE", "1")
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        raise RunError(
+            f"WORLD_SIZE must be a number of processes, got {text!r}: start with torchrun, or unset it"
+        )
+    size = int(text)
     if size == 1:
         yield Processes()
         return

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from comet_moe.config import TrainConfig
 from comet_moe.devices import Placement, Precision, make_placement
-from comet_moe.exceptions import RunError
+from comet_moe.exceptions import RecipeError, RunError
+from comet_moe.io import require_same_tensors
 from comet_moe.models import Model, RatingModel, TableModel
 from comet_moe.training.batches import load_dataset
 from comet_moe.training.build import build_model
@@ -18,6 +19,7 @@ from comet_moe.training.evaluate import evaluate_held_out
 from comet_moe.training.records import SummaryRecord
 from comet_moe.training.run import RunFolder, data_meta
 from comet_moe.training.table_parts import example_table, read_schema
+from comet_moe.typed_files import describe
 
 
 @dataclass(frozen=True)
@@ -46,11 +48,16 @@ def load_run(path: Path, device: str = "cpu", precision: Precision = "float32") 
     placement = make_placement(device, precision, source="--")
     folder = RunFolder(path)
     config, weights, meta = folder.config(), folder.model(), folder.saved_meta()
-    model = build_model(config, meta)
     try:
-        model.load_state_dict(weights)
-    except RuntimeError as error:
-        raise RunError(f"{folder.model_file} does not fit the config.yaml beside it: train again") from error
+        model = build_model(config, meta)
+    except RecipeError:
+        raise
+    except Exception as error:  # whatever metadata that is not of this data set does to a model
+        raise RunError(
+            f"{folder.data_file} does not fit the config.yaml beside it ({describe(error)}): restore it"
+        ) from error
+    require_same_tensors(model.state_dict(), weights, str(folder.model_file), RunError)
+    model.load_state_dict(weights)
     return LoadedRun(folder, config, meta, model.eval().to(placement.device), placement)
 
 

@@ -57,8 +57,16 @@ def predict(run: LoadedRun, table: Path) -> pd.DataFrame:
     return pairs[["user", "item"]].assign(watched=watched, rating=rating, known=known)
 
 
-def write_table(table: pd.DataFrame, path: Path) -> None:
-    """Write ``table`` atomically, in the format of the suffix of ``path``."""
+def write_table(table: pd.DataFrame, path: Path, escape_formulas: bool = False) -> None:
+    """Write ``table`` atomically, in the format of the suffix of ``path``.
+
+    Args:
+        table: the rows.
+        path: a .csv, .tsv or .parquet file.
+        escape_formulas: write an apostrophe before texts that a spreadsheet would run as a formula.
+    """
+    if escape_formulas:
+        table = table.rename(columns=_escape_formula).map(_escape_formula)
     write_atomically(path, lambda temporary: _WRITERS[check_suffix(path)](table, temporary))
 
 
@@ -67,6 +75,14 @@ def check_suffix(path: Path) -> str:
     if path.suffix not in _WRITERS:
         raise RunError(f"{path} ends in {path.suffix!r}: give a .csv, .tsv or .parquet file")
     return path.suffix
+
+
+def _escape_formula(value: Any) -> Any:
+    return (
+        f"'{value}"
+        if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
+        else value
+    )
 
 
 @torch.no_grad()

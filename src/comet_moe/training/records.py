@@ -7,7 +7,7 @@ does not import torch. Losses are times 100 unless a field says otherwise. Write
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, NonNegativeFloat, PositiveInt
 
 from comet_moe.diagnosis import Verdict, verdict
 
@@ -213,3 +213,25 @@ class ResultRecord(SummaryRecord):
     best_epoch: int | None = None
     seconds: Number = None
     notes: list[str] = []
+
+
+class CheckpointRecord(Record):
+    """The state of training beside the tensors of a checkpoint, in its metadata.
+
+    Attributes:
+        epoch: epochs that are done.
+        best_epoch, best_selection_loss, best_loss: the best epoch so far.
+        seconds: duration of the run so far.
+        warned: each warning so far, with the gates that it is about.
+        scaler: state of the loss scaling of float16, empty without it.
+        layout: checksum of the names, dtypes and shapes of the tensors, which tells what was lost.
+    """
+
+    epoch: PositiveInt
+    best_epoch: PositiveInt
+    best_selection_loss: float
+    best_loss: float
+    seconds: NonNegativeFloat
+    warned: dict[str, list[str]]
+    scaler: dict[str, float] = {}
+    layout: str = ""

@@ -3,21 +3,23 @@
 ``config.yaml`` (complete, resolved), ``environment.json`` (versions, machine and threads of each start),
 ``data.json`` and ``*.vocabulary.json`` (what the model needs to know of its data), ``metrics.jsonl`` (one
 line per epoch), ``result.json``, ``model.safetensors`` (weights of the best epoch) and ``checkpoint/``.
-All but ``metrics.jsonl`` are written atomically, so that a kill leaves the old file or the new one.
+All but ``metrics.jsonl`` are written atomically, so that a kill leaves the old file or the new one. Each file
+that is read back goes through its type. ``.lock`` is locked while a process trains the run.
 """
 
+import hashlib
 import json
 import platform
-import shutil
+import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import numpy
 import torch
 import yaml
-from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -34,16 +36,32 @@ from comet_moe.config import (
     resolve_gates,
 )
 from comet_moe.data import Dataset, Split, Vocabulary
+from comet_moe.data.meta import DataMeta
 from comet_moe.devices import resolve_device
-from comet_moe.exceptions import RunError
-from comet_moe.io import as_json, is_temporary, load_tensors, write_atomically, write_error, write_text
-from comet_moe.training.records import EpochRecord, ResultRecord
+from comet_moe.exceptions import RecipeError, RunError, RunLockedError
+from comet_moe.io import (
+    append_text,
+    as_json,
+    inside,
+    load_tensors,
+    plain_name,
+    refuse_links,
+    remove_files,
+    temporary_files,
+    write_atomically,
+    write_text,
+)
+from comet_moe.locks import LockTimeout, file_lock
+from comet_moe.training.records import CheckpointRecord, EpochRecord, ResultRecord
+from comet_moe.typed_files import parse_json, read_json, read_json_lines, read_text
 
 Tensors = dict[str, Tensor]
 RunConfig = TypeVar("RunConfig", TrainConfig, BertConfig)
 
 # Metadata of a data set that depend on the machine it was prepared on, or on its cache.
 _CACHE_FIELDS = ("source", "strict", "arrays", "vocabularies", "files", "format")
+_REMEDY = "restore it, or delete the folder of the run"
+_LEFT_BY_A_KILL = re.compile(r"\.lock|\..+\.[0-9a-f]{16}\.tmp")
 # Fields that are for readers: a run resumes if they have been worded anew.
 _TEXT_FIELDS = ("licence", "notes")
 
@@ -64,15 +82,29 @@ def resolve_run(
         folder = RunFolder(out)
     else:
         config = load_train_config(recipe, settings)
-        folder = RunFolder(out or Path("runs") / f"{config.recipe}-{config.gate.name}-{config.seed}")
+        folder = RunFolder(out or Path("runs") / default_name(config.recipe, config.gate.name, config.seed))
         if folder.state() == "empty":
             return folder, with_machine(config)
     folder.check_resumes(resume)
     saved = folder.config()
     overrides = [parse_setting(setting) for setting in settings]
+    for override in overrides:
+        if not resolve_gates(recipe, saved.gate.name, [override]):
+            raise RecipeError(
+                f"{'.'.join(override[0])} changes nothing in {folder.path}, whose gate is {saved.gate.name}: "
+                f"leave it out"
+            )
     overrides = resolve_gates(recipe, saved.gate.name, overrides)
     check_same_settings(saved, recipe_name(recipe), overrides)
     return folder, saved
+
+
+def default_name(recipe: str, gate: str, seed: int) -> str:
+    """The name of a run's folder where none is given; RunError for a recipe whose name leads elsewhere."""
+    name = f"{recipe}-{gate}-{seed}"
+    if not plain_name(name):
+        raise RunError(f"recipe {recipe!r} cannot name a folder: give another one with --out")
+    return name
 
 
 def with_machine(config: RunConfig) -> RunConfig:
@@ -136,13 +168,31 @@ class RunFolder:
         self.model_file = path / "model.safetensors"
         self.checkpoint_file = path / "checkpoint" / "state.safetensors"
 
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Exclude other processes from the run; RunError if one has it. A killed process has it no more."""
+        if self.path.exists() and not self.path.is_dir():
+            raise RunError(f"{self.path} is a file, and a run is a folder: choose another path")
+        try:
+            with file_lock(self.path / ".lock"):
+                yield
+        except LockTimeout:
+            raise RunLockedError(
+                f"another process trains the run in {self.path}: wait until it ends, or give another --out"
+            ) from None
+        finally:
+            with suppress(OSError):  # it is not empty: a mistake in the settings leaves no folder behind
+                self.path.rmdir()
+
     def state(self) -> Literal["empty", "started", "finished"]:
         """How far the run is; a folder with nothing but temporary files of a killed process is "empty"."""
         if self.path.exists() and not self.path.is_dir():
             raise RunError(f"{self.path} is a file, and a run is a folder: choose another path")
         if self.config_file.exists():
             return "finished" if self.result_file.exists() else "started"
-        if self.path.exists() and not all(is_temporary(entry) for entry in self.path.iterdir()):
+        if self.path.exists() and not all(
+            _LEFT_BY_A_KILL.fullmatch(entry.name) for entry in self.path.iterdir()
+        ):
             raise RunError(f"{self.path} has files but no run (no config.yaml): choose another path")
         return "empty"
 
@@ -200,7 +250,9 @@ class RunFolder:
         """The metadata of the data that the run is trained on."""
         if not self.has_begun():
             raise RunError(f"{self.path} has no data.json: the run was stopped before its first epoch")
-        meta: dict[str, Any] = _read_json(self.data_file)
+        text = read_text(self.data_file, RunError, _REMEDY)
+        parse_json(text, str(self.data_file), DataMeta, RunError, _REMEDY)
+        meta: dict[str, Any] = json.loads(text)
         return meta
 
     def vocabulary(self, feature: str) -> Vocabulary:
@@ -208,36 +260,49 @@ class RunFolder:
         return Vocabulary.load(self._vocabulary_file(feature))
 
     def remove_temporary_files(self) -> None:
-        """Remove what killed processes have left."""
-        for entry in (*self.path.glob(".*"), *self.checkpoint_file.parent.glob(".*")):
-            if is_temporary(entry):
-                entry.unlink(missing_ok=True)
+        """Remove what killed processes have left while they wrote the files of the run, and nothing else."""
+        for file in (
+            self.config_file,
+            self.environment_file,
+            self.data_file,
+            self.metrics_file,
+            self.result_file,
+            self.model_file,
+            self.checkpoint_file,
+        ):
+            refuse_links(self.path, file)
+            remove_files(file.parent, temporary_files(file))
 
     def append_environment(self, start: dict[str, Any]) -> None:
         """Add the environment in which the run starts or resumes."""
-        saved = _read_json(self.environment_file) if self.environment_file.exists() else []
-        write_text(self.environment_file, as_json([*saved, start], indent=2) + "\n")
+        file = self.environment_file
+        saved = read_json(file, list[dict[str, Any]], RunError, _REMEDY) if file.exists() else []
+        write_text(file, as_json([*saved, start], indent=2) + "\n")
 
     def append_metrics(self, record: EpochRecord) -> None:
         """Add the line of an epoch."""
-        try:
-            with self.metrics_file.open("a", encoding="utf-8") as file:
-                file.write(record.model_dump_json() + "\n")
-        except OSError as error:
-            raise write_error(self.metrics_file, error) from error
+        append_text(self.metrics_file, record.model_dump_json() + "\n")
 
     def truncate_metrics(self, lines: int) -> None:
         """Keep the first ``lines`` lines: drop what was written after the last checkpoint."""
         if self.metrics_file.exists():
-            kept = self.metrics_file.read_text(encoding="utf-8").splitlines(keepends=True)[:lines]
+            text = read_text(self.metrics_file, RunError, _REMEDY)
+            kept = text.splitlines(keepends=True)[:lines]
+            if len(kept) < lines:
+                raise RunError(
+                    f"{self.metrics_file} has {len(kept)} lines, and the checkpoint is of epoch {lines}: "
+                    f"{_REMEDY}"
+                )
+            for number, line in enumerate(kept, start=1):
+                source = f"line {number} of {self.metrics_file}"
+                parse_json(line, source, EpochRecord, RunError, _REMEDY)
             write_text(self.metrics_file, "".join(kept))
 
     def metrics(self) -> list[EpochRecord]:
         """One record per epoch."""
         if not self.metrics_file.exists():
             return []
-        lines = self.metrics_file.read_text(encoding="utf-8").splitlines()
-        return [EpochRecord.model_validate_json(line) for line in lines]
+        return read_json_lines(self.metrics_file, EpochRecord, RunError, _REMEDY)
 
     def write_result(self, result: ResultRecord) -> None:
         """Write the result; with it the run is finished."""
@@ -250,10 +315,7 @@ class RunFolder:
             raise RunError(
                 f"{self.path} has no result.json: the run is not finished, resume it with --resume"
             )
-        try:
-            return ResultRecord.model_validate_json(self.result_file.read_text(encoding="utf-8"))
-        except (OSError, ValidationError) as error:
-            raise _unreadable(self.result_file, error) from error
+        return read_json(self.result_file, ResultRecord, RunError, _REMEDY)
 
     def write_model(self, tensors: Tensors) -> None:
         """Write the weights of the best epoch."""
@@ -266,36 +328,44 @@ class RunFolder:
             raise RunError(f"{self.path} has no model.safetensors: {reason}")
         return _read_tensors(self.model_file)
 
-    def write_checkpoint(self, tensors: Tensors, state: dict[str, Any]) -> None:
+    def write_checkpoint(self, tensors: Tensors, state: CheckpointRecord) -> None:
         """Write all that training needs to resume."""
-        metadata = {"state": json.dumps(state)}
+        refuse_links(self.path, self.checkpoint_file)
+        complete = state.model_copy(update={"layout": _layout(tensors)})
+        metadata = {"state": json.dumps(complete.model_dump())}
         write_atomically(self.checkpoint_file, lambda path: save_file(tensors, path, metadata=metadata))
 
-    def checkpoint(self) -> tuple[Tensors, dict[str, Any]] | None:
-        """The last checkpoint, or None."""
-        if not self.checkpoint_file.exists():
+    def checkpoint(self) -> tuple[Tensors, CheckpointRecord] | None:
+        """The last checkpoint, or None; RunError for one that is not complete, tensor by tensor."""
+        file = self.checkpoint_file
+        if not file.exists():
             return None
-        tensors = _read_tensors(self.checkpoint_file)
-        with safe_open(self.checkpoint_file, framework="pt") as file:
-            return tensors, json.loads(file.metadata()["state"])
+        tensors = _read_tensors(file)
+        with safe_open(file, framework="pt") as opened:
+            metadata = opened.metadata() or {}
+        remedy = "delete the folder checkpoint/ to start the run again"
+        state = parse_json(metadata.get("state", ""), f"{file}, state", CheckpointRecord, RunError, remedy)
+        if state.layout != _layout(tensors):
+            raise RunError(f"{file} does not have the tensors that it was written with: {remedy}")
+        return tensors, state
 
     def drop_model(self) -> None:
         """Remove the weights of the best epoch."""
-        self.model_file.unlink(missing_ok=True)
+        remove_files(self.path, [self.model_file.name])
 
     def drop_checkpoint(self) -> None:
         """Remove the last checkpoint; the run cannot resume from it any more."""
-        shutil.rmtree(self.checkpoint_file.parent, ignore_errors=True)
+        file = self.checkpoint_file
+        remove_files(file.parent, [file.name, *temporary_files(file)])
 
     def _vocabulary_file(self, feature: str) -> Path:
-        return self.path / f"{feature}.vocabulary.json"
+        return inside(self.path, f"{feature}.vocabulary.json")
 
 
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise _unreadable(path, error) from error
+def _layout(tensors: Tensors) -> str:
+    """A checksum of the names, dtypes and shapes of ``tensors``."""
+    lines = sorted(f"{name} {tensor.dtype} {tuple(tensor.shape)}" for name, tensor in tensors.items())
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def _read_tensors(path: Path) -> Tensors:
@@ -303,8 +373,3 @@ def _read_tensors(path: Path) -> Tensors:
         return load_tensors(path)
     except (SafetensorError, OSError) as error:
         raise RunError(f"{path} cannot be read ({error}): delete it, or the folder of the run") from error
-
-
-def _unreadable(path: Path, error: Exception) -> RunError:
-    reason = " ".join(str(error).split())
-    return RunError(f"{path} cannot be read ({reason}): restore it, or delete the folder of the run")

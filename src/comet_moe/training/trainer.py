@@ -22,8 +22,9 @@ from torch.optim import Optimizer
 
 from comet_moe.checks import without_value_checks
 from comet_moe.devices import Placement
-from comet_moe.exceptions import DivergedError
+from comet_moe.exceptions import DivergedError, RunError
 from comet_moe.gates import Gate
+from comet_moe.io import require_same_tensors
 from comet_moe.local_search import Permutation
 from comet_moe.routing import Routing
 from comet_moe.statistics import RoutingStatistics
@@ -31,7 +32,13 @@ from comet_moe.stepping import step as step_modules
 from comet_moe.training.batches import prefetched
 from comet_moe.training.distributed import Processes, num_threads
 from comet_moe.training.evaluate import routing_record
-from comet_moe.training.records import EpochRecord, EvaluationRecord, ResultRecord, SummaryRecord
+from comet_moe.training.records import (
+    CheckpointRecord,
+    EpochRecord,
+    EvaluationRecord,
+    ResultRecord,
+    SummaryRecord,
+)
 from comet_moe.training.routing_warnings import routing_warnings
 from comet_moe.training.run import RunFolder, Tensors, environment
 
@@ -290,15 +297,15 @@ class Trainer:
 
     def _save(self, record: EpochRecord, tensors: Tensors) -> None:
         self.folder.append_metrics(record)
-        state = {
-            "epoch": self.epoch,
-            "best_epoch": self.best_epoch,
-            "best_selection_loss": self.best_selection_loss,
-            "best_loss": self.best_loss,
-            "seconds": self.seconds,
-            "warned": self.warned,
-            "scaler": self.scaler.state_dict(),
-        }
+        state = CheckpointRecord(
+            epoch=self.epoch,
+            best_epoch=self.best_epoch,
+            best_selection_loss=self.best_selection_loss,
+            best_loss=self.best_loss,
+            seconds=self.seconds,
+            warned=self.warned,
+            scaler=self.scaler.state_dict(),
+        )
         self.folder.write_checkpoint(tensors, state)
 
     def _resume(self) -> None:
@@ -308,16 +315,16 @@ class Trainer:
             return
         tensors, state = checkpoint
         self.best_weights = unpack_state(tensors, self.model, self.optimizer)
-        self.epoch, self.best_epoch = state["epoch"], state["best_epoch"]
-        self.best_selection_loss, self.best_loss = state["best_selection_loss"], state["best_loss"]
-        self.seconds, self.warned = state["seconds"], state["warned"]
+        self.epoch, self.best_epoch = state.epoch, state.best_epoch
+        self.best_selection_loss, self.best_loss = state.best_selection_loss, state.best_loss
+        self.seconds, self.warned = state.seconds, state.warned
         if self.scaler.is_enabled():
-            self.scaler.load_state_dict(state["scaler"])
+            self.scaler.load_state_dict(state.scaler)
 
-    def _last_checkpoint(self) -> tuple[Tensors, dict[str, Any]] | None:
+    def _last_checkpoint(self) -> tuple[Tensors, CheckpointRecord] | None:
         self.folder.remove_temporary_files()
         checkpoint = self.folder.checkpoint()
-        epoch = checkpoint[1]["epoch"] if checkpoint else 0
+        epoch = checkpoint[1].epoch if checkpoint else 0
         self.folder.truncate_metrics(epoch)
         self.folder.append_environment(environment(self.processes.size, epoch))
         return checkpoint
@@ -358,7 +365,13 @@ def pack_state(model: nn.Module, best_weights: Tensors, optimizer: Optimizer) ->
 
 
 def unpack_state(tensors: Tensors, model: nn.Module, optimizer: Optimizer) -> Tensors:
-    """Put ``model`` and ``optimizer`` into the state of a checkpoint; returns the best weights."""
+    """Put ``model`` and ``optimizer`` into the state of a checkpoint; returns the best weights.
+
+    RunError for a checkpoint whose tensors do not fit the model.
+    """
+    for prefix in ("model.", "best."):
+        state = _with_prefix(prefix, tensors)
+        require_same_tensors(model.state_dict(), state, f"the checkpoint, in {prefix}*,", RunError)
     model.load_state_dict(_shard_state(_with_prefix("model.", tensors), model))
     saved = optimizer.state_dict()
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]

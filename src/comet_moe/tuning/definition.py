@@ -1,9 +1,9 @@
 """The definition of a study: gates, number of trials, search space. Fixed when the study is created."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from comet_moe.analysis.records import StudyKind
 from comet_moe.config import (
@@ -20,7 +20,8 @@ from comet_moe.config import (
     resolve_gates,
 )
 from comet_moe.exceptions import RecipeError, StudyError
-from comet_moe.tuning.defaults import DEFAULT_HEARTBEAT, DEFAULT_SEED
+from comet_moe.gate_names import GATE_NAMES
+from comet_moe.tuning.defaults import DEFAULT_HEARTBEAT, DEFAULT_SEED, MAX_TRIALS
 from comet_moe.tuning.sampling import sample_values
 from comet_moe.tuning.trial import runner_for
 
@@ -43,10 +44,18 @@ class StudyDefinition(BaseModel):
     kind: StudyKind
     recipe: str
     seed: int
-    trials: int
-    heartbeat: int = DEFAULT_HEARTBEAT
+    trials: Annotated[int, Field(gt=0, le=MAX_TRIALS)]
+    heartbeat: Annotated[int, Field(gt=0)] = DEFAULT_HEARTBEAT
     space: dict[str, dict[str, Choice | Uniform | LogUniform]]
     base: dict[str, AnyConfig]
+
+    @model_validator(mode="after")
+    def _check_gates(self) -> "StudyDefinition":
+        """The name of a gate becomes that of a folder: only names of gates are accepted."""
+        unknown = next((gate for gate in (*self.base, *self.space) if gate not in GATE_NAMES), None)
+        if unknown is not None or not self.base or self.base.keys() != self.space.keys():
+            raise ValueError(f"gates must be some of {', '.join(GATE_NAMES)}, got {unknown!r}")
+        return self
 
     @property
     def gates(self) -> list[str]:

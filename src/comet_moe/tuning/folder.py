@@ -4,18 +4,17 @@
 trial that ran on this machine) and, without another storage, ``study.sqlite``.
 """
 
-import sqlite3
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from comet_moe.analysis.reading import read_json
 from comet_moe.analysis.records import StudyRecord, TrialRecord
-from comet_moe.exceptions import StudyError
-from comet_moe.io import write_text
+from comet_moe.exceptions import RunLockedError, StudyError
+from comet_moe.io import inside, write_text
 from comet_moe.training.records import ResultRecord
 from comet_moe.training.run import RunFolder
-from comet_moe.tuning.storage import file_lock, is_lock_timeout, sqlite_url
+from comet_moe.tuning.storage import sqlite_url
 
 
 def run_name(gate: str, index: int) -> str:
@@ -66,18 +65,16 @@ class StudyFolder:
 
     def run_path(self, gate: str, index: int) -> Path:
         """The folder of a trial's run."""
-        return self.path / run_name(gate, index)
+        return inside(self.path, run_name(gate, index))
 
     @contextmanager
     def lock_run(self, gate: str, index: int) -> Iterator[bool]:
         """Lock a trial's run against other processes of this machine; False if another one has the lock."""
         with ExitStack() as stack:
             try:
-                stack.enter_context(file_lock(self.path / ".locks" / f"{gate}-{index}", timeout=1))
+                stack.enter_context(RunFolder(self.run_path(gate, index)).lock())
                 is_locked = True
-            except sqlite3.OperationalError as error:
-                if not is_lock_timeout(error):
-                    raise
+            except RunLockedError:
                 is_locked = False
             yield is_locked
 

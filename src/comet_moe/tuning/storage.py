@@ -1,5 +1,6 @@
 """Where trials are stored: an SQLite file in the study's folder, or PostgreSQL for many machines."""
 
+import logging
 import sqlite3
 import warnings
 import zlib
@@ -8,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from comet_moe.exceptions import StudyError, needs_extra
+from comet_moe.locks import LockTimeout, file_lock
 
 with needs_extra("tune", "tuning"):
     import optuna
@@ -44,6 +46,13 @@ def without_password(url: str) -> str:
     return parsed.difference_update_query(["password"]).render_as_string()
 
 
+def may_open(url: str, folder: Path) -> bool:
+    """Whether a storage that a study folder names is opened unasked: a file must be in the folder."""
+    backend, url = _parse_url(url)
+    path = make_url(url).database
+    return backend != "sqlite" or (path is not None and Path(path).resolve().parent == folder.resolve())
+
+
 def storage_error(error: Exception) -> StudyError:
     """The error message for one of ``STORAGE_ERRORS`` while the study runs."""
     return StudyError(
@@ -61,6 +70,8 @@ class Storage:
 
     def __init__(self, url: str, heartbeat: int = 10):
         self.heartbeat = heartbeat
+        # It logs each lost connection with a traceback; the error itself is reported.
+        logging.getLogger("sqlalchemy.pool").setLevel(logging.CRITICAL)
         self._backend, self.url = _parse_url(url)
         is_sqlite = self._backend == "sqlite"
         connect_args = {"timeout": LOCK_TIMEOUT} if is_sqlite else {"connect_timeout": 10}
@@ -92,32 +103,14 @@ class Storage:
         """Exclude all other processes, on any machine, that lock ``name``; released when the process dies."""
         if self._backend == "sqlite":
             path = make_url(self.url).database
-            with file_lock(Path(f"{path}.lock"), LOCK_TIMEOUT):
-                yield
+            try:
+                with file_lock(Path(f"{path}.lock"), LOCK_TIMEOUT):
+                    yield
+            except LockTimeout as error:
+                raise StudyError(f"{error} for {LOCK_TIMEOUT} s: resume with --resume") from error
         else:
             with _postgres_lock(self.url, name):
                 yield
-
-
-@contextmanager
-def file_lock(path: Path, timeout: float) -> Iterator[None]:
-    """Exclude all other processes of this machine that lock ``path``.
-
-    An exclusive transaction on an SQLite database of its own, which works on every system and ends with the
-    process. Raises sqlite3.OperationalError (see :func:`is_lock_timeout`) after ``timeout`` seconds.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    connection = sqlite3.connect(path, timeout=timeout, isolation_level=None)
-    try:
-        connection.execute("BEGIN EXCLUSIVE")
-        yield
-    finally:
-        connection.close()
-
-
-def is_lock_timeout(error: sqlite3.OperationalError) -> bool:
-    """Whether ``error`` says that another process has the lock."""
-    return "locked" in str(error)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from comet_moe.tuning.defaults import DEFAULT_GATES, DEFAULT_HEARTBEAT, DEFAULT_
 from comet_moe.tuning.definition import StudyDefinition, check_same_study, define_study
 from comet_moe.tuning.folder import StudyFolder
 from comet_moe.tuning.queue import TrialQueue
-from comet_moe.tuning.storage import Storage, without_password
+from comet_moe.tuning.storage import Storage, may_open, without_password
 from comet_moe.tuning.trial import Runner, runner_for
 
 _PATH_SETTINGS = ("data.path", "teacher")
@@ -165,6 +165,11 @@ def _load_study(folder: StudyFolder, options: StudyOptions) -> tuple[StudyHandle
     if options.name not in (None, record.name):
         raise StudyError(f"the study in {folder.path} is named {record.name!r}, got --name {options.name!r}")
     saved_url = record.storage or folder.sqlite_url
+    if options.storage is None and not may_open(saved_url, folder.path):
+        raise StudyError(
+            f"the study in {folder.path} names the storage {saved_url}, outside of its folder: if it is "
+            f"yours, give it with --storage"
+        )
     queue = TrialQueue(Storage(options.storage or saved_url), record.name)
     if without_password(queue.storage.url) != saved_url:
         raise StudyError(f"the study in {folder.path} has another storage, {saved_url}: leave --storage out")
