@@ -126,14 +126,14 @@ class ExpertParallel(Experts):
         """What this rank has sent."""
         return self.exchange.traffic
 
-    def forward(self, rows: Tensor, counts: list[int] | None = None) -> Tensor:
+    def forward(self, rows: Tensor, counts: list[int] | Tensor | None = None) -> Tensor:
         """Each expert, on whichever rank, on its own rows: (M, *input) -> (M, *output).
 
         Args:
             rows: (M, *input), those of expert 0 first, then those of expert 1, and so on.
             counts: (n,) number of rows of each expert.
         """
-        if counts is None:
+        if not isinstance(counts, list):
             raise ValueError("experts that are spread over ranks run (sample, expert) pairs only")
         device = rows.device.type
         if rows.dtype == torch.float32 and torch.is_autocast_enabled(device):
