@@ -1,4 +1,4 @@
-"""Sparse execution for accelerators and graphs: nothing is read by the host, and results are those of the CPU.
+"""Sparse execution for accelerators and graphs: the host reads nothing, and results are those of the CPU.
 
 ``FakeTensorMode`` raises wherever a value is read, so it stands for the accelerator.
 """
@@ -17,7 +17,7 @@ from comet_moe.gates import CometGate, TopKGate
 from comet_moe.static_dispatch import run_static
 
 sys.path.insert(0, str(Path(__file__).parent / "gates"))
-from all_gates import GATES, N, P, keys_of  # noqa: E402
+from all_gates import GATES, N, P, keys_of
 
 EXPERTS = {
     "dense": lambda: DenseExperts(N, P, 5),

@@ -141,7 +141,7 @@ class CGC(nn.Module):
             assert isinstance(gate, Gate)
             rows = prod(routing.batch_shape)
             total += gate.flops() * rows if routing.gate_flops is None else routing.gate_flops
-        return total
+        return int(total)
 
     def extra_repr(self) -> str:
         """Shown in ``repr(layer)``."""

@@ -44,7 +44,7 @@ class Routing:
         execution: "dense" or "sparse", how the mixture ran the experts; None before it has run.
         expert_rows: how many (row, expert) pairs the mixture evaluated for this batch, for all its gates
             together, a scalar tensor on an accelerator and in a graph; None before it has run.
-        most_experts: how many experts a row can have at most, whatever its values are; None if it is not known.
+        most_experts: how many experts a row can have at most, whatever its values are; None if unknown.
         gate_flops: floating-point operations of the gate's matrix products for this batch, where they depend
             on the data; None where ``Gate.flops`` has them.
 

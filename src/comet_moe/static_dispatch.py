@@ -1,12 +1,12 @@
 """Sparse execution without the host: static shapes, and counts that stay on the device.
 
-For accelerators and graphs, where reading a count would make the host wait. Shapes: B rows, n experts, T gates,
-c slots per row (the most experts that the gates together can choose for a row), u outputs.
+For accelerators and graphs, where reading a count would make the host wait. Shapes: B rows, n experts, T
+gates, c slots per row (the most experts that the gates together can choose for a row), u outputs.
 
 Each row has c slots, those of its experts first. The B·c slots are sorted by expert, unused ones last; each
 expert then has consecutive rows, whose ends are the offsets of ``F.grouped_mm``. Rows of unused slots are not
-multiplied, and their outputs are zeros. The inverse of the sorting brings the outputs back to their rows, where
-they are summed: gathers only, so that the result is the same every time.
+multiplied, and their outputs are zeros. The inverse of the sorting brings the outputs back to their rows,
+where they are summed: gathers only, so that the result is the same every time.
 """
 
 from collections.abc import Sequence

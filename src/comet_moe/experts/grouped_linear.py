@@ -9,7 +9,6 @@ from torch.nn import functional as F
 from comet_moe import checks
 from comet_moe.kernels.sorted_mm import sorted_mm
 
-
 ALIGNED = 8
 """Numbers of 16 bits in 16 bytes."""
 

@@ -1,9 +1,9 @@
 """The products of experts and their rows, with counts that only the device knows, as torch operators.
 
-Rows are sorted by expert; offsets (n,) int32 are where the rows of each expert end, and rows after the last one
-are of no expert. ``F.grouped_mm`` computes the products; what it leaves unwritten is set to 0 here, so that it
-reaches no output and no gradient. As operators of their own they can be in graphs in float32 too, where torch
-has ``grouped_mm`` in bfloat16 only.
+Rows are sorted by expert; offsets (n,) int32 are where the rows of each expert end, and rows after the last
+one are of no expert. ``F.grouped_mm`` computes the products; what it leaves unwritten is set to 0 here, so
+that it reaches no output and no gradient. As operators of their own they can be in graphs in float32 too,
+where torch has ``grouped_mm`` in bfloat16 only.
 """
 
 from typing import Any

@@ -133,7 +133,7 @@ class ExpertParallel(Experts):
             rows: (M, *input), those of expert 0 first, then those of expert 1, and so on.
             counts: (n,) number of rows of each expert.
         """
-        if counts is None:
+        if not isinstance(counts, list):
             raise ValueError("experts that are spread over ranks run (sample, expert) pairs only")
         counts = counts.tolist() if isinstance(counts, Tensor) else counts
         device = rows.device.type
