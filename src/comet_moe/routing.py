@@ -162,16 +162,19 @@ class Routing:
     @property
     def weights(self) -> Tensor:
         """(B, ..., n) on the simplex, exact zeros where an expert is not selected."""
-        if self._weights is None:
-            rows = prod(self.batch_shape)
-            if self._slots is not None:
-                expert, weight = self._slots
-                flat = weight.new_zeros(rows, self.num_experts).scatter_add(1, expert, weight)
-            else:
-                sample, expert, weight = self.pairs()
-                flat = weight.new_zeros(rows, self.num_experts).index_put((sample, expert), weight)
-            self._weights = flat.reshape(*self.batch_shape, self.num_experts)
-        return self._weights
+        if self._weights is not None:
+            return self._weights
+        rows = prod(self.batch_shape)
+        if self._slots is not None:
+            expert, weight = self._slots
+            flat = weight.new_zeros(rows, self.num_experts).scatter_add(1, expert, weight)
+        else:
+            sample, expert, weight = self.pairs()
+            flat = weight.new_zeros(rows, self.num_experts).index_put((sample, expert), weight)
+        weights = flat.reshape(*self.batch_shape, self.num_experts)
+        if _keeps_graph(weight):
+            self._weights = weights
+        return weights
 
     @property
     def in_pairs(self) -> bool:
@@ -180,16 +183,19 @@ class Routing:
 
     def pairs(self) -> Pairs:
         """The nonzero entries, ordered by sample; ``sample`` indexes flattened rows."""
-        if self._pairs is None:
-            if self._slots is not None:
-                expert, weight = self._slots
-                sample, slot = weight.nonzero(as_tuple=True)
-                self._pairs = Pairs(sample, expert[sample, slot], weight[sample, slot])
-            else:
-                flat = self.weights.reshape(-1, self.num_experts)
-                sample, expert = flat.nonzero(as_tuple=True)
-                self._pairs = Pairs(sample, expert, flat[sample, expert])
-        return self._pairs
+        if self._pairs is not None:
+            return self._pairs
+        if self._slots is not None:
+            expert, weight = self._slots
+            sample, slot = weight.nonzero(as_tuple=True)
+            pairs = Pairs(sample, expert[sample, slot], weight[sample, slot])
+        else:
+            weight = self.weights.reshape(-1, self.num_experts)
+            sample, expert = weight.nonzero(as_tuple=True)
+            pairs = Pairs(sample, expert, weight[sample, expert])
+        if _keeps_graph(weight):
+            self._pairs = pairs
+        return pairs
 
     def top(self, k: int) -> tuple[Tensor, Tensor]:
         """The k largest weights of each row and their experts: (B, ..., k) each, largest first.
@@ -320,6 +326,11 @@ class Routing:
         statistics = RoutingStatistics()
         statistics.add(self)
         return statistics.result()
+
+
+def _keeps_graph(weight: Tensor) -> bool:
+    """Whether what is computed from ``weight`` now, such as within ``torch.no_grad()``, has its gradient."""
+    return torch.is_grad_enabled() or not weight.requires_grad
 
 
 def _check_pairs(sample: Tensor, expert: Tensor, weight: Tensor) -> None:
