@@ -41,6 +41,8 @@ class Routing:
         contributions: (B, ..., k, n) what each tree or selector adds to the weights, or None. Sums to the
             weights over k; dropped when experts are renumbered.
         mask: (B, ...) bool, False where a row is padding, or None.
+        candidates: (c,) indices of the experts that the gate chooses among, all others having weight 0;
+            None for all n.
         execution: "dense" or "sparse", how the mixture ran the experts; None before it has run.
         expert_rows: how many (row, expert) pairs the mixture evaluated for this batch, for all its gates
             together; None before it has run.
@@ -109,6 +111,7 @@ class Routing:
         self.selectors = selectors
         self.contributions = contributions
         self.mask = mask
+        self.candidates: Tensor | None = None
         self.execution: str | None = None
         self.expert_rows: int | None = None
         self.gate_flops: int | None = None
@@ -265,7 +268,10 @@ class Routing:
             name: None if values is None else _place(values, experts, num_experts)
             for name, values in (("selectors", self.selectors), ("contributions", self.contributions))
         }
-        return self._move(experts, num_experts, **trees)
+        routing = self._move(experts, num_experts, **trees)
+        if routing.candidates is None:
+            routing.candidates = experts
+        return routing
 
     def _move(self, target: Tensor, num_experts: int, **changed: Any) -> "Routing":
         """A copy in which expert i, with its logit, is expert target[i] of ``num_experts``."""
@@ -278,7 +284,10 @@ class Routing:
         else:
             sample, expert, weight = self.pairs()
             changed["pairs"] = Pairs(sample, target[expert], weight)
-        return self._with(num_experts=num_experts, **changed)
+        routing = self._with(num_experts=num_experts, **changed)
+        if self.candidates is not None:
+            routing.candidates = target[self.candidates]
+        return routing
 
     def section(self, first: int, num_experts: int) -> "Routing":
         """The weights of ``num_experts`` experts from ``first`` on, numbered from 0; nothing else is kept."""
@@ -315,6 +324,7 @@ class Routing:
         }
         routing = Routing(**{**kept, **changed})
         routing.gate_flops = self.gate_flops
+        routing.candidates = self.candidates
         routing._is_masked = self._is_masked
         return routing
 

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from comet_moe.config.schema import GateSection, ImageModelConfig, RatingModelConfig, TrainConfig
+from comet_moe.config.schema import ImageModelConfig, RatingModelConfig, TrainConfig
 from comet_moe.data import Dataset
 from comet_moe.devices import make_placement
 from comet_moe.exceptions import RecipeError
 from comet_moe.experts import ConvExperts, DenseExperts
-from comet_moe.gates import JointSelection, Regularizer
+from comet_moe.gates import JointSelection
 from comet_moe.kernels.mix import weights_dtype
 from comet_moe.local_search import parameter_groups
 from comet_moe.models import ImageModel, Model, RatingModel, TableModel, image_tasks, rating_tasks
@@ -26,7 +26,7 @@ from comet_moe.training.batches import Batch, steps_per_epoch, training_batches
 from comet_moe.training.build_table import build_table_model
 from comet_moe.training.distributed import Processes
 from comet_moe.training.evaluate import evaluate, evaluate_held_out, gate_names
-from comet_moe.training.mixture_parts import build_experts, build_gates
+from comet_moe.training.mixture_parts import build_experts, build_gates, build_regularizer
 from comet_moe.training.records import ResultRecord
 from comet_moe.training.run import RunFolder
 from comet_moe.training.trainer import Callbacks, StepLoss, Trainer
@@ -154,6 +154,7 @@ def build_model(config: TrainConfig, meta: dict[str, Any]) -> Model:
         torch.manual_seed(config.seed)
         try:
             model = build(config, meta)
+            regularizer = build_regularizer(config)
         except ValueError as error:  # fits the schema, not the others: kernels larger than the images
             raise RecipeError(f"recipe {config.recipe}: {error}") from error
     for mixture in model.moe.modules():
@@ -166,10 +167,8 @@ def build_model(config: TrainConfig, meta: dict[str, Any]) -> Model:
         return model
     if config.joint.k_shared is not None:
         model.moe.joint = JointSelection(config.joint.k_shared, config.joint.k_private, config.joint.score)
-    if config.loss.balance == "together" and isinstance(config.gate, GateSection):
-        model.moe.regularizer = Regularizer(
-            config.gate.load_balance or 0.0, config.gate.z_loss, config.gate.information
-        )
+    if config.loss.balance == "together" and regularizer:
+        model.moe.regularizer = regularizer
     return model
 
 
