@@ -27,6 +27,21 @@ def test_pairs_carry_the_gradient():
     assert torch.equal(weights.grad, (WEIGHTS != 0).float())
 
 
+@pytest.mark.parametrize("form", ["weights", "pairs", "slots"])
+def test_what_is_read_without_gradients_does_not_take_them_from_what_is_read_later(form):
+    weight = torch.tensor([[0.25, 0.75]], requires_grad=True)
+    routing = {
+        "weights": lambda: Routing(weights=weight),
+        "pairs": lambda: Routing.from_pairs(Routing(weights=weight).pairs(), torch.Size([1]), 2),
+        "slots": lambda: Routing.from_slots(torch.tensor([[0, 1]]), weight, torch.Size([1]), 2),
+    }[form]()
+    routing.statistics()
+    with torch.no_grad():
+        torch.testing.assert_close(routing.weights[0, routing.pairs().expert], routing.pairs().weight)
+    assert routing.pairs().weight.requires_grad
+    assert routing.weights.requires_grad
+
+
 def assert_same_statistics(routing, other):
     """Sums of float32 numbers in two orders differ in their last bits."""
     mine, others = routing.statistics(), other.statistics()

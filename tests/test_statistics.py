@@ -8,6 +8,7 @@ import torch
 
 from comet_moe import Routing
 from comet_moe.diagnosis import explain, verdict
+from comet_moe.gates import SoftmaxGate, SubsetGate, TopKGate
 from comet_moe.routing import Pairs
 from comet_moe.statistics import GroupStatistics, RoutingStatistics
 
@@ -123,15 +124,44 @@ def test_rows_without_an_expert_have_no_part_in_the_information():
         (torch.cat((torch.eye(4)[:1].expand(99, 4), torch.eye(4)[1:2])), "collapsed"),
         (torch.eye(4).repeat(4, 1), "routes"),
         # Two experts each, nearly all weight on one of them, which differs.
-        (torch.tensor([[0.99, 0.01, 0.0, 0.0], [0.01, 0.99, 0.0, 0.0]] * 4), "routes"),
+        (
+            torch.tensor([[0.99, 0.01, 0.0, 0.0], [0.01, 0.0, 0.99, 0.0], [0.0, 0.0, 0.01, 0.99]] * 4),
+            "routes",
+        ),
+        # The same two of four experts for every sample, with weights of their own.
+        (torch.tensor([[0.8, 0.2, 0.0, 0.0], [0.2, 0.8, 0.0, 0.0]] * 4), "collapsed"),
+        # All but one expert each, and none is dead: there cannot be 1.1 effective experts per selected one.
+        ((1 - torch.eye(4)) * torch.rand(4, 4, generator=torch.Generator().manual_seed(0)), "routes"),
         (sparse_weights(50, 4, 2, seed=3), "routes"),
         (torch.ones(3, 1), "dense"),
     ],
 )
 def test_the_verdict_is_a_word_for_what_the_gate_does(weights, word):
     found = Routing(weights=weights).statistics()
-    n = weights.shape[1]
-    assert verdict(found["experts_per_sample"], found["information"], n) == word
+    names = ("experts_per_sample", "effective_experts", "information", "num_choices")
+    dead = len(found["dead_experts"])
+    assert verdict(dead_experts=dead, **{name: found[name] for name in names}) == word
+
+
+def test_experts_that_a_gate_cannot_choose_are_neither_dead_nor_part_of_its_load():
+    gate = SubsetGate(SoftmaxGate(4, 2), experts=[5, 1], num_experts=6)
+    found = gate(torch.randn(8, 4)).statistics()
+    assert (found["num_choices"], found["load_ratio"], found["dead_experts"]) == (2, 1.0, [])
+    one = SubsetGate(TopKGate(4, 2, k=1), experts=[5, 1], num_experts=6)
+    with torch.no_grad():
+        one.gate.bias[0] = 100.0
+    found = one(torch.randn(8, 4)).statistics()
+    assert (found["load_ratio"], found["dead_experts"]) == (2.0, [1])
+
+
+def test_statistics_of_trees_are_of_all_batches_or_missing():
+    """Evaluation of DSelect-k computes no selectors for a batch whose bits are all hard."""
+    selectors = torch.full((1, 1, 2), 0.5)
+    statistics = RoutingStatistics()
+    statistics.add(Routing(weights=torch.tensor([[0.5, 0.5]]), selectors=selectors))
+    assert statistics.result()["one_hot_trees"] == 0
+    statistics.add(Routing(weights=torch.tensor([[1.0, 0.0]])))
+    assert statistics.result()["one_hot_trees"] is None
 
 
 def test_an_explanation_names_the_gates_and_what_to_try():

@@ -10,11 +10,11 @@ from typing import Literal
 STATIC_INFORMATION = 0.01
 """Nats below which a gate decides the same for every sample, up to noise."""
 
-COLLAPSED_INFORMATION = log(1.1)
-"""Nats below which nearly all samples share their experts.
+COLLAPSED_RATIO = 1.1
+"""Experts of all samples together, divided by those of each one alone, below which samples share them.
 
-exp(information) is the number of effective experts over all samples divided by that of one sample, both by
-weight: below 1.1 the samples together use hardly more experts than each one alone.
+By weight that ratio is exp(information), with effective experts on both sides; by selection it is the number
+of effective experts divided by that of selected experts per sample.
 """
 
 Verdict = Literal["routes", "static", "collapsed", "dense"]
@@ -32,19 +32,34 @@ _ADVICE: dict[Problem, str] = {
 }
 
 
-def verdict(experts_per_sample: float, information: float, n: int) -> Verdict:
-    """In a word, what a gate over ``n`` experts does with the samples of a data set.
+def verdict(
+    *,
+    experts_per_sample: float,
+    effective_experts: float,
+    information: float,
+    dead_experts: int,
+    num_choices: int,
+) -> Verdict:
+    """In a word, what a gate does with the samples of a data set.
 
     - "dense": every sample uses every expert;
-    - "static": the same few experts for every sample: information below 0.01 nats;
-    - "collapsed": the samples together use hardly more experts than each one alone: below log 1.1 nats;
+    - "static": the same few experts, with the same weights, for every sample: information below 0.01 nats;
+    - "collapsed": the samples together use hardly more experts than each one alone. Either information is
+      below log 1.1 nats; or there are fewer than 1.1 effective experts per selected one while others are
+      dead, as where every sample selects the same two experts, only with different weights;
     - "routes": different samples go to different experts.
+
+    Args:
+        experts_per_sample, effective_experts, information, num_choices: see
+            :meth:`comet_moe.statistics.RoutingStatistics.result`.
+        dead_experts: number of experts that no sample selects.
     """
-    if experts_per_sample > n - 1e-3:
+    if experts_per_sample > num_choices - 1e-3:
         return "dense"
     if information < STATIC_INFORMATION:
         return "static"
-    if information < COLLAPSED_INFORMATION:
+    is_shared = effective_experts < COLLAPSED_RATIO * max(1.0, experts_per_sample)
+    if information < log(COLLAPSED_RATIO) or (is_shared and dead_experts):
         return "collapsed"
     return "routes"
 

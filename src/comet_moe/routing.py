@@ -41,6 +41,8 @@ class Routing:
         contributions: (B, ..., k, n) what each tree or selector adds to the weights, or None. Sums to the
             weights over k; dropped when experts are renumbered.
         mask: (B, ...) bool, False where a row is padding, or None.
+        candidates: (c,) indices of the experts that the gate chooses among, all others having weight 0;
+            None for all n.
         execution: "dense" or "sparse", how the mixture ran the experts; None before it has run.
         expert_rows: how many (row, expert) pairs the mixture evaluated for this batch, for all its gates
             together, a scalar tensor on an accelerator and in a graph; None before it has run.
@@ -112,6 +114,7 @@ class Routing:
         self.selectors = selectors
         self.contributions = contributions
         self.mask = mask
+        self.candidates: Tensor | None = None
         self.execution: str | None = None
         self.expert_rows: int | Tensor | None = None
         self.most_experts: int | None = None if slots is None else slots[0].shape[1]
@@ -168,16 +171,19 @@ class Routing:
     @property
     def weights(self) -> Tensor:
         """(B, ..., n) on the simplex, exact zeros where an expert is not selected."""
-        if self._weights is None:
-            rows = prod(self.batch_shape)
-            if self._slots is not None:
-                expert, weight = self._slots
-                flat = weight.new_zeros(rows, self.num_experts).scatter_add(1, expert, weight)
-            else:
-                sample, expert, weight = self.pairs()
-                flat = weight.new_zeros(rows, self.num_experts).index_put((sample, expert), weight)
-            self._weights = flat.reshape(*self.batch_shape, self.num_experts)
-        return self._weights
+        if self._weights is not None:
+            return self._weights
+        rows = prod(self.batch_shape)
+        if self._slots is not None:
+            expert, weight = self._slots
+            flat = weight.new_zeros(rows, self.num_experts).scatter_add(1, expert, weight)
+        else:
+            sample, expert, weight = self.pairs()
+            flat = weight.new_zeros(rows, self.num_experts).index_put((sample, expert), weight)
+        weights = flat.reshape(*self.batch_shape, self.num_experts)
+        if _keeps_graph(weight):
+            self._weights = weights
+        return weights
 
     @property
     def in_pairs(self) -> bool:
@@ -186,16 +192,19 @@ class Routing:
 
     def pairs(self) -> Pairs:
         """The nonzero entries, ordered by sample; ``sample`` indexes flattened rows."""
-        if self._pairs is None:
-            if self._slots is not None:
-                expert, weight = self._slots
-                sample, slot = weight.nonzero(as_tuple=True)
-                self._pairs = Pairs(sample, expert[sample, slot], weight[sample, slot])
-            else:
-                flat = self.weights.reshape(-1, self.num_experts)
-                sample, expert = flat.nonzero(as_tuple=True)
-                self._pairs = Pairs(sample, expert, flat[sample, expert])
-        return self._pairs
+        if self._pairs is not None:
+            return self._pairs
+        if self._slots is not None:
+            expert, weight = self._slots
+            sample, slot = weight.nonzero(as_tuple=True)
+            pairs = Pairs(sample, expert[sample, slot], weight[sample, slot])
+        else:
+            weight = self.weights.reshape(-1, self.num_experts)
+            sample, expert = weight.nonzero(as_tuple=True)
+            pairs = Pairs(sample, expert, weight[sample, expert])
+        if _keeps_graph(weight):
+            self._pairs = pairs
+        return pairs
 
     def top(self, k: int) -> tuple[Tensor, Tensor]:
         """The k largest weights of each row and their experts: (B, ..., k) each, largest first.
@@ -265,7 +274,10 @@ class Routing:
             name: None if values is None else _place(values, experts, num_experts)
             for name, values in (("selectors", self.selectors), ("contributions", self.contributions))
         }
-        return self._move(experts, num_experts, **trees)
+        routing = self._move(experts, num_experts, **trees)
+        if routing.candidates is None:
+            routing.candidates = experts
+        return routing
 
     def _move(self, target: Tensor, num_experts: int, **changed: Any) -> "Routing":
         """A copy in which expert i, with its logit, is expert target[i] of ``num_experts``."""
@@ -278,7 +290,10 @@ class Routing:
         else:
             sample, expert, weight = self.pairs()
             changed["pairs"] = Pairs(sample, target[expert], weight)
-        return self._with(num_experts=num_experts, **changed)
+        routing = self._with(num_experts=num_experts, **changed)
+        if self.candidates is not None:
+            routing.candidates = target[self.candidates]
+        return routing
 
     def section(self, first: int, num_experts: int) -> "Routing":
         """The weights of ``num_experts`` experts from ``first`` on, numbered from 0; nothing else is kept."""
@@ -318,6 +333,7 @@ class Routing:
         routing = Routing(**{**kept, **changed})
         routing.gate_flops = self.gate_flops
         routing.most_experts = self.most_experts
+        routing.candidates = self.candidates
         routing._is_masked = self._is_masked
         return routing
 
@@ -329,6 +345,11 @@ class Routing:
         statistics = RoutingStatistics()
         statistics.add(self)
         return statistics.result()
+
+
+def _keeps_graph(weight: Tensor) -> bool:
+    """Whether what is computed from ``weight`` now, such as within ``torch.no_grad()``, has its gradient."""
+    return torch.is_grad_enabled() or not weight.requires_grad
 
 
 def _check_pairs(sample: Tensor, expert: Tensor, weight: Tensor) -> None:

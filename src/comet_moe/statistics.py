@@ -29,6 +29,7 @@ class Weights(Protocol):
     num_experts: int
     mask: Tensor | None
     selectors: Tensor | None
+    candidates: Tensor | None
     execution: str | None
 
     @property
@@ -59,6 +60,7 @@ class RoutingStatistics:
         self._sums: dict[str, Tensor] = {}
         self._samples: int | Tensor = 0
         self._execution: str | None = None
+        self._candidates: Tensor | None = None
 
     @torch.no_grad()
     def add(self, routing: Weights) -> None:
@@ -66,7 +68,7 @@ class RoutingStatistics:
         self._samples = self._samples + (
             prod(routing.batch_shape) if routing.mask is None else routing.mask.sum()
         )
-        self._execution = routing.execution
+        self._execution, self._candidates = routing.execution, routing.candidates
         sums = _pair_sums(routing) if routing.in_pairs else _dense_sums(routing)
         if routing.selectors is not None:
             sums |= _tree_sums(routing.selectors, routing.mask)
@@ -76,7 +78,7 @@ class RoutingStatistics:
     def merge(self, other: "RoutingStatistics") -> None:
         """Add all batches of ``other``."""
         self._samples = self._samples + other._samples
-        self._execution = other._execution
+        self._execution, self._candidates = other._execution, other._candidates
         for name, value in other._sums.items():
             self._sums[name] = self._sums[name] + value if name in self._sums else value
 
@@ -85,15 +87,20 @@ class RoutingStatistics:
 
         ``samples``, ``experts_per_sample``, ``share_of_samples`` (the loads) and ``share_of_weight`` (n
         each), ``effective_experts``, ``information``, ``load_ratio``, ``dead_experts`` (those that no sample
-        selected); ``tree_entropy`` (mean over samples and trees, in nats), ``one_hot_trees`` (share) and
+        selected), ``num_choices`` (experts that the gate chooses among; load ratio and dead experts are of
+        those); ``tree_entropy`` (mean over samples and trees, in nats), ``one_hot_trees`` (share) and
         ``leaf_share`` (k lists of n, the mean distribution of each tree), all three None for a gate without
-        trees or selectors; ``execution`` of the last batch.
+        trees or selectors, and where not every batch has them, as evaluation need not compute them;
+        ``execution`` of the last batch.
         """
         samples, sums = int(self._samples), self._sums
         count, weight, probability = sums["count"], sums["weight"], sums["probability"]
         routed = float(sums["routed"])  # rows that have an expert at all
         entropy_of_mean = float(torch.special.entr(probability / max(routed, 1.0)).sum())
-        mean_load = float(count.mean())
+        choices = torch.arange(len(count), device=count.device)
+        choices = choices if self._candidates is None else self._candidates.sort().values
+        own = count[choices]
+        mean_load = float(own.mean())
         return {
             "samples": samples,
             "experts_per_sample": float(count.sum()) / max(samples, 1),
@@ -101,14 +108,15 @@ class RoutingStatistics:
             "share_of_weight": (weight / weight.sum().clamp_min(1e-30)).tolist(),
             "effective_experts": exp(entropy_of_mean) if routed else 0.0,
             "information": max(0.0, entropy_of_mean - float(sums["entropy"]) / max(routed, 1.0)),
-            "load_ratio": float(count.max()) / mean_load if mean_load else 1.0,
-            "dead_experts": (count == 0).nonzero().flatten().tolist(),
-            **self._trees(),
+            "load_ratio": float(own.max()) / mean_load if mean_load else 1.0,
+            "dead_experts": choices[own == 0].tolist(),
+            "num_choices": len(own),
+            **self._trees(samples),
             "execution": self._execution,
         }
 
-    def _trees(self) -> dict[str, Any]:
-        if "leaf" not in self._sums:
+    def _trees(self, samples: int) -> dict[str, Any]:
+        if "leaf" not in self._sums or int(self._sums["tree_rows"]) != samples:
             return {"tree_entropy": None, "one_hot_trees": None, "leaf_share": None}
         rows, trees = float(self._sums["tree_rows"]), self._sums["leaf"].shape[0]
         entropy, one_hot = (float(self._sums[name]) for name in ("tree_entropy", "one_hot"))

@@ -45,6 +45,22 @@ def test_weights_keep_their_proportions_and_the_sum_of_the_row():
         torch.testing.assert_close(routing.weights, torch.where(routing.weights > 0, own * ratio, 0.0))
 
 
+def test_a_task_that_selected_none_of_the_shared_experts_weighs_them_by_score():
+    weights = torch.tensor([[[0.5, 0.3, 0.2, 0.0, 0.0]], [[0.0, 0.0, 0.0, 0.25, 0.25]]])
+    first, second = JointSelection(2)([Routing(weights=own) for own in weights])
+    torch.testing.assert_close(first.weights, torch.tensor([[0.625, 0.375, 0.0, 0.0, 0.0]]))
+    torch.testing.assert_close(second.weights, torch.tensor([[0.3125, 0.1875, 0.0, 0.0, 0.0]]))
+
+
+def test_a_row_without_experts_and_experts_outside_a_subset_stay_without_weight():
+    empty = Routing(weights=torch.zeros(1, 3))
+    own = Routing(weights=torch.tensor([[1.0]])).embedded(torch.tensor([2]), 3)
+    full = Routing(weights=torch.tensor([[0.6, 0.4, 0.0]]))
+    chosen = JointSelection(1)([full, empty, own])
+    assert chosen[1].weights.tolist() == [[0.0, 0.0, 0.0]]
+    assert chosen[2].weights[0, :2].tolist() == [0.0, 0.0]
+
+
 def test_as_many_experts_as_there_are_change_nothing():
     weights = torch.rand(2, 5, 6)
     for own, routing in zip(weights, JointSelection(6)([Routing(weights=w) for w in weights]), strict=True):

@@ -64,6 +64,12 @@ def test_a_missing_number_has_a_vector_of_its_own_and_finite_gradients():
     assert embeddings.missing.grad.tolist() == [[1.0, 1.0], [0.0, 0.0]]
 
 
+def test_the_vector_of_a_missing_number_trains_from_the_start():
+    embeddings = PiecewiseLinearEmbeddings([[0.0, 1.0]], width=2)
+    embeddings(torch.tensor([[NAN]])).sum().backward()
+    assert embeddings.missing.grad.tolist() == [[1.0, 1.0]]
+
+
 def test_robust_scaling_bounds_tails_and_marks_missing_numbers():
     scaled = ScaledNumbers([10.0], [2.0])(torch.tensor([[10.0], [10.2], [1e30], [NAN]]))
     torch.testing.assert_close(scaled[:2], torch.tensor([[0.0, 0.0], [0.1, 0.0]]), atol=1e-3, rtol=0)

@@ -1,5 +1,7 @@
 """The losses of tasks, and what they predict."""
 
+import math
+
 import pytest
 import torch
 
@@ -74,5 +76,14 @@ def test_a_count_has_the_poisson_loss_and_is_predicted_as_a_mean():
     task = Task("target", "count", 1.0)
     output = torch.tensor([[2.0]])
     total, _ = task.loss(output, {"target": torch.tensor([3.0])})
-    torch.testing.assert_close(total, output[0, 0].exp() - 3 * output[0, 0])
+    torch.testing.assert_close(total, output[0, 0].exp() - 3 * output[0, 0] + math.log(6))
     torch.testing.assert_close(task.predict(output), output[:, 0].exp())
+
+
+def test_the_loss_of_a_count_is_never_negative():
+    """It is minus the logarithm of a probability; below 0, uncertainty weighting would diverge."""
+    targets = torch.tensor([0.0, 1.0, 5.0, 20.0, 1e4])
+    best = targets.clamp_min(1e-6).log().unsqueeze(-1)
+    for output, target in zip(best, targets, strict=True):
+        total, _ = Task("target", "count", 1.0).loss(output.unsqueeze(0), {"target": target.reshape(1)})
+        assert float(total) >= 0

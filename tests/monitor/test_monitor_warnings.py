@@ -88,6 +88,18 @@ def test_a_collapsed_gate_is_warned_of_with_how_to_balance_its_load():
     assert statistics["dead_experts"] == [2, 3]
 
 
+def test_a_gate_that_only_weighs_the_same_two_experts_is_warned_of():
+    gate = TopKGate(P, N, k=2)
+    with torch.no_grad():
+        gate.bias[:2] = 100.0
+        gate.weight[:2].normal_(generator=torch.Generator().manual_seed(0))
+    given, monitor = train(identity_model(gate.requires_grad_(False)), steps=10, interval=1, window=10)
+    statistics = monitor.statistics()["gates.0"]
+    assert statistics["information"] > 0.1
+    assert statistics["dead_experts"] == [2, 3]
+    assert [type(warning) for warning in given] == [CollapseWarning]
+
+
 def test_a_gate_that_routes_gives_no_warning():
     given, monitor = train(make_model(TopKGate(P, N, k=2)), steps=30, interval=1, window=10)
     assert given == []

@@ -45,6 +45,14 @@ def test_several_classes():
     assert found["f1"] == pytest.approx(sk.f1_score(labels, outputs.argmax(1), average="macro"))
 
 
+def test_the_log_loss_of_a_sure_mistake_is_that_of_its_logit():
+    found = compute(Task("y", "binary", 1.0), np.array([60.0, -800.0]), np.array([0.0, 1.0]))
+    assert found["log_loss"] == pytest.approx(430.0)
+    outputs = np.array([[0.0, 900.0, 0.0]])
+    found = compute(Task("y", "multiclass", 1.0, outputs=3), outputs, np.array([2]))
+    assert found["log_loss"] == pytest.approx(900.0)
+
+
 def test_numbers_are_in_the_units_of_the_data():
     rng = np.random.default_rng(0)
     outputs, targets = rng.normal(size=300), rng.normal(size=300)

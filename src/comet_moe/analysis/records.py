@@ -54,7 +54,7 @@ class GateRecord(Record):
     """How one gate of a trial used its experts on the test split: the numbers of a `RoutingRecord`.
 
     Attributes:
-        experts: number of experts.
+        experts: number of experts that the gate chooses among.
         experts_per_sample, effective_experts, information, load_ratio: see `RoutingRecord`.
         dead_experts: number of experts that no sample selected.
     """
@@ -69,7 +69,13 @@ class GateRecord(Record):
     @property
     def verdict(self) -> Verdict:
         """In a word, what the gate does: see `comet_moe.diagnosis.verdict`."""
-        return verdict(self.experts_per_sample, self.information, self.experts)
+        return verdict(
+            experts_per_sample=self.experts_per_sample,
+            effective_experts=self.effective_experts,
+            information=self.information,
+            dead_experts=self.dead_experts,
+            num_choices=self.experts,
+        )
 
 
 ROUTING_COLUMNS = ("information", "effective_experts", "load_ratio", "dead_experts")
@@ -143,7 +149,7 @@ def trial_routing(result: ResultRecord) -> dict[str, GateRecord]:
     """``routing`` of a trial from the result of its run."""
     return {
         owner: GateRecord(
-            experts=len(record.share_of_samples),
+            experts=record.choices,
             experts_per_sample=record.experts_per_sample,
             effective_experts=record.effective_experts,
             information=record.information,

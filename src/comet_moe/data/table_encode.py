@@ -24,6 +24,8 @@ from comet_moe.data.table_values import (
     as_lists,
     as_numbers,
     date_part,
+    is_list,
+    is_readable,
     is_text,
 )
 from comet_moe.exceptions import DataError
@@ -82,6 +84,7 @@ class Encoder:
         arrays: dict[str, list[Array]] = {"categorical": [], "numeric": [], "lists": []}
         for feature in schema.features:
             values = batch.column(feature.column)
+            _check_type(feature, values.type)
             if feature.kind == "numeric":
                 arrays["numeric"].append(self._encode_numbers(feature, values))
             elif feature.kind == "categorical":
@@ -148,6 +151,15 @@ class Encoder:
                 )
             numbers = np.array([*(classes[text] for text in texts), np.nan])
         return numbers[codes]
+
+
+def _check_type(feature: Feature, kind: pa.DataType) -> None:
+    """A new table may have other types than the one of the training, but no lists in place of values."""
+    if not is_readable(kind) or (is_list(kind) and feature.kind != "list"):
+        raise DataError(
+            f"the column {feature.column} has values of type {kind}, where the model was trained on a "
+            f"{feature.kind} feature; give single numbers or texts."
+        )
 
 
 def feature_numbers(feature: Feature, values: pa.Array) -> npt.NDArray[np.float64]:

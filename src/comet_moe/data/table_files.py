@@ -1,7 +1,8 @@
 """Reading columns of a table file (.csv, .tsv or .parquet) by ``pyarrow.dataset``.
 
 CSV and TSV files are UTF-8 text whose first line names the columns; a CSV file may be separated by commas,
-semicolons or tabs. Spaces before a value do not belong to it, and an empty value is a missing one.
+semicolons, tabs or vertical bars. Spaces before a value do not belong to it, and an empty value is a missing
+one.
 """
 
 from __future__ import annotations
@@ -33,9 +34,19 @@ _PARQUET = "Parquet file"
 _TEXT = "UTF-8 table"
 
 
+SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
+"""Characters that may be between the values of a text file, the usual one first."""
+SAVE_AS_UTF8 = "save it as UTF-8"
+
+
+def suffix_of(path: Path) -> str:
+    """The ending of a file's name that tells its format, in lower case."""
+    return path.suffix.lower()
+
+
 def read_column_names(path: Path) -> list[str]:
     """Return the names of all columns; of a CSV or TSV file only the beginning is read."""
-    return inspect_parquet(path).names if path.suffix == ".parquet" else list(read_header(path).names)
+    return inspect_parquet(path).names if suffix_of(path) == ".parquet" else list(read_header(path).names)
 
 
 def read_table(path: Path, columns: Iterable[str], numbers: Collection[str] = ()) -> pd.DataFrame:
@@ -49,7 +60,9 @@ def read_table(path: Path, columns: Iterable[str], numbers: Collection[str] = ()
     """
     wanted = list(columns)
     table = (
-        _read_parquet(path, wanted) if path.suffix == ".parquet" else _read_text(path, wanted, set(numbers))
+        _read_parquet(path, wanted)
+        if suffix_of(path) == ".parquet"
+        else _read_text(path, wanted, set(numbers))
     )
     require_rows(path, table.num_rows)
     return table.to_pandas(ignore_metadata=True)  # an index that pandas stored is a column like any other
@@ -122,16 +135,19 @@ def _read_text(path: Path, columns: list[str], numbers: set[str]) -> pa.Table:
     return table.select(columns)
 
 
-def read_header(path: Path, encoding: str = "utf-8", separator: str | None = None) -> Header:
+def read_header(
+    path: Path, encoding: str = "utf-8", separator: str | None = None, fix: str = SAVE_AS_UTF8
+) -> Header:
     """Read how a CSV or TSV file begins.
 
     Args:
         path: the file.
         encoding: of the text, by Python's name.
-        separator: character between values; None: a tab for .tsv, else the most frequent of , ; and tab in
-            the first line.
+        separator: character between values; None: a tab for .tsv, else that of ``SEPARATORS`` which is most
+            frequent in the first line.
+        fix: what to do about text of another encoding.
     """
-    if path.suffix not in (".csv", ".tsv"):
+    if suffix_of(path) not in (".csv", ".tsv"):
         raise DataError(f"{path} ends in {path.suffix!r}; give a .csv, .tsv or .parquet table.")
     # Bytes that are not UTF-8 are only an error in the columns that are read, where Arrow finds them.
     python_encoding = "utf-8-sig" if encoding == "utf-8" else encoding
@@ -142,9 +158,9 @@ def read_header(path: Path, encoding: str = "utf-8", separator: str | None = Non
         state = "has an empty first line" if head.strip() else "is empty"
         raise DataError(f"{path} {state}; give a table whose first line names its columns.")
     if "\0" in first_line or "\ufffd" in first_line:
-        raise DataError(f"{path} is not UTF-8 text; give a table that is saved as UTF-8.")
+        raise DataError(f"{path} is not {encoding.upper()} text; {fix}.")
     if separator is None:
-        separator = "\t" if path.suffix == ".tsv" else max((",", ";", "\t"), key=first_line.count)
+        separator = "\t" if suffix_of(path) == ".tsv" else max(SEPARATORS, key=first_line.count)
     rows = csv.reader(io.StringIO(head), delimiter=separator)
     with wrap_read_errors(path, _TEXT):
         names = tuple(name.strip() for name in next(rows))
@@ -195,7 +211,7 @@ def require_empty_end(path: Path, header: Header, rows: pa.Table | pa.RecordBatc
         )
 
 
-def rephrase_error(path: Path, header: Header, reason: str) -> str | None:
+def rephrase_error(path: Path, header: Header, reason: str, fix: str = SAVE_AS_UTF8) -> str | None:
     """Rephrase Arrow's message about one row in terms of the table; None if it is about something else."""
     ragged = re.search(r"Row #(\d+): Expected (\d+) columns, got (\d+)", reason)
     if ragged:
@@ -208,7 +224,7 @@ def rephrase_error(path: Path, header: Header, reason: str) -> str | None:
     if value:
         where = f"in column {header.names[int(value[1])]}, data row {int(value[2]) - header.lines}"
         if value[3].endswith("string"):
-            return f"{path} has a value {where}, that is not UTF-8; save the table as UTF-8."
+            return f"{path} has a value {where}, that is not {header.encoding.upper()}; {fix}."
         text = " ".join(value[4].removeprefix(": invalid value ").split())[:100]
         return f"{path} has {text} {where}; it must be a number."
     if "straddling object" in reason:

@@ -99,12 +99,16 @@ def _report_column(
             warnings.append(str(error))
             kind, reason = None, "numbers and texts are mixed"
         role = "feature" if kind is not None else "left out"
-    if scan.looks_like_date and not scan.is_date and scan.texts and role == "feature":
+    is_excluded = scan.name in options.exclude
+    if scan.looks_like_date and not scan.is_date and scan.texts and role != "target" and not is_excluded:
         text = next(iter(sorted(scan.distinct)))
+        use = "left out" if kind is None else f"read as {kind}"
         warnings.append(
-            f"column {scan.name} looks like dates, such as {text!r}, but is read as {kind}: write them as "
-            f"2024-01-31 for parts of dates."
+            f"column {scan.name} looks like dates, such as {text!r}, but is {use}: write them as 2024-01-31 "
+            f"for parts of dates."
         )
+    elif role == "left out" and not is_excluded and len(scan.distinct) <= 1 and scan.is_readable:
+        warnings.append(f"column {scan.name} is constant and left out: {reason}.")
     distinct = None if scan.has_many else len(scan.distinct)
     examples = sorted(scan.counts, key=lambda text: (-scan.counts[text], text))[:3]
     return ColumnReport(

@@ -1,8 +1,8 @@
 """A table in one or several files (.csv, .tsv, .parquet), streamed in batches of rows by Arrow.
 
 Encoding and separator of text files are guessed where that is safe, and the guess is told in ``notes``:
-UTF-16 by its byte order mark, commas, semicolons or tabs by the first line, and commas as decimal points by
-the first rows of a file with semicolons.
+UTF-16 by its byte order mark, commas, semicolons, tabs or vertical bars by the first line, and commas as
+decimal points by the first rows of a file with semicolons.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pyarrow import csv, parquet
 
 from comet_moe.data.io import wrap_read_errors
 from comet_moe.data.table_files import (
+    SEPARATORS,
     Header,
     inspect_parquet,
     make_text_options,
@@ -28,6 +29,7 @@ from comet_moe.data.table_files import (
     rephrase_error,
     require_distinct_columns,
     require_empty_end,
+    suffix_of,
 )
 from comet_moe.exceptions import DataError
 
@@ -38,6 +40,7 @@ BATCH_ROWS = 2**16
 MISSING_TEXTS = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "<NA>", "#N/A")
 """Texts of a CSV or TSV file that stand for a missing value."""
 
+_OTHER_ENCODING = "save it as UTF-8, or name its encoding, such as cp1252, by the option encoding"
 _BLOCKS = 8  # of a text file that make a batch
 _BUFFER = 2**20
 _DECIMAL_COMMA = re.compile(r"-?\d+,\d+")
@@ -47,11 +50,11 @@ _UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 def find_tables(path: Path) -> list[Path]:
     """The files that ``path`` names: a file, a folder of tables, or a glob pattern such as data/*.csv."""
     if path.is_file():
-        if path.suffix not in SUFFIXES:
+        if suffix_of(path) not in SUFFIXES:
             raise DataError(f"{path} ends in {path.suffix!r}; give a .csv, .tsv or .parquet table.")
         return [path]
     if path.is_dir():
-        found = [file for file in sorted(path.rglob("*")) if file.is_file() and file.suffix in SUFFIXES]
+        found = [file for file in sorted(path.rglob("*")) if file.is_file() and suffix_of(file) in SUFFIXES]
         if not found:
             raise DataError(f"{path} has no .csv, .tsv or .parquet file; give a folder that holds one.")
         return found
@@ -60,7 +63,7 @@ def find_tables(path: Path) -> list[Path]:
         raise DataError(
             f"{path} does not exist; give a table, a folder of tables or a pattern such as *.csv."
         )
-    wrong = next((file for file in found if file.suffix not in SUFFIXES), None)
+    wrong = next((file for file in found if suffix_of(file) not in SUFFIXES), None)
     if wrong is not None:
         raise DataError(f"{path} names {wrong}, which is not a .csv, .tsv or .parquet table; narrow it.")
     return found
@@ -94,7 +97,7 @@ class TableSource:
         self._headers: dict[Path, Header] = {}
         self._schemas: dict[Path, pa.Schema] = {}
         for path in self.paths:
-            if path.suffix == ".parquet":
+            if suffix_of(path) == ".parquet":
                 self._schemas[path] = inspect_parquet(path)
             else:
                 self._headers[path] = self._open_header(path, encoding, separator)
@@ -124,10 +127,10 @@ class TableSource:
                 codecs.lookup(encoding)
             except LookupError as error:
                 raise DataError(f"option encoding is {encoding!r}; give a name such as cp1252.") from error
-        header = read_header(path, encoding, separator)
-        usual = "\t" if path.suffix == ".tsv" else ","
+        header = read_header(path, encoding, separator, _OTHER_ENCODING)
+        usual = "\t" if suffix_of(path) == ".tsv" else ","
         if separator is None and header.separator != usual:
-            name = {"\t": "tabs", ";": "semicolons"}[header.separator]
+            name = SEPARATORS[header.separator]
             self.notes.append(f"{path.name} is read with {name} between its values, as in its first line")
         if header.separator == ";" and _has_decimal_comma(path, header):
             self._has_decimal_comma.add(path)
@@ -155,7 +158,9 @@ class TableSource:
                 try:
                     batch = next(batches, None)
                 except pa.ArrowInvalid as error:
-                    message = None if header is None else rephrase_error(path, header, str(error))
+                    message = (
+                        None if header is None else rephrase_error(path, header, str(error), _OTHER_ENCODING)
+                    )
                     if message is None:
                         raise
                     raise DataError(message) from error

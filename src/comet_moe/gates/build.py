@@ -22,6 +22,17 @@ SIGMOID_BIAS_UPDATE = 1e-3
 KINDS_WITHOUT_LOGITS = ("hash", "dselect", "comet")
 
 
+def default_load_balance(kind: str) -> float:
+    """The weight of the load-balancing loss of the gate called ``kind``, where none is given."""
+    return SWITCH_LOAD_BALANCE if kind == "switch" else 0.0
+
+
+def check_z_loss(kind: str, z_loss: float) -> None:
+    """Raise if the gate called ``kind`` has no logits for a z-loss of this weight."""
+    if z_loss and kind in KINDS_WITHOUT_LOGITS:
+        raise ValueError(f"the gate {kind} has no logits for a z-loss: set z_loss to 0")
+
+
 def build_gate(
     kind: str,
     in_features: int,
@@ -85,7 +96,6 @@ def build_gate(
         gate = HashGate(num_keys, num_experts, seed)
     elif kind == "switch":
         gate = TopKGate(in_features, num_experts, 1, noise, "all")
-        load_balance = SWITCH_LOAD_BALANCE if load_balance is None else load_balance
     elif kind in ("topk", "sigmoid"):
         default = SIGMOID_BIAS_UPDATE if kind == "sigmoid" else 0.0
         gate = TopKGate(
@@ -108,8 +118,8 @@ def build_gate(
         gate = CometGate(in_features, num_experts, k, gamma, entropy)
     else:
         raise ValueError(f"there is no gate {kind!r}")
-    if z_loss and kind in KINDS_WITHOUT_LOGITS:
-        raise ValueError(f"the gate {kind} has no logits for a z-loss: set z_loss to 0")
+    check_z_loss(kind, z_loss)
+    load_balance = default_load_balance(kind) if load_balance is None else load_balance
     if load_balance or z_loss or information:
-        gate = RegularizedGate(gate, load_balance or 0.0, z_loss, information)
+        gate = RegularizedGate(gate, load_balance, z_loss, information)
     return WarmupGate(gate, warmup_steps) if warmup_steps else gate

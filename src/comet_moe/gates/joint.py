@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from comet_moe import checks
 from comet_moe.routing import Routing
@@ -17,7 +18,8 @@ class JointSelection:
     With independent gates, T tasks ask for up to T·k experts per row. Here the ``k_shared`` experts with the
     largest score over all tasks are kept for every task, and in addition the ``k_private`` largest others of
     each task: at most k_shared + T·k_private experts run for a row. Each task keeps its own weights on them,
-    rescaled to the sum that the row had.
+    rescaled to the sum that the row had. A task whose gate selected none of them weighs the shared ones by
+    their score instead, without a gradient: sparse gates of different tasks may select different experts.
 
     Args:
         k_shared: experts that all tasks of a row share.
@@ -54,11 +56,22 @@ class JointSelection:
         kept = torch.zeros_like(weights, dtype=torch.bool)
         shared = score.topk(min(self.k_shared, n), -1).indices.expand(len(routings), *[-1] * score.dim())
         kept.scatter_(-1, shared, True)
+        by_score = [_restrict(score * kept[0], routing) for routing in routings]
         if self.k_private and self.k_shared < n:
             others = detached.masked_fill(kept, -1.0)
             private = others.topk(min(self.k_private, n - self.k_shared), -1).indices
             kept.scatter_(-1, private, True)
         chosen = weights * kept
+        has_none = (chosen == 0).all(-1, keepdim=True)
+        chosen = torch.where(has_none, torch.stack(by_score), chosen)
         chosen_sum = chosen.sum(-1, keepdim=True)
         scale = weights.sum(-1, keepdim=True) / chosen_sum.masked_fill(chosen_sum == 0, 1.0)
         return [routing.with_weights(own) for routing, own in zip(routings, chosen * scale, strict=True)]
+
+
+def _restrict(weights: Tensor, routing: Routing) -> Tensor:
+    """``weights`` (B, ..., n) of the experts that the gate of ``routing`` chooses among, 0 for others."""
+    if routing.candidates is None:
+        return weights
+    allowed = torch.zeros_like(weights).index_fill(-1, routing.candidates, 1.0)
+    return weights * allowed

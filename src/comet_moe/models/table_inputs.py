@@ -125,8 +125,8 @@ class PiecewiseLinearEmbeddings(TableInput):
         filled = numbers.masked_fill(is_missing, 0).unsqueeze(-1)
         passed = ((filled - self.lower) * self.inverse).clamp(0, 1)
         mapped = torch.baddbmm(self.bias.unsqueeze(1), passed.transpose(0, 1), self.weight).transpose(0, 1)
-        embedded = torch.where(is_missing.unsqueeze(-1), self.missing, mapped)
-        return embedded.relu().flatten(1)
+        # The ReLU is not on the vector of missing numbers: that starts at 0, where it would get no gradient.
+        return torch.where(is_missing.unsqueeze(-1), self.missing, mapped.relu()).flatten(1)
 
 
 class ScaledNumbers(TableInput):

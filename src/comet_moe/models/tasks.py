@@ -18,7 +18,8 @@ class Task:
     Attributes:
         name: name of the target.
         kind: "binary" (cross-entropy on a logit), "multiclass" (cross-entropy on logits), "regression"
-            (squared error) or "count" (Poisson likelihood, the output being the logarithm of the mean).
+            (squared error) or "count" (negative logarithm of the Poisson likelihood, the output being the
+            logarithm of the mean).
         weight: factor of the task's loss in the total loss.
         outputs: width of the output of the head.
         where: name of a target with the weight of each row, such as 0 and 1; rows of weight 0 are left out,
@@ -95,7 +96,10 @@ class Task:
         if self.kind == "binary":
             return F.binary_cross_entropy_with_logits(output, target, reduction="none")
         if self.kind == "count":
-            return F.poisson_nll_loss(output, target, log_input=True, reduction="none")
+            # log y! does not depend on the output, but without it the loss may be negative, and a task that
+            # is weighted by its uncertainty would lower the total loss without end.
+            losses = F.poisson_nll_loss(output, target, log_input=True, reduction="none")
+            return losses + torch.lgamma(target + 1)
         return (output - target).square()
 
 

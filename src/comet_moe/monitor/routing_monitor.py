@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from comet_moe import checks
-from comet_moe.gates import Gate, GateWrapper
+from comet_moe.gates import Gate
 from comet_moe.moe import MultiGateMoE
 from comet_moe.monitor.hooks import Hook
 from comet_moe.monitor.pending_losses import PendingLosses
@@ -93,7 +93,7 @@ class RoutingMonitor:
             self.gates[name] = gate
             if mixture is not None:
                 self._mixtures.setdefault(mixture, []).append(name)
-        self._records = {name: GateRecord(self.window, _choices(gate)) for name, gate in self.gates.items()}
+        self._records = {name: GateRecord(self.window) for name in self.gates}
         self._writers = [make_writer(one) for one in _as_list(log)]
         self._handles: list[RemovableHandle] = []
         self._losses = PendingLosses()
@@ -257,11 +257,6 @@ def _outermost_gates(model: nn.Module) -> Iterator[tuple[str, Gate, MultiGateMoE
             yield from walk(child, f"{name}.{child_name}" if name else child_name, child_mixture)
 
     return walk(model, "", None)
-
-
-def _choices(gate: Gate) -> int:
-    """How many experts a gate can choose among: a wrapper may spread few over many."""
-    return min(gate.num_experts, _choices(gate.gate)) if isinstance(gate, GateWrapper) else gate.num_experts
 
 
 def _as_list(log: Any) -> list[Any]:

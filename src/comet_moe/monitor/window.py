@@ -14,11 +14,9 @@ class GateRecord:
 
     Args:
         window: batches to keep.
-        choices: number of experts that the gate can choose among.
     """
 
-    def __init__(self, window: int, choices: int):
-        self._choices = choices
+    def __init__(self, window: int):
         self.passes = 0
         self.has_new = False
         self.has_warned = False
@@ -56,7 +54,7 @@ class GateRecord:
 
     def began_dense(self) -> bool:
         """Whether the gate was still soft at the beginning of the window."""
-        return self._verdict(self._window[0].result()) == "dense"
+        return _verdict(self._window[0].result()) == "dense"
 
     def result(self, evaluation: bool) -> dict[str, Any] | None:
         """Of the window or the last evaluation; None if no batch was added."""
@@ -68,10 +66,13 @@ class GateRecord:
             total.merge(batch)
         statistics = total.result()
         del statistics["execution"]
-        return {**statistics, "verdict": self._verdict(statistics)}
+        return {**statistics, "verdict": _verdict(statistics)}
 
-    def _verdict(self, statistics: dict[str, Any]) -> Verdict:
-        return verdict(statistics["experts_per_sample"], statistics["information"], self._choices)
+
+def _verdict(statistics: dict[str, Any]) -> Verdict:
+    names = ("experts_per_sample", "effective_experts", "information", "num_choices")
+    numbers = {name: statistics[name] for name in names}
+    return verdict(dead_experts=len(statistics["dead_experts"]), **numbers)
 
 
 def make_warning(name: str, statistics: dict[str, Any]) -> CollapseWarning | None:
@@ -86,7 +87,7 @@ def make_warning(name: str, statistics: dict[str, Any]) -> CollapseWarning | Non
         return None
     numbers = (
         f"information {statistics['information']:.3f} nats, {statistics['effective_experts']:.2f} effective "
-        f"experts of {len(statistics['share_of_samples'])}, {statistics['experts_per_sample']:.2f} per "
+        f"experts of {statistics['num_choices']}, {statistics['experts_per_sample']:.2f} per "
         f"sample, in {statistics['samples']} samples"
     )
     kind = StaticRoutingWarning if found == "static" else CollapseWarning

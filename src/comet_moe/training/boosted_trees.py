@@ -78,6 +78,10 @@ def _fit(task: Task, dataset: Dataset, inputs: dict[str, Array], is_categorical:
         loss = "poisson" if task.kind == "count" else "squared_error"
         model = HistGradientBoostingRegressor(loss=loss, **settings)
     rows, held_out = present["train"], present["validation"]
+    if task.kind in ("binary", "multiclass"):  # a class that no train row has cannot be scored
+        held_out &= np.isin(targets["validation"], targets["train"][rows])
+    if not held_out.any():
+        return model.set_params(early_stopping=False).fit(inputs["train"][rows], targets["train"][rows])
     return model.fit(
         inputs["train"][rows],
         targets["train"][rows],

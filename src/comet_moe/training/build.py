@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from comet_moe.config.schema import GateSection, ImageModelConfig, RatingModelConfig, TrainConfig
+from comet_moe.config.schema import ImageModelConfig, RatingModelConfig, TrainConfig
 from comet_moe.data import Dataset
 from comet_moe.devices import make_placement
 from comet_moe.exceptions import RecipeError
 from comet_moe.experts import ConvExperts, DenseExperts
-from comet_moe.gates import JointSelection, Regularizer
+from comet_moe.gates import JointSelection
 from comet_moe.kernels.mix import weights_dtype
 from comet_moe.local_search import parameter_groups
 from comet_moe.memory import available_memory, require_memory
@@ -28,7 +28,7 @@ from comet_moe.training.batches import Batch, steps_per_epoch, training_batches
 from comet_moe.training.build_table import build_table_model
 from comet_moe.training.distributed import Processes
 from comet_moe.training.evaluate import evaluate, evaluate_held_out, gate_names
-from comet_moe.training.mixture_parts import build_experts, build_gates
+from comet_moe.training.mixture_parts import build_experts, build_gates, build_regularizer
 from comet_moe.training.records import ResultRecord
 from comet_moe.training.run import RunFolder
 from comet_moe.training.trainer import Callbacks, StepLoss, Trainer
@@ -159,6 +159,7 @@ def build_model(config: TrainConfig, meta: dict[str, Any], copies: int = 1) -> M
         try:
             _require_memory(lambda: build(config, meta), config, copies)
             model = build(config, meta)
+            regularizer = build_regularizer(config)
         except ValueError as error:  # fits the schema, not the others: kernels larger than the images
             raise RecipeError(f"recipe {config.recipe}: {error}") from error
     for mixture in model.moe.modules():
@@ -171,10 +172,8 @@ def build_model(config: TrainConfig, meta: dict[str, Any], copies: int = 1) -> M
         return model
     if config.joint.k_shared is not None:
         model.moe.joint = JointSelection(config.joint.k_shared, config.joint.k_private, config.joint.score)
-    if config.loss.balance == "together" and isinstance(config.gate, GateSection):
-        model.moe.regularizer = Regularizer(
-            config.gate.load_balance or 0.0, config.gate.z_loss, config.gate.information
-        )
+    if config.loss.balance == "together" and regularizer:
+        model.moe.regularizer = regularizer
     return model
 
 

@@ -42,7 +42,7 @@ class Heartbeat:
         self._thread = threading.Thread(target=self._run, name="comet-moe-heartbeat", daemon=True)
 
     def start(self) -> None:
-        """Start to beat and to watch; SIGTERM then ends the process after a look for a lost rank."""
+        """Start both; SIGTERM then ends the process after a look for a lost rank."""
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._terminate)
         self._thread.start()
@@ -81,7 +81,7 @@ class Heartbeat:
             while not self._stopped.wait(BEAT_SECONDS):
                 beats += 1
                 self._store.set(f"beat/{self.rank}", str(beats))
-                self._watch()
+                self._read_beats()
                 if self._terminated.is_set():
                     self._end(self.explain_failure(), EXIT_SIGTERM)
                 lost = self._lost(SILENT_SECONDS)
@@ -93,7 +93,7 @@ class Heartbeat:
             if not self._stopped.wait(SILENT_AFTER_FAILURE):
                 self._end("the machine with the rendezvous store was lost: start again with --resume", 1)
 
-    def _watch(self) -> None:
+    def _read_beats(self) -> None:
         now = time.monotonic()
         for rank, (count, _) in self._seen.items():
             key = f"beat/{rank}"
@@ -104,7 +104,7 @@ class Heartbeat:
     def _lost(self, seconds: float) -> list[int]:
         if threading.current_thread() is self._thread:
             self._store.set(f"beat/{self.rank}", f"still here at {time.monotonic()}")
-            self._watch()
+            self._read_beats()
         now = time.monotonic()
         return [rank for rank, (_, last) in self._seen.items() if now - last > seconds]
 

@@ -9,10 +9,10 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-from comet_moe.config.schema import CometConfig, DenseConfig, DSelectKConfig, TrainConfig
+from comet_moe.config.schema import CometConfig, DenseConfig, DSelectKConfig, GateSection, TrainConfig
 from comet_moe.experts import Experts
-from comet_moe.gates import Gate
-from comet_moe.gates.build import build_gate
+from comet_moe.gates import Gate, Regularizer
+from comet_moe.gates.build import build_gate, check_z_loss, default_load_balance
 from comet_moe.local_search import Permutation, PermutedGate
 from comet_moe.models.single_expert import build_wider_expert, operations, parameters
 from comet_moe.training.batches import steps_per_epoch
@@ -67,6 +67,8 @@ def build_one_gate(
     """The gate of ``config`` without local search; ``index`` counts the gates of a model, for hash tables."""
     settings = config.gate.model_dump(exclude={"name", "warmup_epochs"})
     if config.loss.balance == "together":
+        if settings.get("information"):
+            settings["entropy"] = 0.0
         settings |= {"load_balance": 0.0, "z_loss": 0.0, "information": 0.0}
     return build_gate(
         config.gate.name.removesuffix("+"),
@@ -77,6 +79,16 @@ def build_one_gate(
         num_keys=num_keys(meta),
         seed=config.seed + index,
     )
+
+
+def build_regularizer(config: TrainConfig) -> Regularizer:
+    """The losses of all gates together, for ``loss.balance=together``."""
+    gate, kind = config.gate, config.gate.name.removesuffix("+")
+    if not isinstance(gate, GateSection):
+        return Regularizer()
+    check_z_loss(kind, gate.z_loss)
+    load_balance = default_load_balance(kind) if gate.load_balance is None else gate.load_balance
+    return Regularizer(load_balance, gate.z_loss, gate.information)
 
 
 def build_permutation(

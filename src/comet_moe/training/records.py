@@ -71,6 +71,7 @@ class RoutingRecord(Record):
         information: between sample and expert, in nats: 0 for a constant gate, log n at most.
         load_ratio: largest share of samples / mean share.
         dead_experts: experts that no sample selected.
+        num_choices: experts that the gate chooses among; None for all n.
         tree_entropy: mean entropy of a tree or selector, in nats; None for a gate without trees.
         one_hot_trees: share of (sample, tree) pairs whose tree is one-hot; None for a gate without trees.
         leaf_share: (k, n) mean distribution of each tree or selector; None for a gate without trees.
@@ -85,6 +86,7 @@ class RoutingRecord(Record):
     information: float
     load_ratio: float
     dead_experts: list[int]
+    num_choices: int | None = None
     tree_entropy: Number = None
     one_hot_trees: Number = None
     leaf_share: list[list[float]] | None = None
@@ -93,8 +95,18 @@ class RoutingRecord(Record):
     @property
     def verdict(self) -> Verdict:
         """In a word, what the gate does: see :func:`comet_moe.diagnosis.verdict`."""
-        n = len(self.share_of_samples)
-        return verdict(self.experts_per_sample, self.information, n)
+        return verdict(
+            experts_per_sample=self.experts_per_sample,
+            effective_experts=self.effective_experts,
+            information=self.information,
+            dead_experts=len(self.dead_experts),
+            num_choices=self.choices,
+        )
+
+    @property
+    def choices(self) -> int:
+        """Number of experts that the gate chooses among."""
+        return len(self.share_of_samples) if self.num_choices is None else self.num_choices
 
 
 class EvaluationRecord(Record):

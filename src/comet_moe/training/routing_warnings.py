@@ -38,5 +38,5 @@ def _numbers(records: list[RoutingRecord]) -> str:
     )
     return (
         f"information {information:.3f} nats, {effective:.2f} effective experts of "
-        f"{len(records[0].share_of_samples)}, {per_sample:.2f} per sample"
+        f"{records[0].choices}, {per_sample:.2f} per sample"
     )

@@ -47,10 +47,10 @@ def table_metrics(
         scale, shift = (task.std, task.mean) if task.kind == "regression" else (1.0, 0.0)
         predicted = np.exp(outputs) if task.kind == "count" else outputs * scale + shift
         return _number_metrics(predicted, targets * scale + shift)
+    logits = outputs if task.kind == "multiclass" else np.stack((np.zeros_like(outputs), outputs), 1)
+    metrics = _class_metrics(_log_softmax(logits), targets.astype(np.int64))
     if task.kind == "multiclass":
-        return _class_metrics(_softmax(outputs), targets.astype(np.int64))
-    probability = 1 / (1 + np.exp(-np.clip(outputs, -500, 500)))
-    metrics = _class_metrics(np.stack((1 - probability, probability), 1), targets.astype(np.int64))
+        return metrics
     metrics["auc"] = weighted_auc(outputs, targets, np.zeros(len(targets), dtype=np.int64))
     if groups is not None:
         metrics["gauc"] = weighted_auc(outputs, targets, groups)
@@ -102,15 +102,16 @@ def _number_metrics(predicted: Floats, target: Floats) -> dict[str, Metric]:
     return {"mse": _mean(errors), "mae": _mean(np.abs(predicted - target)), "r2": r2}
 
 
-def _class_metrics(probabilities: Floats, target: npt.NDArray[np.int64]) -> dict[str, Metric]:
-    rows, classes = probabilities.shape
-    own = probabilities[np.arange(rows), target]
+def _class_metrics(log_probabilities: Floats, target: npt.NDArray[np.int64]) -> dict[str, Metric]:
+    """Of (N, K) logarithms, which tell how sure a wrong class was where a probability would round to 1."""
+    rows, classes = log_probabilities.shape
+    probabilities = np.exp(log_probabilities)
     predicted = probabilities.argmax(1)
     is_right = (predicted == target).astype(np.float64)
     confidence = probabilities[:, 1] if classes == 2 else probabilities.max(1)
     outcome = target.astype(np.float64) if classes == 2 else is_right
     return {
-        "log_loss": _mean(-np.log(np.clip(own, np.finfo(np.float64).tiny, None))),
+        "log_loss": _mean(-log_probabilities[np.arange(rows), target]),
         "accuracy": _mean(is_right),
         "f1": _f1(predicted, target, classes),
         "calibration_error": _calibration_error(confidence, outcome),
@@ -182,6 +183,6 @@ def weighted_auc(scores: Floats, labels: Floats, groups: npt.NDArray[Any]) -> Me
     return auc if len(order) else lambda weights: float("nan")
 
 
-def _softmax(outputs: Floats) -> Floats:
-    powers = np.exp(outputs - outputs.max(1, keepdims=True))
-    return powers / powers.sum(1, keepdims=True)
+def _log_softmax(outputs: Floats) -> Floats:
+    shifted = outputs - outputs.max(1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
