@@ -32,7 +32,6 @@ extensions = [
 ]
 exclude_patterns = ["_build", "_ext"]
 highlight_language = "bash"  # of blocks without a language: commands
-suppress_warnings = ["toc.empty_glob"]  # patterns of the index for pages that may be missing
 
 myst_enable_extensions = ["dollarmath", "attrs_block"]
 myst_heading_anchors = 4

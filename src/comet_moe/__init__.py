@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from comet_moe.routing import Routing as Routing
     from comet_moe.stepping import step as step
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _MODULES = {
     "CollapseWarning": "comet_moe.exceptions",

@@ -70,6 +70,7 @@ class Summary:
     """What summary.html shows."""
 
     headline: str
+    routes: str
     answer: str
     caption: str
     columns: list[Column]
@@ -82,12 +83,33 @@ def build_summary(study: Study, rows: list[Row]) -> Summary:
     columns = _columns(study, rows)
     return Summary(
         headline=headline(study, rows),
+        routes=does_the_best_route(rows),
         answer=does_a_mixture_pay(rows, format_p_equation) or "",
         caption=_caption(study),
         columns=columns,
         rows=[GateRow(row["gate"], row["lowest"], [column.cell(row) for column in columns]) for row in rows],
         note=_note(study, rows),
     )
+
+
+VERDICTS = {
+    "routes": "it routes: which experts a sample gets depends on the sample",
+    "static": "it does not route: every sample gets the same experts",
+    "collapsed": "it hardly routes: nearly all samples share their experts",
+}
+"""What a verdict means, after the name of the gate; `dense` needs a sentence of its own."""
+
+
+def does_the_best_route(rows: list[Row]) -> str:
+    """One sentence on the gate with the lowest test loss: does it route? Empty where that is not known."""
+    best = next((row for row in rows if row["lowest"]), None)
+    if best is None or best["verdict"] is None:
+        return ""
+    if best["verdict"] == "dense":
+        return f"Does it route? {best['gate']} does not choose: every sample uses all of its experts."
+    words = [f"{owner} {numbers['verdict']}" for owner, numbers in best["routing"].items()]
+    meaning = VERDICTS.get(best["verdict"], f"its gates differ ({', '.join(words)})")
+    return f"Does it route? {best['gate']}: {meaning}."
 
 
 def trial_noun(study: Study) -> str:
