@@ -108,7 +108,7 @@ OTHERS = (..., None, [], {}, "text", -1, 1e300, [["deep"]])
 @pytest.mark.parametrize("file", ["result.json", "data.json"])
 @pytest.mark.parametrize("run", ["image", "ratings", "table"])
 def test_no_changed_field_of_a_run_ends_in_a_traceback(copy, run, file):
-    """All fields, each with all other kinds of values: about a thousand cases."""
+    """All fields, each with values of other kinds: several hundred cases."""
     from comet_moe.training.load import load_run
     from comet_moe.training.run import RunFolder
 
@@ -119,8 +119,9 @@ def test_no_changed_field_of_a_run_ends_in_a_traceback(copy, run, file):
 
     original = json.loads((folder / file).read_text())
     refused = 0
+    others = OTHERS if file == "result.json" else OTHERS[::2]
     for path in list(changes(original)):
-        for other in OTHERS:
+        for other in others:
             tree = json.loads(json.dumps(original))
             change_field(tree, path, other)
             (folder / file).write_text(json.dumps(tree))
@@ -161,7 +162,7 @@ def test_no_changed_field_of_a_prepared_data_set_ends_in_a_traceback(made, tmp_p
         original = json.loads((folder / "meta.json").read_text())
         refused = 0
         for path in list(changes(original)):
-            for other in OTHERS:
+            for other in OTHERS[::2]:
                 tree = json.loads(json.dumps(original))
                 change_field(tree, path, other)
                 (folder / "meta.json").write_text(json.dumps(tree))

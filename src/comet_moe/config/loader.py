@@ -184,6 +184,9 @@ def read_recipe(recipe: str) -> dict[str, Any]:
         raise RecipeError(f"recipe {recipe} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):
         raise RecipeError(f"recipe {recipe} must be a mapping of settings, got {type(content).__name__}")
+    unnamed = next((key for key in content if not isinstance(key, str)), None)
+    if unnamed is not None:
+        raise RecipeError(f"recipe {recipe} has {unnamed!r} where the name of a setting is due")
     return content
 
 

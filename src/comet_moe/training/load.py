@@ -50,8 +50,8 @@ def load_run(path: Path, device: str = "cpu", precision: Precision = "float32") 
     config, weights, meta = folder.config(), folder.model(), folder.saved_meta()
     try:
         model = build_model(config, meta)
-    except RecipeError:
-        raise
+    except RecipeError as error:
+        raise RunError(f"{folder.path} cannot be loaded ({error}): restore its files") from error
     except Exception as error:  # whatever metadata that is not of this data set does to a model
         raise RunError(
             f"{folder.data_file} does not fit the config.yaml beside it ({describe(error)}): restore it"

@@ -173,6 +173,7 @@ class RunFolder:
         """Exclude other processes from the run; RunError if one has it. A killed process has it no more."""
         if self.path.exists() and not self.path.is_dir():
             raise RunError(f"{self.path} is a file, and a run is a folder: choose another path")
+        new = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         try:
             with file_lock(self.path / ".lock"):
                 yield
@@ -181,8 +182,9 @@ class RunFolder:
                 f"another process trains the run in {self.path}: wait until it ends, or give another --out"
             ) from None
         finally:
-            with suppress(OSError):  # it is not empty: a mistake in the settings leaves no folder behind
-                self.path.rmdir()
+            with suppress(OSError):  # one is not empty; a mistake in the settings leaves no folders behind
+                for folder in new:
+                    folder.rmdir()
 
     def state(self) -> Literal["empty", "started", "finished"]:
         """How far the run is; a folder with nothing but temporary files of a killed process is "empty"."""
