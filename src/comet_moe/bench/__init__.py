@@ -8,6 +8,7 @@ from comet_moe.bench.monitor import measure_monitor
 from comet_moe.bench.network import measure_movielens
 from comet_moe.bench.operations import measure_operations
 from comet_moe.bench.result import Result
+from comet_moe.bench.threads import measure_bfloat16, measure_convolutions, measure_threads
 
 MEASUREMENTS: dict[str, Callable[[bool], Iterator[Result]]] = {
     "gate": measure_gate,
@@ -18,6 +19,9 @@ MEASUREMENTS: dict[str, Callable[[bool], Iterator[Result]]] = {
     "sparse": measure_sparse,
     "mixtral": measure_mixtral,
     "movielens": measure_movielens,
+    "threads": measure_threads,
+    "bfloat16": measure_bfloat16,
+    "convolutions": measure_convolutions,
     "monitor": measure_monitor,
     "operations": measure_operations,
 }

@@ -21,6 +21,9 @@ NAMES = (
     "sparse",
     "mixtral",
     "movielens",
+    "threads",
+    "bfloat16",
+    "convolutions",
     "monitor",
     "operations",
 )
@@ -44,7 +47,10 @@ def bench(
     from rich.console import Console
 
     from comet_moe.bench import MEASUREMENTS
+    from comet_moe.devices import check_bfloat16
 
+    if "bfloat16" in (measurements or NAMES):
+        check_bfloat16()  # first: it can help only before oneDNN is used
     progress = Console(stderr=True)
     results = []
     for name in measurements or NAMES:
