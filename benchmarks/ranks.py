@@ -66,7 +66,8 @@ def main():
     x = digits()
     print(f"{len(x)} rows, bound k·(p + u) = {K * 2 * WIDTH * 2} bytes per row\n")
     print(
-        "| experts | ranks | gate | busiest rank / mean | bytes per row / bound | MB sent per rank, mean (max) |"
+        "| experts | ranks | gate | busiest rank / mean | bytes per row / bound "
+        "| MB sent per rank, mean (max) |"
     )
     print("|---|---|---|---|---|---|")
     for n in (64, 1024, 16384):
