@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 import socket
+import time
 import traceback
 from datetime import timedelta
 from importlib import import_module
@@ -38,7 +39,9 @@ def run_group(size, folder):
         _run_rank, args=(size, folder, port), nprocs=size, start_method="spawn", join=False
     )
     try:
-        processes.join(TIMEOUT)
+        deadline = time.monotonic() + TIMEOUT
+        while not processes.join(1.0) and time.monotonic() < deadline:  # True once all have ended
+            pass
     finally:
         for process in processes.processes:
             if process.is_alive():

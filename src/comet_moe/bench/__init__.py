@@ -7,6 +7,7 @@ from comet_moe.bench.gates import measure_gate, measure_growth, measure_memory, 
 from comet_moe.bench.monitor import measure_monitor
 from comet_moe.bench.network import measure_movielens
 from comet_moe.bench.operations import measure_operations
+from comet_moe.bench.parallel import measure_parallel
 from comet_moe.bench.result import Result
 from comet_moe.bench.threads import measure_bfloat16, measure_convolutions, measure_threads
 
@@ -24,6 +25,7 @@ MEASUREMENTS: dict[str, Callable[[bool], Iterator[Result]]] = {
     "convolutions": measure_convolutions,
     "monitor": measure_monitor,
     "operations": measure_operations,
+    "parallel": measure_parallel,
 }
 
 __all__ = ["MEASUREMENTS", "Result"]

@@ -26,6 +26,7 @@ NAMES = (
     "convolutions",
     "monitor",
     "operations",
+    "parallel",
 )
 
 
