@@ -161,6 +161,21 @@ def test_weights_of_tasks_and_classes_are_settings(tmp_path):
         assert reason in refusal("train", "table", *settings(path, *given))
 
 
+def test_experts_are_reported_by_a_column_that_the_user_names(tmp_path):
+    path = write_table(customers(), tmp_path / "my.csv")
+    options = settings(path, "data.options.groups=shop")
+    out = tmp_path / "run"
+    result = succeed("train", "table", *options, "--out", out, "--json").json
+    table = load_dataset(load_train_config("table", [option for option in options if "=" in option]))
+    for task in TASKS:
+        by_shop = result["routing"][task]["groups"]["shop"]
+        assert sum(by_shop["samples"]) == len(table.test)
+        assert set(by_shop["labels"]) <= {"missing", "unknown", "rare", *map(str, customers()["shop"].dropna())}
+        np.testing.assert_allclose(np.sum(by_shop["shares"], 1), 1, atol=1e-6)
+    message = refusal("train", "table", *settings(path, "data.options.groups=spend"), "--out", tmp_path / "no")
+    assert "cannot group rows by spend" in message
+
+
 def test_a_hash_gate_routes_by_the_key_column(tmp_path):
     path = write_table(customers(), tmp_path / "my.parquet")
     options = settings(path, "gate=hash", "data.options.key=shop")

@@ -95,6 +95,7 @@ def build_table(files: Mapping[str, Path], request: Request) -> StreamedDataset:
         list_separator=options.list_separator,
     )
     _check_train_targets(schema, main, rows["train"])
+    groups = _group_labels(schema, options.groups, main)
     encoder = Encoder(schema)
     notes = [note for source in sources.values() for note in source.notes]
     return StreamedDataset(
@@ -105,8 +106,21 @@ def build_table(files: Mapping[str, Path], request: Request) -> StreamedDataset:
         meta={
             "table": schema.model_dump(mode="json"),
             "notes": [*notes, *target_notes, *feature_notes, *fitter.notes],
+            **({"groups": groups} if groups else {}),
         },
     )
+
+
+def _group_labels(schema: TableSchema, names: Sequence[str], source: object) -> dict[str, list[str]]:
+    """For each of the features ``names``, the labels of its codes; DataError for one that has no codes."""
+    categories = {feature.name: feature.categories for feature in schema.of_kind("categorical")}
+    for name in names:
+        if name not in categories:
+            raise DataError(
+                f"{source} cannot group rows by {name}, which the option groups names; choose among the "
+                f"categorical features {', '.join(categories) or '(there are none)'}."
+            )
+    return {name: ["missing", "unknown", "rare", *categories[name]] for name in names}
 
 
 def _open(files: Mapping[str, Path], split: str, options: TableOptions) -> TableSource:

@@ -72,6 +72,7 @@ class TableOptions(BaseModel):
     test: str | None = None
     gauc: str | None = None
     key: str | None = None
+    groups: Names = []
     min_count: int = Field(default=3, ge=1)
     max_categories: int = Field(default=100_000, ge=1)
     bins: int = Field(default=48, ge=2)

@@ -122,6 +122,7 @@ def choose_features(
 ) -> tuple[list[Feature], list[str]]:
     """The features of all columns that are not targets and not left out, and notes on those left out."""
     named = {"columns": options.columns, "exclude": options.exclude, "features": options.features or []}
+    named["groups"] = options.groups
     named |= {name: [value] for name in ("gauc", "key") if (value := getattr(options, name)) is not None}
     for option, names in named.items():
         unknown = next((name for name in names if name not in scans), None)
@@ -145,7 +146,9 @@ def choose_features(
     for name, scan in scans.items():
         if name in left_out or (options.features is not None and name not in options.features):
             continue
-        kind = options.columns.get(name) or ("categorical" if name == options.key else None)
+        kind = options.columns.get(name) or (
+            "categorical" if name == options.key or name in options.groups else None
+        )
         reason = None
         if kind is None:
             kind, reason = infer_kind(scan, source)

@@ -24,6 +24,7 @@ from comet_moe.training.records import (
     SummaryRecord,
 )
 from comet_moe.training.table_metrics import Metric, bootstrap_intervals, compute_metrics, table_metrics
+from comet_moe.training.table_parts import with_group_columns
 
 CPU = Placement()
 EVALUATION_BATCH = 4096
@@ -33,9 +34,10 @@ EVALUATION_BATCH = 4096
 def evaluate_held_out(model: Model, dataset: Dataset, placement: Placement = CPU) -> SummaryRecord:
     """Evaluate ``model`` on the validation and the test split."""
     groups = dataset.meta.get("groups", {})
+    test = with_group_columns(dataset.test, dataset.meta)
     return SummaryRecord.from_evaluations(
         evaluate(model, dataset.validation, placement=placement),
-        evaluate(model, dataset.test, groups, with_intervals=True, placement=placement),
+        evaluate(model, test, groups, with_intervals=True, placement=placement),
         test_split="test",
     )
 

@@ -1,6 +1,7 @@
 """From the schema of a prepared table to the tasks and the input modules of its network."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import log
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from comet_moe.config.schema import LossConfig, TableModelConfig
+from comet_moe.data import Split
 from comet_moe.data.table_schema import TableSchema, Target
 from comet_moe.exceptions import RecipeError
 from comet_moe.models import TableModel, Task
@@ -23,6 +25,17 @@ from comet_moe.models.table_inputs import (
 def read_schema(meta: Mapping[str, Any]) -> TableSchema:
     """The schema in the metadata of a prepared table."""
     return TableSchema.model_validate(meta["table"])
+
+
+def with_group_columns(split: Split, meta: Mapping[str, Any]) -> Split:
+    """``split`` with the columns of the option ``groups`` of a table as targets, to group statistics by."""
+    if "table" not in meta or not meta.get("groups"):
+        return split
+    names = [feature.name for feature in read_schema(meta).of_kind("categorical")]
+    codes = split.features["categorical"]
+    return replace(
+        split, targets=split.targets | {name: codes[:, names.index(name)] for name in meta["groups"]}
+    )
 
 
 def table_tasks(schema: TableSchema, loss: LossConfig) -> list[Task]:
