@@ -17,17 +17,12 @@ ROOT = DOCS.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 REPOSITORY = f"{PROJECT['urls']['Repository']}/blob/main/"
 PAGES = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md", "README.md": "index.md"}
-OPTIONAL = ("performance", "parallel", "reliability")
-"""Pages that the index lists if they exist."""
 LINK = re.compile(r"(?<=\]\()([^)\s#:]+)(#[^)\s]*)?(?=\))")
 
 
 def rewrite(app: Sphinx, name: str, source: list[str]) -> None:
     """Turn links that leave docs/ into links to the repository, or to the page that includes the file."""
     page = Path(app.env.doc2path(name))
-    if name == "index":
-        for missing in (page for page in OPTIONAL if not (DOCS / f"{page}.md").exists()):
-            source[0] = source[0].replace(f"\n{missing}\n", "\n")
     source[0] = LINK.sub(lambda link: _target(page.parent, link[1], link[2] or ""), source[0])
 
 
