@@ -64,14 +64,14 @@ def test_the_core_brings_no_optional_dependency(core):
 
 @pytest.mark.slow
 def test_the_example_of_the_readme_runs_on_the_core(core, tmp_path):
-    (example,) = re.findall(
-        r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL
-    )
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    (example,) = [block for block in blocks if "transformers" not in block]
+    example += "print(*monitor.statistics().values())"
     script = tmp_path / "example.py"
     script.write_text(example, encoding="utf-8")
     done = run(core / "python", script)
     assert done.returncode == 0, done.stderr
-    assert 1 <= float(done.stdout) <= 2.5
+    assert "'verdict': 'routes'" in done.stdout
 
 
 @pytest.mark.slow

@@ -49,8 +49,8 @@ def test_a_run_killed_at_random_moments_gives_the_same_result_and_the_same_weigh
             break
     assert kills > 1
     # Files that a kill in the middle of writing leaves are ignored and removed.
-    (out / ".result.json.4711").write_text("{")
-    (out / "checkpoint" / ".state.safetensors.4711").write_bytes(b"half")
+    (out / ".result.json.0123456789abcdef.tmp").write_text("{")
+    (out / "checkpoint" / ".state.safetensors.0123456789abcdef.tmp").write_bytes(b"half")
     with (out / "metrics.jsonl").open("a") as file:
         file.write('{"epoch": 9, "train_l')
     (out / "result.json").unlink(missing_ok=True)

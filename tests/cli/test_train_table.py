@@ -170,9 +170,16 @@ def test_experts_are_reported_by_a_column_that_the_user_names(tmp_path):
     for task in TASKS:
         by_shop = result["routing"][task]["groups"]["shop"]
         assert sum(by_shop["samples"]) == len(table.test)
-        assert set(by_shop["labels"]) <= {"missing", "unknown", "rare", *map(str, customers()["shop"].dropna())}
+        assert set(by_shop["labels"]) <= {
+            "missing",
+            "unknown",
+            "rare",
+            *map(str, customers()["shop"].dropna()),
+        }
         np.testing.assert_allclose(np.sum(by_shop["shares"], 1), 1, atol=1e-6)
-    message = refusal("train", "table", *settings(path, "data.options.groups=spend"), "--out", tmp_path / "no")
+    message = refusal(
+        "train", "table", *settings(path, "data.options.groups=spend"), "--out", tmp_path / "no"
+    )
     assert "cannot group rows by spend" in message
 
 

@@ -92,5 +92,8 @@ def test_whatever_a_parser_raises_becomes_one_sentence_that_names_file_and_kind(
 
 
 def test_running_out_of_memory_is_not_a_damaged_file():
-    with pytest.raises(MemoryError), wrap_read_errors(Path("x.csv"), "table"):
+    with (
+        pytest.raises(DataError, match=r"x.csv needs more memory than there is; give a smaller table"),
+        wrap_read_errors(Path("x.csv"), "table"),
+    ):
         raise MemoryError

@@ -1,6 +1,8 @@
 """Study folders of any size, for tests: random trials, and run folders with everything that a run records."""
 
 import json
+import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -289,11 +291,11 @@ def add_runs(study, per_gate=6, **options):
 
 
 def link_runs(study, target: Path, **options):
-    """Give each trial a run folder: one is written per gate, to ``target``, and all trials link to it."""
+    """Give each trial a run folder: one is written per gate, to ``target``, and trials link to its files."""
     description = json.loads((study / "study.json").read_text())
     (study / "runs").mkdir()
     for gate in description["gates"]:
         run = write_run(target / gate, gate, **options)
         for index in range(description["trials"]):
-            (study / "runs" / f"{gate}-{index:03}").symlink_to(run, target_is_directory=True)
+            shutil.copytree(run, study / "runs" / f"{gate}-{index:03}", copy_function=os.link)
     return study
