@@ -190,9 +190,14 @@ class Specialisation:
         return add
 
     def result(self) -> list[dict[str, list[float]]]:
-        """By layer and class of bytes, the share of each expert."""
-        shares = [statistics.result()["shares"] for statistics in self.layers]
-        return [dict(zip(self.names, layer, strict=True)) for layer in shares]
+        """By layer and class of bytes, the share of each expert; "all" has its share in all bytes."""
+        layers = []
+        for statistics in self.layers:
+            found = statistics.result()
+            counts = torch.tensor(found["samples"], dtype=torch.float64)
+            overall = counts @ torch.tensor(found["shares"], dtype=torch.float64) / counts.sum()
+            layers.append(dict(zip(self.names, found["shares"], strict=True)) | {"all": overall.tolist()})
+        return layers
 
 
 def print_result(result: dict, as_json: bool) -> None:

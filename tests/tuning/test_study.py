@@ -1,5 +1,7 @@
 """Studies as they are opened: default gates, studies to join, and recipes that no trial can be run with."""
 
+import json
+
 import pytest
 
 from comet_moe.config import load_config
@@ -65,3 +67,9 @@ def test_a_tuning_study_that_names_no_gates_has_the_default_ones(tmp_path):
     study = open_study(options(tmp_path, gates=None))
     wanted = ["dense", "softmax", "topk", "topk+", "dselect", "comet", "comet+"]
     assert study.queue.definition().gates == wanted
+
+
+def test_a_study_that_starts_with_the_dense_network_has_the_experts_of_its_mixtures(tmp_path):
+    open_study(options(tmp_path, gates=["dense", "topk"], trials=1))
+    study = json.loads((tmp_path / "study" / "study.json").read_text())
+    assert study["experts"] == load_config("multidigits", ["gate=topk"]).num_experts > 1

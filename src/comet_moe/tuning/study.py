@@ -93,7 +93,7 @@ class StudyHandle:
                 trials=definition.trials,
                 seed=definition.seed,
                 settings=list(self.settings.values()),
-                experts=first.num_experts,
+                experts=max(config.num_experts for config in definition.base.values()),
                 alpha=first.loss.alpha if isinstance(first, TrainConfig) else None,
                 storage=None if self.storage is None else without_password(self.storage),
                 keep_models=self.keep_models,

@@ -1,0 +1,29 @@
+"""Boosted trees on the rows of prepare.py: python trees.py RUN FOLDER, RUN a run on them."""
+
+import argparse
+from pathlib import Path
+
+from comet_moe.io import as_json, write_text
+from comet_moe.training.batches import load_dataset
+from comet_moe.training.boosted_trees import train_trees
+from comet_moe.training.load import load_run
+
+
+def main() -> None:
+    """Fit, and write a result like that of a run."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("run", type=Path)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    file = options.folder / "result.json"
+    if file.exists():
+        return
+    run = load_run(options.run)
+    options.folder.mkdir(parents=True, exist_ok=True)
+    result = train_trees(load_dataset(run.config), run.model.tasks, options.seed)
+    write_text(file, as_json(result.model_dump(), indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+"""The table of docs/results/upcycling from the runs of run.sh: python table.py [FOLDER]"""
+
+import json
+import sys
+from pathlib import Path
+from statistics import fmean
+
+from comet_moe.analysis.stats import student_t_test, summarise
+
+LABELS = {
+    "dense": "dense",
+    "topk": "Top-1, load balance 0.01",
+    "comet": "COMET, information 0.1",
+    "comet+": "COMET+, information 0.1",
+}
+STATISTICS = ("experts_per_sample", "effective_experts", "information", "load_ratio")
+
+
+def main(folder: Path) -> None:
+    """Print the table."""
+    columns = ("model", "M parameters", "seeds", "accuracy", "dev loss", "p, loss below dense")
+    columns += ("experts per token", "effective experts", "information", "load ratio", "time / dense")
+    print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
+    runs = {
+        gate: [json.loads(path.read_text()) for path in sorted(folder.glob(f"{gate}-[0-9].json"))]
+        for gate in LABELS
+    }
+    dense = summarise([run["loss"] for run in runs["dense"]])
+    for gate, of in runs.items():
+        accuracy, loss = summarise([run["accuracy"] for run in of]), summarise([run["loss"] for run in of])
+        if accuracy is None or loss is None:
+            continue
+        p = None if gate == "dense" else student_t_test(loss, dense)
+        cells = [LABELS[gate], f"{of[0]['parameters'] / 1e6:.1f}", str(accuracy.count)]
+        cells += [f"{accuracy.mean:.1f} ± {accuracy.se or 0:.1f}", f"{loss.mean:.3f} ± {loss.se or 0:.3f}"]
+        cells.append("" if p is None else f"{p:.2f}")
+        cells += [f"{fmean(run[name] for run in of):.2f}" if name in of[0] else "" for name in STATISTICS]
+        seconds = fmean(run["seconds"] for run in runs["dense"])
+        cells.append(f"{fmean(run['seconds'] for run in of) / seconds:.2f}")
+        print(f"| {' | '.join(cells)} |")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else "runs/upcycling"))
