@@ -89,10 +89,11 @@ def _print(results: list[dict[str, Any]]) -> None:
 
     from comet_moe.cli._display import as_number
 
-    title = "Two overlapping digits, half of the images inverted; 8 experts, one gate per digit"
-    table = Table(title=title, title_justify="left")
+    title = "Two overlapping digits, half of them inverted; 8 experts, a gate per digit"
+    padding = (0, 1, 0, 0)  # so that all headings fit into 80 columns
+    table = Table(title=title, title_justify="left", box=None, header_style="bold", padding=padding)
     table.add_column("gate", no_wrap=True)
-    for name in ("test loss x100", "top left", "bottom right", "experts", "information", "seconds"):
+    for name in ("test loss x100", "top left %", "bottom right %", "experts", "nats", "seconds"):
         table.add_column(name, justify="right")
     table.add_column("does it route", no_wrap=True)
     best = min((result["test_loss"] for result in results if result["test_loss"] is not None), default=None)
@@ -100,7 +101,7 @@ def _print(results: list[dict[str, Any]]) -> None:
         table.add_row(
             result["gate"],
             as_number(result["test_loss"]) or "failed",
-            *(f"{100 * value:.1f} %" for value in result["accuracy"].values()),
+            *(f"{100 * value:.1f}" for value in result["accuracy"].values()),
             *[""] * (2 - len(result["accuracy"])),
             as_number(result["experts_per_sample"]),
             _mean_information(result["information"]),
@@ -111,8 +112,8 @@ def _print(results: list[dict[str, Any]]) -> None:
     console = Console()
     console.print(table)
     console.print(
-        "experts: selected per sample, of 8. information: of image and expert, mean over the two gates, "
-        "in nats, at most log 8 = 2.08. dense: no mixture, one expert as costly as two. +: local search. "
+        "experts: selected per sample, of 8. nats: information between image and expert, mean over the two "
+        "gates, at most log 8 = 2.08. dense: no mixture, one expert as costly as two. +: local search. "
         "One seed is too few to rank the gates."
     )
 
