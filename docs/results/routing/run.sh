@@ -33,10 +33,10 @@ runs() {  # recipe, its settings, those of COMET, epochs of warm-up
     "data.path=$data/movielens-1m data.split=authors training.learning_rate=2e-4 training.epochs=15 training.patience=3" \
     "gate.gamma=1 gate.entropy=0.5" 6
   for seed in 0 1 2 3 4; do  # one choice of experts for both tasks of a row
-    for name in softmax joint; do
+    for name in softmax joint4 joint3; do
       line="comet-moe train books --set data.path=$data/book-crossing --set data.any_size=true --set gate=softmax"
       line+=" --set training.patience=5 --set training.threads=1 --set seed=$seed"
-      [ $name = joint ] && line+=" --set joint.k_shared=4"
+      [ $name = softmax ] || line+=" --set joint.k_shared=${name#joint}"
       echo "$line --out $out/books/$name-$seed --resume"
     done
   done

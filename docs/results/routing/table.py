@@ -69,4 +69,5 @@ if __name__ == "__main__":
     root = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/routing")
     for recipe in ("mnist-fashion", "movielens-200k"):
         _print_table(root / recipe, NETWORKS)
-    _print_table(root / "books", {"softmax": "Softmax", "joint": "Softmax, joint.k_shared=4"})
+    joint = {f"joint{k}": f"Softmax, joint.k_shared={k}" for k in (4, 3)}
+    _print_table(root / "books", {"softmax": "Softmax"} | joint)
