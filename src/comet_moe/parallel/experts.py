@@ -135,7 +135,6 @@ class ExpertParallel(Experts):
         """
         if not isinstance(counts, list):
             raise ValueError("experts that are spread over ranks run (sample, expert) pairs only")
-        counts = counts.tolist() if isinstance(counts, Tensor) else counts
         device = rows.device.type
         if rows.dtype == torch.float32 and torch.is_autocast_enabled(device):
             rows = rows.to(torch.get_autocast_dtype(device))  # the first product would do it: half the bytes
