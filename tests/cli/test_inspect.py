@@ -81,3 +81,9 @@ def test_mixed_numbers_and_texts_are_a_warning(tmp_path):
     pd.DataFrame({"x": values, "z": ["a", "b"] * 50, "y": [0, 1] * 50}).to_csv(path, index=False)
     report = inspect(path, "--targets", "y")
     assert "'oops' in column x, data row 100" in json.dumps(report["warnings"])
+
+
+def test_a_target_of_many_values_is_no_leak_of_itself(tmp_path):
+    path = write_table(customers(2000), tmp_path / "my.csv")
+    done = succeed("data", "inspect", path, "--targets", "bought,spend")
+    assert "column spend" not in done.err + done.out

@@ -120,7 +120,8 @@ def _find_leaks(
     source: TableSource, scans: Mapping[str, ColumnScan], targets: Sequence[Target], columns: Sequence[str]
 ) -> list[str]:
     """Warnings about columns that determine a target, or whose order of ids is that of a target."""
-    usable = [name for name in columns if not scans[name].is_list]
+    own = {target.column for target in targets}
+    usable = [name for name in columns if not scans[name].is_list and name not in own]
     if not targets or not usable:
         return []
     sample = _sample_rows(
