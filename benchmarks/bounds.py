@@ -15,7 +15,6 @@ from torch.nn import functional as F
 
 from comet_moe import MoE
 from comet_moe.bench.gates import hard_gate as hard_comet
-from comet_moe.bench.network import hard_gate, make_products, make_step, network, soft_gate
 from comet_moe.bench.timing import Function, measure_ratios
 from comet_moe.dispatch import plan_from_routings
 from comet_moe.experts import DenseExperts
@@ -69,19 +68,6 @@ def dispatch(n: int, p: int, u: int) -> Iterator[Part]:
     yield "reference", lambda: x @ weight.t()
 
 
-def sparse_step() -> Iterator[Part]:
-    """The MovieLens network's sparse step; the reference is its dense step."""
-    dense, sparse = network([soft_gate(), soft_gate()]), network([hard_gate(), hard_gate()])
-    dense.moe.execution, sparse.moe.execution = "dense", "sparse"
-    step = make_step(sparse)
-    step()
-    optimizer = torch.optim.Adam(sparse.parameters(), lr=1e-6, fused=True)
-    yield "sparse step", step
-    yield "the products of the dense step", make_products(dense)
-    yield "Adam", optimizer.step
-    yield "reference", make_step(dense)
-
-
 def show_ratios(title: str | None, parts: Sequence[Part], seconds: float, calls: int = 1) -> None:
     """Print the times of ``parts`` divided by the time of the last one, as a Markdown table."""
     print(f"| {title} | ratio | quartiles |\n|---|---|---|")
@@ -98,4 +84,3 @@ if __name__ == "__main__":
             show_ratios(
                 f"{dispatch.__doc__} n={shape[0]} p={shape[1]} u={shape[2]}", list(dispatch(*shape)), 15
             )
-    show_ratios(sparse_step.__doc__, list(sparse_step()), 15)

@@ -3,19 +3,34 @@
 import importlib.util
 from pathlib import Path
 from statistics import median, quantiles
+from xml.etree import ElementTree
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.flop_counter import FlopCounterMode
 
 from comet_moe.bench import MEASUREMENTS
+from comet_moe.bench.gates import GATE
 from comet_moe.bench.monitor import make_monitored_steps
-from comet_moe.bench.network import hard_gate, make_step, network, soft_gate
+from comet_moe.bench.network import (
+    count_pairs,
+    hard_gate,
+    make_bound,
+    make_dense_network,
+    make_sparse_network,
+    make_step,
+    network,
+    soft_gate,
+)
 from comet_moe.bench.operations import measure_operations
+from comet_moe.bench.peers import STEP, make_peer, make_peer_step
+from comet_moe.bench.pictures import draw_results
 from comet_moe.bench.result import Result, timed_result
 from comet_moe.bench.timing import Ratio, measure_ratio, measure_ratios
 from comet_moe.cli.bench import NAMES
+from comet_moe.gates import SoftmaxGate
 
 
 class FakeClock:
@@ -128,6 +143,46 @@ def test_the_steps_of_the_network_run_as_they_say():
         assert routing.statistics()["experts_per_sample"] <= most
 
 
+def test_the_bounds_of_a_step_are_its_products_and_its_optimiser():
+    for model, pairs in ((make_dense_network(), 16 * 512), (make_sparse_network(), 2.2 * 512 * 2)):
+        assert count_pairs(model) <= pairs
+        flops = []
+        for run in (make_bound(model), make_step(model)):
+            with FlopCounterMode(display=False) as counter:
+                run()
+            flops.append(counter.get_total_flops())
+        # In sparse execution the two have other batches, and the bound rounds the rows of an expert down.
+        assert flops[0] == pytest.approx(flops[1], rel=0.05)
+
+
+def test_the_peer_has_the_sizes_of_our_network():
+    pytest.importorskip("torch_rechub", reason="pip install 'comet-moe[bench]'")
+    peer, ours = make_peer(), network([SoftmaxGate(256, 16), SoftmaxGate(256, 16)])
+    before = [parameter.clone() for parameter in peer.parameters()]
+    make_peer_step(peer)()
+    assert any(not torch.equal(a, b) for a, b in zip(before, peer.parameters(), strict=True))
+    norms = [module for module in peer.modules() if isinstance(module, torch.nn.BatchNorm1d)]
+    of_norms = sum(parameter.numel() for norm in norms for parameter in norm.parameters())
+    sizes = [sum(parameter.numel() for parameter in model.parameters()) for model in (peer, ours)]
+    assert sizes[0] - of_norms == sizes[1]
+
+
+def test_the_pictures_show_the_times_that_were_measured(tmp_path):
+    ratio = Ratio(0.5, 0.4, 0.6, 20e-6, 40e-6, 5)
+    results = [Result(GATE, f"p=256 B=1 n={n}", 0.5, 1.0, ratio=ratio) for n in (16, 1024)]
+    assert len(draw_results(results, tmp_path)) == 2
+    results += [timed_result(STEP, "softmax gates, 16 experts", Ratio(0.5, 0.4, 0.6, 0.02, 0.04, 5), 1.0)]
+    paths = draw_results(results, tmp_path)
+    assert [path.name for path in paths] == [
+        f"{name}-{theme}.svg" for name in ("gate-time", "peer-time") for theme in ("light", "dark")
+    ]
+    for path in paths:
+        ElementTree.parse(path)
+    assert "20.0 ms" in paths[2].read_text()
+    assert "40.0 ms" in paths[2].read_text()
+    assert draw_results([], tmp_path / "none") == []
+
+
 def test_the_steps_with_a_monitor_have_one_batch_in_their_statistics():
     logged = []
     steps = make_monitored_steps(network([hard_gate(), hard_gate()]), log=logged.append)
@@ -147,5 +202,3 @@ def test_every_part_that_explains_missed_targets_runs():
         parts = [*bounds.one_row(), *bounds.dispatch(4, 8, 8)]
         for _, function in parts:
             function()
-    for _, function in bounds.sparse_step():
-        function()

@@ -8,6 +8,7 @@ from comet_moe.bench.monitor import measure_monitor
 from comet_moe.bench.network import measure_movielens
 from comet_moe.bench.operations import measure_operations
 from comet_moe.bench.parallel import measure_parallel
+from comet_moe.bench.peers import measure_peers
 from comet_moe.bench.result import Result
 from comet_moe.bench.threads import measure_bfloat16, measure_convolutions, measure_threads
 
@@ -20,6 +21,7 @@ MEASUREMENTS: dict[str, Callable[[bool], Iterator[Result]]] = {
     "sparse": measure_sparse,
     "mixtral": measure_mixtral,
     "movielens": measure_movielens,
+    "peers": measure_peers,
     "threads": measure_threads,
     "bfloat16": measure_bfloat16,
     "convolutions": measure_convolutions,

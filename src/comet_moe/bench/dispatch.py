@@ -35,13 +35,13 @@ def measure_dispatch(quick: bool) -> Iterator[Result]:
         seconds = 0.5 if quick else 2
         with torch.no_grad():
             ratio = measure_ratio(sparse, ideal, seconds)
-        yield timed_result("dispatch / one matrix product, forward", case, ratio, 1.35)
+        yield timed_result("dispatch / one matrix product, forward", case, ratio, 1.5)
         ratio = measure_ratio(
             lambda run=sparse, grad=grad: run().backward(grad),  # type: ignore[misc]
             lambda run=ideal, grad=grad: run().backward(grad),  # type: ignore[misc]
             seconds,
         )
-        yield timed_result("dispatch / one matrix product, forward and backward", case, ratio, 1.35)
+        yield timed_result("dispatch / one matrix product, forward and backward", case, ratio, 1.2)
 
 
 def measure_sparse(quick: bool) -> Iterator[Result]:
@@ -71,7 +71,7 @@ def measure_mixtral(quick: bool) -> Iterator[Result]:
     measurement = "MoE layer / Mixtral block with grouped_mm"
     if find_spec("transformers") is None:
         yield Result(
-            measurement, "", None, 1.0, note="transformers is not installed: pip install 'comet-moe[bert]'"
+            measurement, "", None, 0.8, note="transformers is not installed: pip install 'comet-moe[bert]'"
         )
         return
     from transformers import MixtralConfig  # type: ignore[import-not-found, unused-ignore]
@@ -103,4 +103,4 @@ def measure_mixtral(quick: bool) -> Iterator[Result]:
             lambda theirs=theirs, x=x: theirs(x).sum().backward(),  # type: ignore[misc]
             1 if quick else 4,
         )
-        yield timed_result(measurement, f"n={n} p={p} hidden={hidden}, {rows} tokens, k=2", ratio, 1.0)
+        yield timed_result(measurement, f"n={n} p={p} hidden={hidden}, {rows} tokens, k=2", ratio, 0.8)

@@ -12,6 +12,7 @@ from comet_moe.bench.timing import measure_ratio
 from comet_moe.gates import CometGate, TopKGate
 
 K = 2
+GATE = "COMET gate / Top-k gate, inference"
 
 
 def hard_gate(p: int, n: int, gamma: float = 1e-4) -> CometGate:
@@ -43,7 +44,7 @@ def measure_gate(quick: bool) -> Iterator[Result]:
                 calls = 200 if rows == 1 else 20 if rows == 32 else 1
                 seconds, case = 0.3 if quick else 1.0, f"p={p} B={rows} n={n}"
                 for name, reference in (
-                    ("COMET gate / Top-k gate, inference", lambda gate=top_k_gate, x=x: gate(x)),
+                    (GATE, lambda gate=top_k_gate, x=x: gate(x)),
                     ("COMET gate / Top-k's operators, inference", top_k),
                 ):
                     ratio = measure_ratio(lambda gate=gate, x=x: gate(x), reference, seconds, calls)  # type: ignore[misc]

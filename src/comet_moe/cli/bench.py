@@ -3,6 +3,7 @@
 import json
 from dataclasses import asdict
 from math import isinf
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -21,6 +22,7 @@ NAMES = (
     "sparse",
     "mixtral",
     "movielens",
+    "peers",
     "threads",
     "bfloat16",
     "convolutions",
@@ -36,6 +38,12 @@ def bench(
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A selection that takes about a minute.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    svg: Annotated[
+        Path | None,
+        typer.Option(
+            help="Draw the results of gate and peers as SVG files into this folder.", metavar="FOLDER"
+        ),
+    ] = None,
 ) -> None:
     """Measure the speed of the library: every result is a ratio of two times from one interleaved run.
 
@@ -48,8 +56,11 @@ def bench(
     from rich.console import Console
 
     from comet_moe.bench import MEASUREMENTS
+    from comet_moe.bench.pictures import draw_results
     from comet_moe.devices import check_bfloat16
+    from comet_moe.memory import keep_freed_memory
 
+    keep_freed_memory()  # as a training does
     if "bfloat16" in (measurements or NAMES):
         check_bfloat16()  # first: it can help only before oneDNN is used
     progress = Console(stderr=True)
@@ -58,6 +69,9 @@ def bench(
         for result in MEASUREMENTS[name](quick):
             results.append(result)
             progress.print(f"{result.measurement}: {result.case}: {_format_value(result)}", highlight=False)
+    if svg:
+        for path in draw_results(results, svg):
+            progress.print(path, highlight=False)
     if as_json:
         echo(json.dumps({"rows": [_to_json(result) for result in results], **_describe_machine()}))
     else:

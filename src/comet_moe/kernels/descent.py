@@ -44,14 +44,15 @@ class Trees(NamedTuple):
 
 def read_trees(parameters: Sequence[Tensor], dtype: torch.dtype) -> Trees:
     """The parameters of a COMET gate in the order of :class:`Trees`, as views of memory where possible."""
-    trees = Trees._make([as_array(t if t.dtype == dtype else t.to(dtype)) for t in parameters])
-    k, n, p = trees.leaf_weight.shape if trees.leaf_weight.ndim == 3 else (0, 0, 0)
+    arrays = [as_array(t if t.dtype is dtype else t.to(dtype)) for t in parameters]
+    trees = split_weight, split_bias, leaf_weight, leaf_bias = Trees(*arrays)
+    k, n, p = leaf_weight.shape if leaf_weight.ndim == 3 else (0, 0, 0)
     if (
         k < 1
         or n < 1
-        or trees.split_weight.shape != (k, n - 1, p)
-        or trees.split_bias.shape != (k, n - 1)
-        or trees.leaf_bias.shape != (k, n)
+        or split_weight.shape != (k, n - 1, p)
+        or split_bias.shape != (k, n - 1)
+        or leaf_bias.shape != (k, n)
     ):
         raise ValueError(
             "split_weight, split_bias, leaf_weight and leaf_bias must have shapes (k, n-1, p), (k, n-1), "

@@ -26,6 +26,7 @@ from comet_moe.exceptions import DivergedError, RunError
 from comet_moe.gates import Gate
 from comet_moe.io import require_same_tensors
 from comet_moe.local_search import Permutation
+from comet_moe.memory import keep_freed_memory
 from comet_moe.routing import Routing
 from comet_moe.statistics import RoutingStatistics
 from comet_moe.stepping import step as step_modules
@@ -179,6 +180,7 @@ class Trainer:
 
     def run(self) -> ResultRecord:
         """Train to the end, from the last checkpoint if there is one; returns the result as it is written."""
+        keep_freed_memory()
         with num_threads(self.threads):
             self._resume()
             try:
