@@ -211,3 +211,21 @@ def test_a_compiled_comet_gate_descends_its_trees_in_evaluation():
         got = torch.compile(lambda x: gate(x).weights, backend=backend, fullgraph=True)(x)
         torch.testing.assert_close(got, gate(x).weights)
     assert "comet_moe.descend" in graphs[0]
+
+
+@pytest.mark.parametrize("execution", ["dense", "sparse"])
+def test_a_torch_program_in_bfloat16_multiplies_in_bfloat16(tmp_path, execution):
+    model, path = rating_model("comet"), tmp_path / "m.pt2"
+    checks = export_model(model, users_and_items, path, "torch", execution, "bfloat16")
+    assert max(check.difference for check in checks) <= 2e-2
+    program = torch.export.load(path)
+    graphs = [module.graph for module in program.graph_module.modules() if hasattr(module, "graph")]
+    types = {node.meta["val"].dtype for graph in graphs for node in graph.nodes if "linear" in node.name}
+    assert torch.bfloat16 in types
+    exact = export_model(model, users_and_items, path, "torch", execution)
+    assert max(check.difference for check in exact) <= 1e-5
+
+
+def test_onnx_in_bfloat16_is_refused(tmp_path):
+    with pytest.raises(ExportError, match="precision is bfloat16"):
+        export_model(rating_model("topk"), users_and_items, tmp_path / "m.onnx", "onnx", "dense", "bfloat16")

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from comet_moe.devices import Placement, make_placement
 from comet_moe.exceptions import ExportError, needs_extra
 from comet_moe.io import write_atomically
 from comet_moe.kernels.jit import portable
@@ -29,6 +30,8 @@ TOLERANCE = 1e-5
 The file sums in another order than the model. In float32 that changes a sum by about 1e-7 of its largest
 terms, layer after layer, whatever the unit of the prediction is; a wrong graph is off by far more.
 """
+BFLOAT16_TOLERANCE = 2e-2
+"""The same for products in bfloat16, whose outputs are rounded by up to 2^-9 of themselves in each layer."""
 SIZES = (7, 3)  # batch sizes: the graph is traced with the first and checked with both
 
 
@@ -48,14 +51,16 @@ class Check(NamedTuple):
 class Predictions(nn.Module):
     """A model with plain tensors in and out: its features in order, one prediction per task."""
 
-    def __init__(self, model: Model, features: Sequence[str]):
+    def __init__(self, model: Model, features: Sequence[str], placement: Placement):
         super().__init__()
+        self.placement = placement
         self.model = model
         self.features = tuple(features)
 
     def forward(self, *features: Tensor) -> tuple[Tensor, ...]:
         """One (B,) or (B, classes) per task, in the units of the data."""
-        outputs, _ = self.model(dict(zip(self.features, features, strict=True)))
+        with self.placement.autocast():
+            outputs, _ = self.model(dict(zip(self.features, features, strict=True)))
         return tuple(task.predict(output) for task, output in zip(self.model.tasks, outputs, strict=True))
 
 
@@ -65,6 +70,7 @@ def export_model(
     path: Path,
     format: Format,
     execution: Literal["dense", "sparse"],
+    precision: Literal["float32", "bfloat16"] = "float32",
 ) -> list[Check]:
     """Write a copy of ``model`` to ``path``, after it was read back and compared, at two batch sizes.
 
@@ -77,11 +83,19 @@ def export_model(
         path: the file to write.
         format: "onnx" for onnxruntime and others, "torch" for ``torch.export.load``.
         execution: "dense" evaluates every expert, "sparse" only the selected ones, by index.
+        precision: of the products of experts and heads; weights are written in float32.
     """
     if format == "onnx":
+        if precision != "float32":
+            raise ExportError(
+                f"precision is {precision}, and onnxruntime has no such products on the CPU: use float32, or "
+                "the format torch"
+            )
         _import_onnx()
+    tolerance = TOLERANCE if precision == "float32" else BFLOAT16_TOLERANCE
     names = list(sample(1))
-    module = Predictions(_prepare(model, execution), names)
+    placement = make_placement("cpu", precision, source="")
+    module = Predictions(_prepare(model, execution), names, placement)
     inputs = tuple(sample(SIZES[0]).values())
     dynamic = (tuple({0: torch.export.Dim("batch")} for _ in names),)
     checks: list[Check] = []
@@ -96,10 +110,10 @@ def export_model(
             run = _onnx_runner(temporary, names)
         checks.extend(_compare(module, run, sample(rows)) for rows in SIZES)
         worst = float(torch.tensor([check.difference for check in checks]).max())  # NaN if one of them is
-        if not worst <= TOLERANCE:
+        if not worst <= tolerance:
             raise ExportError(
                 f"the {format} file differs from the model by {worst:g} of its largest prediction, more than "
-                f"{TOLERANCE:g}: nothing was written to {path}"
+                f"{tolerance:g}: nothing was written to {path}"
             )
 
     with torch.no_grad(), portable():

@@ -18,6 +18,10 @@ def export(
         Literal["dense", "sparse"],
         typer.Option(help="dense: the file evaluates every expert; sparse: only the selected ones."),
     ] = "dense",
+    precision: Annotated[
+        Literal["float32", "bfloat16"],
+        typer.Option(help="Of the products of experts and heads; bfloat16 for the format torch only."),
+    ] = "float32",
     output: Annotated[
         Path | None,
         typer.Option("-o", "--output", help="File to write; by default RUN/model.onnx or RUN/model.pt2."),
@@ -25,21 +29,28 @@ def export(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Write a trained model as ONNX or as a torch program, and check that it computes the same outputs."""
-    from comet_moe.export import SIZES, TOLERANCE, export_model
+    from comet_moe.export import BFLOAT16_TOLERANCE, SIZES, TOLERANCE, export_model
     from comet_moe.training.load import example_features, load_run
 
     trained = load_run(run)
     path = output or run / ("model.onnx" if format == "onnx" else "model.pt2")
     checks = export_model(
-        trained.model, lambda rows: example_features(trained, rows), path, format, execution
+        trained.model, lambda rows: example_features(trained, rows), path, format, execution, precision
     )
+    limit = TOLERANCE if precision == "float32" else BFLOAT16_TOLERANCE
     worst = max(check.difference for check in checks)
     if as_json:
-        summary = {"path": str(path), "format": format, "execution": execution, "difference": worst}
+        summary = {
+            "path": str(path),
+            "format": format,
+            "execution": execution,
+            "precision": precision,
+            "difference": worst,
+        }
         echo(json.dumps(summary | {"batches": [check.rows for check in checks]}))
         return
     echo(
-        f"{path}: {format}, {execution}; traced with {SIZES[0]} rows and checked with "
+        f"{path}: {format}, {execution}, {precision}; traced with {SIZES[0]} rows and checked with "
         f"{' and '.join(str(check.rows) for check in checks)} rows: its outputs differ from those of the "
-        f"run's model by at most {worst:.1e} of the largest (limit {TOLERANCE:g})"
+        f"run's model by at most {worst:.1e} of the largest (limit {limit:g})"
     )
