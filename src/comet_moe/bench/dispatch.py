@@ -1,18 +1,21 @@
 """Sparse dispatch compared with one matrix product, dense execution and the Mixtral block of transformers."""
 
 from collections.abc import Iterator
+from functools import partial
 from importlib.util import find_spec
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from comet_moe import MoE
 from comet_moe.bench.result import Result, timed_result
-from comet_moe.bench.timing import measure_ratio
+from comet_moe.bench.timing import measure_ratio, measure_ratios
 from comet_moe.dispatch import Execution
 from comet_moe.experts import DenseExperts, FeedForwardExperts
 from comet_moe.gates import HashGate, TopKGate
 from comet_moe.moe import SPARSE_SHARE
+
+BLOCK = 'Mixtral block with "comet_moe" /'
 
 
 def measure_dispatch(quick: bool) -> Iterator[Result]:
@@ -67,40 +70,80 @@ def measure_sparse(quick: bool) -> Iterator[Result]:
 
 
 def measure_mixtral(quick: bool) -> Iterator[Result]:
-    """One MoE feed-forward layer / the Mixtral block with ``grouped_mm``, same weights and routing."""
+    """One MoE layer / the Mixtral block of transformers, same weights and routing, forward and backward.
+
+    Also the block with ``experts_implementation="comet_moe"`` / itself with those of transformers.
+    """
     measurement = "MoE layer / Mixtral block with grouped_mm"
     if find_spec("transformers") is None:
-        yield Result(
-            measurement, "", None, 0.8, note="transformers is not installed: pip install 'comet-moe[bert]'"
-        )
+        note = "transformers is not installed: pip install 'comet-moe[hf]'"
+        yield Result(measurement, "", None, 0.8, note=note)
         return
+    import comet_moe.hf  # noqa: F401 - registers the implementation
+
+    shapes = ((8, 256, 512, 1024),) if quick else ((8, 256, 512, 1024), (8, 512, 1024, 4096))
+    for n, p, hidden, rows in shapes:
+        block = _make_block(n, p, hidden)
+        layer = _make_layer(block, n, p, hidden)
+        x = torch.randn(1, rows, p, requires_grad=True)
+
+        def ours(layer: MoE = layer, x: Tensor = x) -> Tensor:
+            return layer(x)[0]
+
+        def theirs(implementation: str, block: nn.Module = block, x: Tensor = x) -> Tensor:
+            block.experts.config._experts_implementation = implementation  # type: ignore[union-attr]
+            out: Tensor = block(x)
+            return out
+
+        difference = float((ours() - theirs("grouped_mm")).detach().abs().max())
+        assert difference < 1e-4, f"the two layers differ by {difference}"
+        runs = [ours, *(partial(theirs, name) for name in ("comet_moe", "grouped_mm"))]
+        steps = [lambda run=run: run().sum().backward() for run in runs]
+        by_grouped = measure_ratios(steps, 1 if quick else 6)
+        case = f"n={n} p={p} hidden={hidden}, {rows} tokens, k=2"
+        yield timed_result(measurement, case, by_grouped[0], 0.8)
+        yield timed_result(f"{BLOCK} with grouped_mm", case, by_grouped[1], float("inf"))
+    yield from _measure_few_tokens(0.5 if quick else 3)
+
+
+def _measure_few_tokens(seconds: float) -> Iterator[Result]:
+    """The block on a batch as in generation: ``batched_mm`` copies the weights of an expert for every pair."""
+    n, p, hidden, rows = 8, 256, 512, 16
+    block, x = _make_block(n, p, hidden), torch.randn(1, rows, p)
+
+    def run(implementation: str) -> object:
+        block.experts.config._experts_implementation = implementation  # type: ignore[union-attr]
+        return block(x)
+
+    with torch.no_grad():
+        for other in ("grouped_mm", "batched_mm"):
+            ratio = measure_ratio(lambda: run("comet_moe"), lambda other=other: run(other), seconds)  # type: ignore[misc]
+            case = f"n={n} p={p} hidden={hidden}, {rows} tokens, k=2, inference"
+            yield timed_result(f"{BLOCK} with {other}", case, ratio, float("inf"))
+
+
+def _make_block(n: int, p: int, hidden: int) -> nn.Module:
+    """The block of transformers, with k=2."""
     from transformers import MixtralConfig  # type: ignore[import-not-found, unused-ignore]
     from transformers.models.mixtral.modeling_mixtral import (  # type: ignore[import-not-found, unused-ignore]
         MixtralSparseMoeBlock,
     )
 
-    shapes = ((8, 256, 512, 1024),) if quick else ((8, 256, 512, 1024), (8, 512, 1024, 4096))
-    for n, p, hidden, rows in shapes:
-        config = MixtralConfig(
-            hidden_size=p, intermediate_size=hidden, num_local_experts=n, num_experts_per_tok=2
-        )
-        config._experts_implementation = "grouped_mm"
-        theirs = MixtralSparseMoeBlock(config)
-        experts = FeedForwardExperts(n, p, hidden, activation="swiglu")
-        gate = TopKGate(p, n, k=2)
-        ours = MoE(experts=experts, gate=gate, execution="sparse")
-        for parameter in theirs.parameters():
-            torch.nn.init.normal_(parameter, std=0.02)
-        with torch.no_grad():
-            gate.weight.copy_(theirs.gate.weight)
-            experts.inner.weight.copy_(theirs.experts.gate_up_proj)
-            experts.outer.weight.copy_(theirs.experts.down_proj)
-        x = torch.randn(1, rows, p, requires_grad=True)
-        difference = float((ours(x)[0] - theirs(x)).abs().max())
-        assert difference < 1e-4, f"the two layers differ by {difference}"
-        ratio = measure_ratio(
-            lambda ours=ours, x=x: ours(x)[0].sum().backward(),  # type: ignore[misc]
-            lambda theirs=theirs, x=x: theirs(x).sum().backward(),  # type: ignore[misc]
-            1 if quick else 4,
-        )
-        yield timed_result(measurement, f"n={n} p={p} hidden={hidden}, {rows} tokens, k=2", ratio, 0.8)
+    config = MixtralConfig(
+        hidden_size=p, intermediate_size=hidden, num_local_experts=n, num_experts_per_tok=2
+    )
+    block: nn.Module = MixtralSparseMoeBlock(config)
+    for parameter in block.parameters():
+        nn.init.normal_(parameter, std=0.02)
+    return block
+
+
+def _make_layer(block: nn.Module, n: int, p: int, hidden: int) -> MoE:
+    """A layer of this library with the weights of ``block``."""
+    experts, gate = FeedForwardExperts(n, p, hidden, activation="swiglu"), TopKGate(p, n, k=2)
+    weights = block.state_dict()
+    with torch.no_grad():
+        gate.weight.copy_(weights["gate.weight"])
+        experts.inner.weight.copy_(weights["experts.gate_up_proj"])
+        experts.outer.weight.copy_(weights["experts.down_proj"])
+    return MoE(experts=experts, gate=gate, execution="sparse")

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from comet_moe.bench.result import Result, timed_result
-from comet_moe.bench.timing import Ratio, measure_ratios
+from comet_moe.bench.timing import Ratio, divide, measure_ratios
 from comet_moe.experts import DenseExperts
 from comet_moe.gates import CometGate, Gate
 from comet_moe.local_search import Permutation, PermutedGate
@@ -143,16 +143,11 @@ def measure_movielens(quick: bool) -> Iterator[Result]:
     dense_bound, sparse_bound, dense_ratio, sparse_ratio = measure_ratios(steps, seconds)
     yield timed_result("MovieLens dense step / its matrix products", CASE, dense_ratio, 1.25)
     yield timed_result("its products and optimiser / its matrix products", CASE, dense_bound, float("inf"))
-    by_dense = _divide(sparse_ratio, dense_ratio)
+    by_dense = divide(sparse_ratio, dense_ratio)
     yield timed_result("MovieLens sparse step / dense step", CASE, by_dense, 0.35)
-    bound = _divide(sparse_bound, dense_ratio)
+    bound = divide(sparse_bound, dense_ratio)
     yield timed_result("its products and optimiser / dense step", CASE, bound, float("inf"))
     yield from _search_results(seconds, CASE)
-
-
-def _divide(a: Ratio, b: Ratio) -> Ratio:
-    """The quotient of two ratios with the same reference, with the quartiles of the first."""
-    return Ratio(a.value / b.value, a.low / b.value, a.high / b.value, a.seconds, b.seconds, a.pairs)
 
 
 def _search_results(seconds: float, case: str) -> Iterator[Result]:

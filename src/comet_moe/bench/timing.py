@@ -70,6 +70,11 @@ def measure_ratios(
     return [_summarize(times, reference) for times in measured]
 
 
+def divide(a: Ratio, b: Ratio) -> Ratio:
+    """The quotient of two ratios with the same reference, with the quartiles of the first."""
+    return Ratio(a.value / b.value, a.low / b.value, a.high / b.value, a.seconds, b.seconds, a.pairs)
+
+
 def _summarize(times: list[float], reference: list[float]) -> Ratio:
     ratios = [a / b for a, b in zip(times, reference, strict=True)]
     low, _, high = quantiles(ratios, n=4)
