@@ -107,7 +107,7 @@ def measure_mixtral(quick: bool) -> Iterator[Result]:
 
 
 def _measure_few_tokens(seconds: float) -> Iterator[Result]:
-    """The block on a batch as in generation: ``batched_mm`` copies the weights of an expert for every pair."""
+    """The block on a batch as in generation: ``batched_mm`` copies weights for every pair."""
     n, p, hidden, rows = 8, 256, 512, 16
     block, x = _make_block(n, p, hidden), torch.randn(1, rows, p)
 
