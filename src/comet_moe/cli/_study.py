@@ -101,9 +101,9 @@ class StudyDisplay:
             self.study.write_study(definition)
         trials = self.study.queue.records(definition)
         if trials != self.trials:
-            self._log_finished(trials)
-            self.trials = trials
             self.study.folder.write_trials(trials)
+            known, self.trials = self.trials, trials  # before the lines: a Ctrl-C repeats none of them
+            self._log_finished(known)
         now_seconds = time.monotonic()
         self._next_refresh = now_seconds + max(1.0, (now_seconds - started) / REFRESH_SHARE)
 
@@ -162,11 +162,12 @@ class StudyDisplay:
         seconds_per_trial = (time.monotonic() - self._start_time) / (finished - self._finished_at_start)
         return seconds_per_trial * (len(self.trials) - finished)
 
-    def _log_finished(self, trials: list[TrialRecord]) -> None:
-        """Print one line per trial that has finished since the last refresh, if there is no terminal."""
+    def _log_finished(self, before: list[TrialRecord]) -> None:
+        """Print one line per trial that has finished and had not ``before``, if there is no terminal."""
         if self.console.is_terminal:
             return
-        known = {(trial.gate, trial.index) for trial in self.trials if trial.is_finished}
+        trials = self.trials
+        known = {(trial.gate, trial.index) for trial in before if trial.is_finished}
         new = [trial for trial in trials if trial.is_finished and (trial.gate, trial.index) not in known]
         for count, trial in enumerate(new, start=1 + len(known)):
             message = trial.reason or (

@@ -366,7 +366,10 @@ class TrainingConfig(Section):
     """Adam (ε=1e-7), at a constant learning rate by default, with early stopping on the validation loss."""
 
     epochs: Count = Field(description="largest number of epochs")
-    batch_size: Count = Field(description="rows per optimiser step, over all processes")
+    batch_size: Count | None = Field(
+        description="rows per optimiser step, over all processes; null: about 32 steps per epoch, "
+        "of 32 to 1,024 rows"
+    )
     learning_rate: PositiveFloat = Field(description="learning rate of Adam, at first")
     schedule: Literal["constant", "cosine"] = Field(
         default="constant",
