@@ -19,10 +19,10 @@ from comet_moe.analysis.records import TrialRecord
 from comet_moe.cli._display import as_number, as_time
 from comet_moe.cli._text import echo, printable
 from comet_moe.tuning.pool import WorkerPool, WorkerStatus
+from comet_moe.tuning.process import WorkerConfig
 from comet_moe.tuning.queue import best_trial, count_by_status
 from comet_moe.tuning.storage import STORAGE_ERRORS, storage_error
 from comet_moe.tuning.study import StudyHandle, StudyOptions, open_study
-from comet_moe.tuning.worker import WorkerConfig
 
 REFRESH_SHARE = 0.05
 """Part of the time that may be spent on reading the storage."""
