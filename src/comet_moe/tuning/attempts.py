@@ -14,6 +14,8 @@ with needs_extra("tune", "tuning"):
     from optuna.storages import BaseStorage
     from optuna.trial import FrozenTrial, TrialState
 
+SLOWER_ALONE = 10
+"""How much longer it takes to read an attempt alone than among all."""
 _UNFINISHED = (TrialState.WAITING, TrialState.RUNNING)
 _DROPPED: dict[str, Any] = {}
 
@@ -58,7 +60,11 @@ class AttemptReader:
         # Those that have finished since the last time; Optuna numbers the attempts from 0 without gaps.
         known = self._finished.keys() | {attempt.number for attempt in unfinished}
         count = max(self._count, *(number + 1 for number in known))
-        for number in sorted(set(range(count)) - known):
+        missing = sorted(set(range(count)) - known)
+        if len(missing) > count // SLOWER_ALONE:
+            yield from self._storage.get_all_trials(self._study_id, deepcopy=False)
+            return
+        for number in missing:
             yield from self._read_one(number)
         while attempts := self._read_one(count):
             yield from attempts
