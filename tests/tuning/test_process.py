@@ -9,20 +9,32 @@ from pathlib import Path
 import pytest
 
 PARENT = """
-import multiprocessing, signal, sys, time
+import multiprocessing, signal, sys
 from comet_moe.tuning.process import end_with_parent
 
-def work(is_deaf):
-    if is_deaf:
+def work(kind):
+    if kind == "deaf":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     end_with_parent(seconds=0.1)
     assert "torch" not in sys.modules, "the parent may be killed during the import, too"
     print("ready", flush=True)
+    if kind == "leaving":
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+        kept.append(SlowToDelete())
+    spin()
+
+def spin():
     while True:
         pass
 
+class SlowToDelete:
+    def __del__(self):
+        spin()
+
+kept = []
+
 if __name__ == "__main__":
-    child = multiprocessing.get_context("spawn").Process(target=work, args=(sys.argv[1] == "deaf",))
+    child = multiprocessing.get_context("spawn").Process(target=work, args=(sys.argv[1],))
     child.start()
     print(child.pid, flush=True)
     child.join()
@@ -37,11 +49,11 @@ def is_running(pid):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("kind", ["hears SIGTERM", "deaf"])
+@pytest.mark.parametrize("kind", ["busy", "deaf", "leaving"])
 def test_a_worker_ends_with_its_parent(tmp_path, kind):
     script = tmp_path / "parent.py"
     script.write_text(PARENT)
-    with subprocess.Popen([sys.executable, script, kind.split()[0]], stdout=subprocess.PIPE) as parent:
+    with subprocess.Popen([sys.executable, script, kind], stdout=subprocess.PIPE) as parent:
         child = int(parent.stdout.readline())
         assert parent.stdout.readline() == b"ready\n"
         parent.send_signal(signal.SIGKILL)

@@ -4,7 +4,6 @@ import multiprocessing
 import os
 import signal
 import threading
-import time
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -40,8 +39,8 @@ class WorkerConfig:
 def end_with_parent(seconds: float = RELEASE_SECONDS) -> None:
     """End this process, started by multiprocessing, once its parent has ended: it was killed, for instance.
 
-    The process gets SIGTERM, as if its parent had stopped it, and is ended ``seconds`` later at the latest:
-    to tidy up and to leave the interpreter may take minutes on a machine under load.
+    The process gets SIGTERM, as if its parent had stopped it, and SIGALRM ``seconds`` later: the system then
+    ends it, whether it releases its trial or leaves the interpreter, which takes minutes on a loaded machine.
     """
     parent = multiprocessing.parent_process()
     if parent is None:
@@ -51,6 +50,6 @@ def end_with_parent(seconds: float = RELEASE_SECONDS) -> None:
 
 def _follow(sentinel: int, seconds: float) -> None:
     wait([sentinel])  # a pipe whose other end the parent holds; the system closes it
+    if hasattr(signal, "setitimer"):  # not on Windows, where SIGTERM ends the process at once
+        signal.setitimer(signal.ITIMER_REAL, seconds)
     os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(seconds)
-    os._exit(1)
