@@ -64,6 +64,7 @@ WITHOUT_TORCH = (
     "analysis",
     "report",
     "training.records",
+    "tuning.process",
 )
 """What may not import torch, directly or through others of the library, when it is imported."""
 

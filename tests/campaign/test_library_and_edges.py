@@ -219,6 +219,22 @@ def test_a_wrong_number_of_processes_is_named(tmp_path, monkeypatch, size):
     refuse("train", "multidigits", "--out", tmp_path / "run", says="WORLD_SIZE")
 
 
+@pytest.mark.parametrize("count", ["abc", "", "-1", "1.5", "9" * 5000])
+def test_a_wrong_number_of_restarts_is_named(tmp_path, monkeypatch, count):
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", count)
+    refuse("train", "multidigits", "--out", tmp_path / "run", says="TORCHELASTIC_RESTART_COUNT")
+
+
+@pytest.mark.parametrize("gate", ["topk", "sigmoid", "relu"])
+@pytest.mark.parametrize("verb", ["train", "tune"])
+def test_more_experts_per_sample_than_there_are_is_refused(tmp_path, verb, gate):
+    settings = sets([*SMALL[:-1], "gate.k=99"])
+    choice = ["--gates", gate] if verb == "tune" else ["--set", f"gate={gate}"]
+    out = tmp_path / "out"
+    refuse(verb, "multidigits", *choice, *settings, "--out", out, says="gate.k must be at most 8")
+    assert not out.exists()
+
+
 def test_a_working_directory_that_was_deleted_is_named(tmp_path, monkeypatch):
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")

@@ -2,10 +2,23 @@
 
 import json
 
+import numpy as np
+import pandas as pd
 import pytest
-from command import refusal, succeed
+from command import comet_moe, refusal, succeed
 
+from comet_moe.analysis.reading import read_lines
+from comet_moe.analysis.records import TrialRecord
+from comet_moe.training.records import ResultRecord
 from made_tables import TASKS, customers, write_table
+
+
+def refusal_after_note(*arguments):
+    """The last line of a refusal that comes after the note which run is used."""
+    done = comet_moe(*arguments)
+    assert done.code == 2
+    return done.err.splitlines()[-1]
+
 
 QUICK = ("--set", "training.epochs=2", "--set", "training.batch_size=64", "--workers", "1")
 
@@ -39,6 +52,16 @@ def test_gates_and_trees_are_compared_and_the_comparison_resumes(tmp_path, table
     text = succeed(*command, "--resume").out
     assert "p vs trees" in text
     assert first.json["recommendation"] in text
+    # Predictions of the study's best run keep a column, and say where the trees were better.
+    done = succeed("predict", out, table, "-o", tmp_path / "p.csv", "--keep", "customer_id")
+    predictions = pd.read_csv(tmp_path / "p.csv")
+    assert list(predictions)[:2] == ["customer_id", "bought"]
+    assert predictions["customer_id"].tolist() == list(range(300))
+    best = min(trial.validation_loss for trial in read_lines(out / "trials.jsonl", TrialRecord))
+    fitted = min(tree.validation_loss for tree in read_lines(out / "trees.jsonl", ResultRecord))
+    assert ("note: boosted trees had a lower one" in done.err) == (fitted < best)
+    refused = refusal_after_note("predict", out, table, "-o", tmp_path / "p.csv", "--keep", "id")
+    assert "has no column id to keep" in refused
 
 
 @pytest.mark.slow
@@ -60,12 +83,35 @@ def test_a_time_budget_ends_with_fewer_seeds(tmp_path, table):
         (["--targets", ","], "names of columns separated by commas"),
         (["--targets", "bought", "--seeds", "0"], "seeds"),
         (["--targets", "bought", "--gates", "mystery"], "gate must be one of dense, "),
+        (
+            ["--targets", "bought", "--set", "training.epoch=1"],
+            "there is no setting training.epoch, did you mean training.epochs?",
+        ),
     ],
 )
 def test_a_wrong_argument_is_one_sentence_and_leaves_nothing(tmp_path, table, arguments, message):
     out = tmp_path / "study"
     assert message in refusal("compare", table, *arguments, "--out", out)
     assert not out.exists()
+
+
+def test_many_numbers_as_a_binary_target_are_of_kind_regression(tmp_path):
+    table = write_table(customers(1500).assign(spend=np.arange(1500)), tmp_path / "people.parquet")
+    message = refusal(
+        "compare", table, "--targets", "spend", "--tasks", "spend=binary", "--out", tmp_path / "s"
+    )
+    assert "has more than 1,000 distinct values as target spend" in message
+    assert "choose the kind regression" in message
+
+
+@pytest.mark.parametrize(
+    ("mean", "text"), [(0.81234, "0.8123"), (12.3456, "12.35"), (71935.8028, "71936"), (None, "")]
+)
+def test_a_metric_has_about_four_digits_whatever_its_size(mean, text):
+    from comet_moe.analysis.render import number_cell
+    from comet_moe.cli._compare import _places
+
+    assert number_cell(mean, 0.0, _places(mean)).text == text
 
 
 def test_a_missing_table_is_one_sentence(tmp_path):

@@ -53,6 +53,11 @@ def test_known_pairs_get_the_predictions_of_the_model_in_the_units_of_the_data(t
     np.testing.assert_allclose(scores["rating"], rating * deviation + mean, rtol=1e-4, atol=1e-5)
 
 
+def test_a_folder_that_does_not_exist_is_said_to_be_missing(tmp_path):
+    message = refusal("predict", tmp_path / "none", tmp_path / "new.csv", "-o", tmp_path / "scores.csv")
+    assert "none does not exist: give the folder of a run" in message
+
+
 @pytest.mark.parametrize("gate", ["comet", "hash+"])
 def test_unknown_users_and_items_get_the_mean_embedding_and_are_marked(tmp_path, gate):
     run = trained("ratings", tmp_path, f"gate={gate}")

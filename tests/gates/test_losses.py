@@ -77,6 +77,13 @@ def test_z_loss_without_logits_is_refused():
         z_loss(HashGate(4, 3)(torch.zeros(2, 1), keys=torch.tensor([0, 1])))
 
 
+def test_rows_without_an_expert_have_no_information():
+    routed = torch.tensor([[1.0, 0.0], [0.25, 0.75], [0.0, 1.0]])
+    alone = information_loss(Routing(weights=routed))
+    with_empty = information_loss(Routing(weights=torch.cat([routed, torch.zeros(5, 2)])))
+    torch.testing.assert_close(with_empty, alone)
+
+
 def test_the_information_loss_is_minus_the_information():
     weights = TopKGate(8, 6, k=2)(torch.randn(40, 8)).weights.detach()
     routing = Routing(weights=weights)

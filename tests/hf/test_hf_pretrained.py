@@ -4,8 +4,14 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tiny_models import FAMILIES, VOCABULARY, P, build, left_padded
-from transformers import AutoModelForCausalLM, MixtralForCausalLM, MixtralModel
+from transformers import (
+    AutoModelForCausalLM,
+    MixtralForCausalLM,
+    MixtralForSequenceClassification,
+    MixtralModel,
+)
 
 import comet_moe
 from comet_moe import Permutation, PermutedGate, Routing
@@ -125,6 +131,46 @@ def test_another_class_of_the_family_can_be_loaded(tmp_path):
     with torch.no_grad():
         wanted = model.model(**left_padded()).last_hidden_state
         assert torch.equal(base(**left_padded()).last_hidden_state, wanted)
+
+
+def drop_last(weights, end):
+    del weights[max(name for name in weights if name.endswith(end))]
+
+
+@pytest.mark.parametrize("model_class", [None, MixtralModel])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda weights: drop_last(weights, "gate.leaf_bias"), r"lacks .*leaf_bias \(1 such"),
+        (lambda weights: drop_last(weights, "model.norm.weight"), r"lacks .*norm.weight \(1 such"),
+        (
+            lambda weights: weights.update({"model.layers.7.norm": torch.zeros(1)}),
+            r"has the unexpected .*layers.7.norm",
+        ),
+    ],
+    ids=["gate", "model", "unexpected"],
+)
+def test_weights_that_are_missing_or_unexpected_are_refused(tmp_path, change, message, model_class):
+    model = build("mixtral")
+    replace_routers(model, CometGate)
+    path = saved(model, tmp_path) / "model.safetensors"
+    weights = load_file(path)
+    change(weights)
+    save_file(weights, path, metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=message):
+        from_pretrained(tmp_path, model_class)
+
+
+def test_only_another_class_may_have_another_head(tmp_path):
+    model = build("mixtral")
+    replace_routers(model, CometGate)
+    path = saved(model, tmp_path) / "model.safetensors"
+    weights = load_file(path)
+    del weights["lm_head.weight"]
+    save_file(weights, path, metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"lacks lm_head.weight \(1 such"):
+        from_pretrained(tmp_path)
+    assert from_pretrained(tmp_path, MixtralForSequenceClassification).score.out_features == 2
 
 
 def test_nothing_but_numbers_and_names_is_saved(tmp_path):

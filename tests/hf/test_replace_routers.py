@@ -19,7 +19,8 @@ from comet_moe.gates import (
     TopKGate,
     WarmupGate,
 )
-from comet_moe.hf import RouterAdapter, replace_routers
+from comet_moe.hf import RescaledGate, RouterAdapter, replace_routers
+from comet_moe.hf.routers import GateRouter
 
 GATES = {
     "topk": TopKGate,
@@ -208,6 +209,28 @@ def test_every_implementation_of_the_experts_mixes_the_same(implementation, gate
         wanted = model(**inputs).logits[real]
         model.set_experts_implementation(implementation)
         torch.testing.assert_close(model(**inputs).logits[real], wanted, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("wrap", "slots"),
+    [
+        (lambda gate: RegularizedGate(RescaledGate(gate), load_balance=0.1), 2),
+        (lambda gate: PermutedGate(RegularizedGate(gate), Permutation(4, steps=0)), 2),
+        (lambda gate: PermutedGate(gate, Permutation(4, steps=5)), 4),  # a soft permutation mixes them all
+        (lambda gate: WarmupGate(gate, steps=5), 4),
+    ],
+    ids=["losses", "permuted", "searching", "warming up"],
+)
+def test_a_top_k_gate_inside_others_needs_k_slots(wrap, slots):
+    model = build("mixtral").train()
+    replace_routers(model, GATES["topk"], wrap=wrap)
+    router = next(module for module in model.modules() if isinstance(module, GateRouter))
+    with torch.no_grad():
+        _, weights, _ = router(torch.randn(2, 3, P))
+        assert weights.shape == (6, slots)
+        wanted = router.gate(torch.randn(2, 3, P)).weights
+        assert wanted.count_nonzero(-1).max() == slots
+    assert router.eval()(torch.randn(2, 3, P))[1].shape == (6, 2)
 
 
 @pytest.mark.slow

@@ -1,8 +1,10 @@
 """The queue on SQLite and PostgreSQL: each trial is claimed once, and none is lost."""
 
+import gc
 import multiprocessing
 import sys
 import time
+import tracemalloc
 
 import optuna
 import pytest
@@ -244,3 +246,59 @@ def test_trials_that_were_added_by_hand_are_ignored(storage_url):
     assert queue.fill(definition) == 0
     with pytest.raises(StudyError, match="cannot contain a slash"):
         TrialQueue(queue.storage, "study/topk")
+
+
+def bytes_kept(read):
+    """Bytes of Python objects that are left of a call."""
+    gc.collect()
+    tracemalloc.start()
+    try:
+        read()
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+
+
+def add_finished(url, indices):
+    """Write finished trials at once, as another process would one by one."""
+    gate = {"experts": 8, "experts_per_sample": 2.1, "effective_experts": 3.9, "information": 0.7}
+    gate |= {"load_ratio": 2.4, "dead_experts": 4}
+    result = RESULT.model_dump(mode="json", include=RESULT_FIELDS - {"status", "reason"})
+    result["routing"] = {"top_left": gate, "bottom_right": gate}
+    study = optuna.load_study(storage=Storage(url).optuna, study_name="study/comet")
+    for index in indices:
+        study.add_trial(
+            optuna.create_trial(
+                value=1.5,
+                params={"x": 0.5, "y": 0.1, "z": 0.01},
+                distributions={name: optuna.distributions.FloatDistribution(0, 1) for name in "xyz"},
+                user_attrs={"index": index, "worker": "host:123", "result": result},
+                intermediate_values={epoch: 1 / 3 + epoch for epoch in range(10)},
+            )
+        )
+
+
+def test_a_process_keeps_little_of_a_finished_trial(tmp_path):
+    """Optuna's cache would keep 6 to 7 kB of each in every process of a study."""
+    url, count = f"sqlite:///{tmp_path / 'trials.sqlite'}", 24
+    queue, definition = create_queue(url, trials=10 + count, gates=("comet",))
+    for start, stop in ((0, 5), (5, 10)):  # Optuna and SQLAlchemy keep the statements that they have made
+        add_finished(url, range(start, stop))
+        queue.records(definition)
+    add_finished(url, range(10, 10 + count))
+    assert bytes_kept(lambda: queue.fill(definition)) / count < 4500
+    assert bytes_kept(lambda: queue.records(definition)) / count < 6000  # the records themselves
+    assert [trial.status for trial in queue.records(definition)] == ["complete"] * (10 + count)
+
+
+def test_a_reader_sees_what_others_have_added_and_finished_since(storage_url):
+    queue, definition = create_queue(storage_url, trials=1 + MAX_WAITING, gates=("topk",))
+    other = TrialQueue(Storage(storage_url), "study")
+    other.finish(other.claim(definition), RESULT)
+    assert queue.fill(definition) == MAX_WAITING
+    for _ in range(MAX_WAITING):
+        other.fill(definition)
+        other.finish(other.claim(definition), RESULT)
+    assert queue.fill(definition) == 0
+    assert [record.status for record in queue.records(definition)] == ["complete"] * (1 + MAX_WAITING)

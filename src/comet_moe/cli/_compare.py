@@ -16,6 +16,7 @@ from comet_moe.data import Dataset
 from comet_moe.io import write_text
 from comet_moe.models import Task
 from comet_moe.training.batches import load_dataset
+from comet_moe.training.boosted_trees import FILE as TREES_FILE
 from comet_moe.training.boosted_trees import NAME as TREES
 from comet_moe.training.boosted_trees import train_trees
 from comet_moe.training.records import ResultRecord
@@ -66,7 +67,7 @@ class Comparison:
 
     def _trees(self, seeds: int) -> list[ResultRecord]:
         """The results of the trees, fitted where the study folder does not have them yet."""
-        file = self.folder / "trees.jsonl"
+        file = self.folder / TREES_FILE
         records = read_lines(file, ResultRecord) if file.exists() else []
         for seed in range(len(records), seeds):
             echo(f"boosted trees {seed + 1}/{seeds}", err=True)
@@ -179,12 +180,17 @@ def _cells(row: Row, metrics: Sequence[str], is_best: bool) -> list[Cell]:
         Cell(row["gate"], bold=is_best),
         Cell(str(row["trials_used"])),
         number_cell(row["test_loss_mean"], row["test_loss_se"], 2, bold=is_best),
-        *(number_cell(value["mean"], value["se"], 4) for value in values),
+        *(number_cell(value["mean"], value["se"], _places(value["mean"])) for value in values),
         Cell("" if flops is None else f"{flops:,.0f}"),
         Cell(row["verdict"] or ""),
         Cell(format_p_value(row["p_dense"])),
         Cell(format_p_value(row["p_trees"])),
     ]
+
+
+def _places(mean: float | None) -> int:
+    """Decimal places that leave at least four digits: a squared error may be in the thousands."""
+    return 4 if mean is None or abs(mean) < 10 else 2 if abs(mean) < 1000 else 0
 
 
 def _title(comparison: Comparison) -> str:

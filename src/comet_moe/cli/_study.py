@@ -19,10 +19,10 @@ from comet_moe.analysis.records import TrialRecord
 from comet_moe.cli._display import as_number, as_time
 from comet_moe.cli._text import echo, printable
 from comet_moe.tuning.pool import WorkerPool, WorkerStatus
+from comet_moe.tuning.process import WorkerConfig
 from comet_moe.tuning.queue import best_trial, count_by_status
 from comet_moe.tuning.storage import STORAGE_ERRORS, storage_error
 from comet_moe.tuning.study import StudyHandle, StudyOptions, open_study
-from comet_moe.tuning.worker import WorkerConfig
 
 REFRESH_SHARE = 0.05
 """Part of the time that may be spent on reading the storage."""
@@ -101,9 +101,9 @@ class StudyDisplay:
             self.study.write_study(definition)
         trials = self.study.queue.records(definition)
         if trials != self.trials:
-            self._log_finished(trials)
-            self.trials = trials
             self.study.folder.write_trials(trials)
+            known, self.trials = self.trials, trials  # before the lines: a Ctrl-C repeats none of them
+            self._log_finished(known)
         now_seconds = time.monotonic()
         self._next_refresh = now_seconds + max(1.0, (now_seconds - started) / REFRESH_SHARE)
 
@@ -162,11 +162,12 @@ class StudyDisplay:
         seconds_per_trial = (time.monotonic() - self._start_time) / (finished - self._finished_at_start)
         return seconds_per_trial * (len(self.trials) - finished)
 
-    def _log_finished(self, trials: list[TrialRecord]) -> None:
-        """Print one line per trial that has finished since the last refresh, if there is no terminal."""
+    def _log_finished(self, before: list[TrialRecord]) -> None:
+        """Print one line per trial that has finished and had not ``before``, if there is no terminal."""
         if self.console.is_terminal:
             return
-        known = {(trial.gate, trial.index) for trial in self.trials if trial.is_finished}
+        trials = self.trials
+        known = {(trial.gate, trial.index) for trial in before if trial.is_finished}
         new = [trial for trial in trials if trial.is_finished and (trial.gate, trial.index) not in known]
         for count, trial in enumerate(new, start=1 + len(known)):
             message = trial.reason or (

@@ -48,6 +48,10 @@ def predict(
             help="Write ' before texts that a spreadsheet would run: = + - @ at the start.",
         ),
     ] = False,
+    keep: Annotated[
+        str | None,
+        typer.Option(help="Columns of a TABLE to copy before the predictions, such as an id."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Predict for the rows of a new table, with the best weights of a run.
@@ -71,25 +75,41 @@ def predict(
     folder = _best_run(run) if (run / "study.json").is_file() else run
     loaded = load_run(folder, device, precision)
     if isinstance(loaded.model, TableModel):
-        predictions = predict_table(loaded, table)
+        predictions = predict_table(loaded, table, _names(keep))
         prediction.write_table(predictions.frame, output, escape_formulas)
         _show_table(predictions, output, as_json)
+    elif keep is not None:
+        raise typer.BadParameter("--keep is for tables; predictions of ratings have user and item already")
     else:
         pairs = prediction.predict(loaded, table)
         prediction.write_table(pairs, output, escape_formulas)
         _show_pairs(pairs, output, as_json)
 
 
+def _names(text: str | None) -> list[str]:
+    return list(dict.fromkeys(name.strip() for name in (text or "").split(",") if name.strip()))
+
+
 def _best_run(study: Path) -> Path:
     """The run of a study with the lowest validation loss whose weights are on this machine."""
-    from comet_moe.analysis.reading import read_studies
+    from comet_moe.analysis.reading import read_lines, read_studies
     from comet_moe.exceptions import StudyError
+    from comet_moe.training.boosted_trees import FILE
+    from comet_moe.training.records import ResultRecord
 
     trials = read_studies([study])[0].trials
     complete = trials[trials["status"] == "complete"].sort_values(["validation_loss", "gate", "index"])
     for row in complete.itertuples():
         if row.run is not None and (row.run / "model.safetensors").is_file():
-            typer.echo(f"using {row.run}, gate {row.gate}: the lowest validation loss of the study", err=True)
+            echo(f"using {row.run}, gate {row.gate}: the lowest validation loss of the study", err=True)
+            trees = read_lines(study / FILE, ResultRecord) if (study / FILE).is_file() else []
+            losses = [tree.validation_loss for tree in trees if tree.validation_loss is not None]
+            if losses and min(losses) < row.validation_loss:
+                echo(
+                    f"note: boosted trees had a lower one, {min(losses):.2f} against "
+                    f"{row.validation_loss:.2f}; they are scikit-learn's, and a study keeps no model of them",
+                    err=True,
+                )
             return Path(row.run)
     raise StudyError(f"{study} has no finished run with weights on this machine: give the folder of a run")
 

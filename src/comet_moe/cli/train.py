@@ -1,6 +1,5 @@
 """``comet-moe train``: from a recipe to the folder of a finished run."""
 
-import os
 import shlex
 from contextlib import ExitStack
 from pathlib import Path
@@ -48,11 +47,10 @@ def train(
     """
     from comet_moe.cli._display import print_result, resume_hint
     from comet_moe.exceptions import MainProcessError
-    from comet_moe.training.distributed import join_processes
+    from comet_moe.training.distributed import count_restarts, join_processes
     from comet_moe.training.run import resolve_run
 
-    is_restart = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-    resume = resume or is_restart  # by torchrun --max-restarts
+    resume = resume or count_restarts() > 0
     with join_processes() as processes:
         try:
             processes.require_same(

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat
+from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from comet_moe.config.schema import (
     DEVICE,
@@ -26,6 +26,7 @@ from comet_moe.config.schema import (
     Threads,
     TopKConfig,
     absolute_path,
+    check_k,
 )
 
 TaskName = Literal["cola", "sst2", "mrpc", "qqp", "mnli", "qnli", "rte", "squad2"]
@@ -175,6 +176,11 @@ class BertConfig(Section):
     search: SearchConfig = SearchConfig()
     loss: DistillationLossConfig = DistillationLossConfig()
     training: DistillConfig
+
+    @model_validator(mode="after")
+    def _check_k(self) -> "BertConfig":
+        check_k(self.gate, self.experts.count)
+        return self
 
     @property
     def uses_search(self) -> bool:

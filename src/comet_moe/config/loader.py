@@ -5,7 +5,8 @@ name of the one to use. The settings of ``comet+`` override those of ``comet``, 
 ``+``. The ``tuning`` section is read by :mod:`comet_moe.config.search_space`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -224,7 +225,7 @@ def validation_message(error: ValidationError) -> str:
     context = problem.get("ctx", {})
     match problem["type"]:
         case "extra_forbidden":
-            return f"there is no setting {key}"
+            return f"there is no setting {key}{_nearest(key)}"
         case "missing":
             return f"the setting {key} is missing"
         case "union_tag_not_found":
@@ -246,6 +247,21 @@ _UNION_TAGS = {
     for tag in get_args(section.model_fields[discriminator].annotation)
 }
 """What pydantic adds to the path of a setting to say which member of a union it is in."""
+
+
+def _nearest(key: str) -> str:
+    """ ", did you mean a.b?" where a setting has nearly the name ``key``, else nothing."""
+    names = {name for kind in (TrainConfig, BertConfig) for name in _setting_names(kind)}
+    near = get_close_matches(key, names, n=1, cutoff=0.85)
+    return f", did you mean {near[0]}?" if near else ""
+
+
+def _setting_names(section: Any, prefix: str = "") -> Iterator[str]:
+    for name, field in section.model_fields.items():
+        yield prefix + name
+        for kind in (field.annotation, *get_args(field.annotation)):
+            if isinstance(kind, type) and issubclass(kind, Section):
+                yield from _setting_names(kind, f"{prefix}{name}.")
 
 
 def _read_settings(recipe: str) -> dict[str, Any]:

@@ -366,7 +366,10 @@ class TrainingConfig(Section):
     """Adam (ε=1e-7), at a constant learning rate by default, with early stopping on the validation loss."""
 
     epochs: Count = Field(description="largest number of epochs")
-    batch_size: Count = Field(description="rows per optimiser step, over all processes")
+    batch_size: Count | None = Field(
+        description="rows per optimiser step, over all processes; null: about 32 steps per epoch, "
+        "of 32 to 1,024 rows"
+    )
     learning_rate: PositiveFloat = Field(description="learning rate of Adam, at first")
     schedule: Literal["constant", "cosine"] = Field(
         default="constant",
@@ -401,6 +404,15 @@ class ParallelConfig(Section):
     )
 
 
+def check_k(gate: object, num_experts: int) -> None:
+    """ValueError for a gate that is to select more experts than there are; trees may choose the same one."""
+    if isinstance(gate, TopKConfig | SigmoidConfig | ReluConfig) and gate.k > num_experts:
+        raise ValueError(
+            f"gate.k must be at most {num_experts}, the number of experts that the gate {gate.name} chooses "
+            f"among, got {gate.k}"
+        )
+
+
 class TrainConfig(Section):
     """All settings of a training run."""
 
@@ -425,6 +437,12 @@ class TrainConfig(Section):
         loss = self.loss
         if self.model.kind != "table" and (loss.weights or loss.class_weights or loss.weighting != "fixed"):
             raise ValueError("loss.weights, weighting and class_weights are for models of kind table")
+        return self
+
+    @model_validator(mode="after")
+    def _check_k(self) -> "TrainConfig":
+        private = self.model.private if self.model.kind == "table" and self.model.mixture != "mmoe" else 0
+        check_k(self.gate, self.model.experts + private)
         return self
 
     @property

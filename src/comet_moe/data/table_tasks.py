@@ -100,9 +100,12 @@ def _make_target(
             update={"classes": [f"not {option.positive}", option.positive], "positive": option.positive}
         )
     if kind == "binary" and len(classes) != 2:
+        is_large = len(classes) > MAX_DISTINCT
+        many = f"more than {MAX_DISTINCT:,}" if is_large else f"{len(classes):,}"
+        other = "regression" if is_large and scan.numbers else "multiclass"
         raise DataError(
-            f"{source} has {len(classes)} distinct values as target {name}, where a binary one has 2; choose "
-            f"the kind multiclass, or one class with {name}: {{kind: binary, positive: {classes[-1]}}}."
+            f"{source} has {many} distinct values as target {name}, where a binary one has 2; choose the "
+            f"kind {other}, or in a recipe one class, {name}: {{kind: binary, positive: {classes[-1]}}}."
         )
     if kind == "multiclass" and (len(classes) > MAX_DISTINCT or 2 * len(classes) > scan.values):
         many = f"more than {MAX_DISTINCT:,}" if len(classes) > MAX_DISTINCT else f"{len(classes):,}"

@@ -66,7 +66,8 @@ def information_loss(routings: Routing | Sequence[Routing], ranks: Ranks | None 
 
     The sum is over the trees or selectors v of one gate that has them, for which it replaces the entropy
     loss: it makes a tree one-hot and keeps it from sending all rows to one leaf. For a gate without, and for
-    several gates together, v are the weights, each row divided by its sum.
+    several gates together, v are the weights, each row divided by its sum; rows without an expert are left
+    out, as in :class:`~comet_moe.statistics.RoutingStatistics`.
     """
     routings = _as_sequence(routings)
     if len(routings) == 1 and routings[0].selectors is not None:
@@ -74,7 +75,8 @@ def information_loss(routings: Routing | Sequence[Routing], ranks: Ranks | None 
     else:
         distributions = [_shares(routing.weights.flatten(0, -2)).unsqueeze(-2) for routing in routings]
     counted = [
-        _counted_rows(routing, v).unsqueeze(-1) for routing, v in zip(routings, distributions, strict=True)
+        (_counted_rows(routing, v) * v.detach().any(-1)[:, :1]).unsqueeze(-1)
+        for routing, v in zip(routings, distributions, strict=True)
     ]
     pairs = list(zip(distributions, counted, strict=True))
     distribution_sum, entropy_sum, rows = sum_over_batch(

@@ -39,7 +39,9 @@ def from_pretrained(
 
     As ``from_pretrained`` of transformers, which cannot do it: it builds the model of the configuration,
     knows no gates, and offers no way to add some without remote code. The configuration holds names of
-    classes and numbers; nothing in it is executed.
+    classes and numbers; nothing in it is executed. A file that lacks weights of the model, or has others, is
+    refused; only those of a head may be missing or too many, where ``model_class`` is not the class that was
+    saved.
 
     Args:
         path: a folder that ``save_pretrained`` wrote, or a name on the Hub.
@@ -78,12 +80,35 @@ def from_pretrained(
     gates = _build_on_cpu(memory, classes)
     known_missing = WithGates._keys_to_ignore_on_load_missing or []
     WithGates._keys_to_ignore_on_load_missing = [*known_missing, *_stored_elsewhere(gates)]
-    model = WithGates.from_pretrained(path, config=config, **kwargs)
-    loaded = model[0] if isinstance(model, tuple) else model  # with output_loading_info, a tuple
-    loaded.__class__ = model_class
-    _renew_gates(loaded, gates)
-    align_weights(loaded)
-    return model
+    with_report = kwargs.pop("output_loading_info", False)
+    model, report = WithGates.from_pretrained(path, config=config, output_loading_info=True, **kwargs)
+    model.__class__ = model_class
+    _require_all_weights(path, model, report, has_other_head=model_class.__name__ not in _saved_names(config))
+    _renew_gates(model, gates)
+    align_weights(model)
+    return (model, report) if with_report else model
+
+
+def _saved_names(config: Any) -> list[str]:
+    return list(config.architectures or [])
+
+
+def _require_all_weights(
+    path: str | PathLike[str], model: Any, report: Mapping[str, Iterable[str]], has_other_head: bool
+) -> None:
+    """ValueError if the file lacks weights of ``model``, or has others; those of a new head are let pass."""
+    base = base_of(model)
+    own = {name for name, _ in (*base.named_children(), *base.named_parameters(recurse=False))}
+    for problem, kind in (("lacks", "missing_keys"), ("has the unexpected", "unexpected_keys")):
+        names = sorted(report[kind])
+        if has_other_head:
+            prefix = f"{model.base_model_prefix}."
+            names = [name for name in names if name.removeprefix(prefix).partition(".")[0] in own]
+        if names:
+            raise ValueError(
+                f"{path} {problem} {names[0]} ({len(names)} such weights): restore the checkpoint, or give "
+                "another one"
+            )
 
 
 def _build_on_cpu(memory: Description, classes: Iterable[type[Gate]]) -> dict[str, Gate]:

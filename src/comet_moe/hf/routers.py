@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from comet_moe.exceptions import needs_extra
-from comet_moe.gates import Gate, HashGate, RegularizedGate, TopKGate
+from comet_moe.gates import Gate, GateWrapper, HashGate, TopKGate
 from comet_moe.hf.memory import remember
 from comet_moe.hf.tokens import TokenReader, pass_tokens
 from comet_moe.routing import Routing
@@ -126,7 +126,7 @@ class GateRouter(TokenReader):
     Unlike Top-k, a gate may select different numbers of experts for different tokens: the router returns as
     many slots as the token with most experts needs, and weight 0 in those that a token does not use. Padding
     has weight 0 everywhere. In compiled graphs, whose shapes are fixed, all n experts have a slot, except for
-    Top-k and hash gates.
+    Top-k and hash gates, also inside of others.
 
     Args:
         gate: any gate.
@@ -156,9 +156,12 @@ class GateRouter(TokenReader):
         return {"kind": "router"}
 
     def _count_slots(self, routing: Routing) -> int:
-        gate = self.gate.gate if isinstance(self.gate, RegularizedGate) else self.gate
-        if isinstance(gate, TopKGate | HashGate):
-            return gate.k
+        inner = self.gate
+        while isinstance(inner, GateWrapper):
+            inner = inner.gate
+        is_soft = self.gate.training and self.gate.soft_in_training
+        if isinstance(inner, TopKGate | HashGate) and self.gate.k is not None and not is_soft:
+            return self.gate.k  # no look at the weights, which an accelerator may not have computed yet
         if torch.compiler.is_compiling():
             return self.num_experts
         return max(1, int(routing.weights.count_nonzero(-1).max()))

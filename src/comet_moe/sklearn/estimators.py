@@ -40,7 +40,7 @@ class MoEClassifier(ClassifierMixin, BaseMoE):
         warmup_epochs: epochs in which the gate turns from equal weights to its own.
         search_epochs: epochs in which the permutation of a gate with "+" is learned.
         epochs: largest number of epochs.
-        batch_size: rows per optimiser step; "auto" makes about 32 steps per epoch, of 32 to 512 rows.
+        batch_size: rows per optimiser step; "auto" makes about 32 steps per epoch, of 32 to 1024 rows.
         learning_rate: of Adam, constant.
         validation_fraction: share of the rows that is not trained on, for early stopping; 0 trains on all
             rows and all epochs.

@@ -9,6 +9,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from comet_moe.config.schema import GateConfig, Section, TrainConfig
+from comet_moe.training.batches import rows_per_step
 
 GATES: dict[str, type[Section]] = {
     name: section
@@ -17,17 +18,14 @@ GATES: dict[str, type[Section]] = {
 }
 """The settings of each gate, by its name."""
 
-MIN_BATCH, MAX_BATCH = 32, 512
-"""Limits of ``batch_size="auto"``."""
-
 _MODEL = ("experts", "units", "head", "dropout", "input_dropout", "embedding", "numeric", "numeric_embedding")
 _TRAINING = ("epochs", "patience", "learning_rate", "device", "precision")
 
 
 def choose_batch_size(batch_size: Any, rows: int) -> Any:
-    """``batch_size``, or for "auto" that of about 32 steps per epoch, from 32 to 512 rows."""
+    """``batch_size``, or for "auto" that of about 32 steps per epoch, from 32 to 1024 rows."""
     if isinstance(batch_size, str) and batch_size == "auto":
-        return min(max(rows // 32, MIN_BATCH), MAX_BATCH)
+        return rows_per_step(rows, None)
     return plain(batch_size)
 
 

@@ -23,6 +23,9 @@ from comet_moe.exceptions import RecipeError
 
 T = TypeVar("T")
 
+MIN_BATCH, MAX_BATCH = 32, 1024
+"""Limits of a batch size that is not given: fewer rows are noise, more have no further speed."""
+
 
 class Batch(NamedTuple):
     """Rows of a split as tensors, (B, ...) each."""
@@ -34,25 +37,31 @@ class Batch(NamedTuple):
         return len(next(iter(self.features.values())))
 
 
-def steps_per_epoch(rows: int, batch_size: int) -> int:
+def rows_per_step(rows: int, batch_size: int | None) -> int:
+    """``batch_size``, or where it is None that of about 32 optimiser steps over ``rows`` rows."""
+    return min(max(rows // 32, MIN_BATCH), MAX_BATCH) if batch_size is None else batch_size
+
+
+def steps_per_epoch(rows: int, batch_size: int | None) -> int:
     """Optimiser steps per epoch over ``rows`` train rows; the last batch may be smaller."""
-    return ceil(rows / batch_size)
+    return ceil(rows / rows_per_step(rows, batch_size))
 
 
 def training_batches(
-    split: Split, batch_size: int, seed: int, epoch: int, shard: slice = slice(None)
+    split: Split, batch_size: int | None, seed: int, epoch: int, shard: slice = slice(None)
 ) -> Iterator[Batch]:
     """All rows of ``split`` once, in an order that depends on ``seed`` and ``epoch`` alone.
 
     Args:
         split: rows to train on.
-        batch_size: rows of a batch over all processes.
+        batch_size: rows of a batch over all processes; None for :func:`rows_per_step`.
         seed, epoch: what the order depends on.
         shard: the rows of each batch that belong to this process.
     """
     order = np.random.default_rng([seed, epoch]).permutation(len(split))
-    for start in range(0, len(order), batch_size):
-        yield take_rows(split, order[start : start + batch_size][shard])
+    step = rows_per_step(len(split), batch_size)
+    for start in range(0, len(order), step):
+        yield take_rows(split, order[start : start + step][shard])
 
 
 def prefetched(batches: Iterable[T], ahead: int = 2) -> Iterator[T]:

@@ -24,6 +24,9 @@ from comet_moe.training.table_parts import read_schema
 NAME = "trees"
 """The name of the boosted trees in tables, beside those of gates."""
 
+FILE = "trees.jsonl"
+"""Their results in the folder of a study, one line per seed."""
+
 MAX_CATEGORIES = 255
 MAX_ROUNDS = 500
 LIST_ELEMENTS = 30

@@ -160,24 +160,34 @@ def _check_same(of_all: list[dict[str, object]], advice: str) -> None:
                 raise RunError(f"{name} is {given} on rank {rank} and {wanted} on rank 0: {advice}")
 
 
+def count_restarts() -> int:
+    """How often ``torchrun --max-restarts`` has started the processes again."""
+    return _number_from_torchrun("TORCHELASTIC_RESTART_COUNT", 0, "restarts")
+
+
+def _number_from_torchrun(name: str, default: int, what: str) -> int:
+    text = os.environ.get(name, str(default))
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise RunError(f"{name} must be a number of {what}, got {text!r}: start with torchrun, or unset it")
+    return int(text)
+
+
 @contextmanager
 def join_processes() -> Iterator[Processes]:
     """The processes of this run, connected if ``torchrun`` started more than one.
 
     Tensors on the CPU travel over gloo, those on CUDA devices over NCCL.
     """
-    text = os.environ.get("WORLD_SIZE", "1")
-    if not (text.isascii() and text.isdigit() and int(text) > 0):
-        raise RunError(
-            f"WORLD_SIZE must be a number of processes, got {text!r}: start with torchrun, or unset it"
-        )
-    size = int(text)
+    size = _number_from_torchrun("WORLD_SIZE", 1, "processes")
+    restarts = count_restarts()
+    if size < 1:
+        raise RunError("WORLD_SIZE must be a number of processes, got '0': start with torchrun, or unset it")
     if size == 1:
         yield Processes()
         return
     store, rank, _ = next(rendezvous("env://"))
     # The store outlives a restart by torchrun: what ranks of before have written there must not be read.
-    store = PrefixStore(f"comet_moe/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    store = PrefixStore(f"comet_moe/{restarts}", store)
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=size)
     heartbeat = Heartbeat(store, rank, size)

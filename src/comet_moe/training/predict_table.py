@@ -1,5 +1,6 @@
 """Predictions of a model that was trained on a table, for the rows of a new table."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,10 +43,15 @@ class TablePredictions:
     notes: list[str]
 
 
-def predict_table(run: LoadedRun, path: Path) -> TablePredictions:
+def predict_table(run: LoadedRun, path: Path, keep: Sequence[str] = ()) -> TablePredictions:
     """Predict all tasks for the rows of ``path``: a table, a folder of tables or a pattern.
 
     Its columns may be in any order. DataError names a column that is missing.
+
+    Args:
+        run: a run on a table.
+        path: the new table.
+        keep: columns of it that come before the predictions, such as an id.
     """
     if not isinstance(run.model, TableModel):
         raise RunError(f"{run.folder.path} is not a run on a table: give one of the recipe table")
@@ -58,15 +64,20 @@ def predict_table(run: LoadedRun, path: Path) -> TablePredictions:
             f"{source} has no column {', '.join(missing)}, which the run was trained with; its columns are "
             f"{', '.join(source.columns)}."
         )
+    absent = next((name for name in keep if name not in source.columns), None)
+    if absent is not None:
+        raise DataError(
+            f"{source} has no column {absent} to keep; its columns are {', '.join(source.columns)}."
+        )
     encoder = Encoder(schema)
     with num_threads(run.config.training.threads):
         parts = [
-            _predict_batch(run.model, encoder, batch, run.placement)
-            for batch in source.batches(schema.feature_columns)
+            _with_columns(batch, keep, _predict_batch(run.model, encoder, batch, run.placement))
+            for batch in source.batches(list(dict.fromkeys([*schema.feature_columns, *keep])))
         ]
     if not parts:
         raise DataError(f"{source} has no rows; at least one is needed.")
-    used = {*schema.feature_columns, *(target.column for target in schema.targets)}
+    used = {*keep, *schema.feature_columns, *(target.column for target in schema.targets)}
     return TablePredictions(
         frame=pd.concat(parts, ignore_index=True),
         ignored=[name for name in source.columns if name not in used],
@@ -74,6 +85,13 @@ def predict_table(run: LoadedRun, path: Path) -> TablePredictions:
         not_numbers=encoder.not_numbers,
         notes=source.notes,
     )
+
+
+def _with_columns(batch: pa.RecordBatch, keep: Sequence[str], predictions: pd.DataFrame) -> pd.DataFrame:
+    taken = next((name for name in keep if name in predictions), None)
+    if taken is not None:
+        raise DataError(f"column {taken} cannot be kept: a prediction has that name.")
+    return pd.concat([batch.select(list(keep)).to_pandas(), predictions], axis=1) if keep else predictions
 
 
 @torch.no_grad()

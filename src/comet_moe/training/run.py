@@ -234,6 +234,8 @@ class RunFolder:
 
     def check_started(self) -> None:
         """Refuse a folder without a run."""
+        if not self.path.exists():
+            raise RunError(f"{self.path} does not exist: give the folder of a run")
         if not self.config_file.exists():
             raise RunError(f"{self.path} has no run: there is no config.yaml in it")
 

@@ -12,8 +12,9 @@ from multiprocessing.context import SpawnProcess
 from typing import Any
 
 from comet_moe.exceptions import StudyError
+from comet_moe.tuning.entry import run_worker_process
+from comet_moe.tuning.process import WorkerConfig
 from comet_moe.tuning.queue import MAX_LOST_WORKERS, Claim, TrialQueue
-from comet_moe.tuning.worker import WorkerConfig, run_worker
 
 POLL_SECONDS = 0.5
 STOP_SECONDS = 30.0
@@ -47,7 +48,7 @@ class WorkerStatus:
     started: float = field(default_factory=time.monotonic)
 
     def update(self, message: tuple[Any, ...]) -> None:
-        """Apply a message of the worker, see `run_worker`."""
+        """Apply a message of the worker, see `comet_moe.tuning.worker.run_worker`."""
         kind, *values = message
         if kind == "trial_started":
             self.claim, self.epochs = values
@@ -91,7 +92,8 @@ class WorkerPool:
     def _start_worker(self) -> WorkerStatus:
         context = multiprocessing.get_context("spawn")
         reader, writer = context.Pipe(duplex=False)
-        process = context.Process(target=run_worker, args=(self.config, writer, self._started), daemon=False)
+        arguments = (self.config, writer, self._started)
+        process = context.Process(target=run_worker_process, args=arguments, daemon=False)
         self._started += 1
         with _worker_environment(self.config.threads):
             process.start()

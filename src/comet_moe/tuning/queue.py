@@ -13,7 +13,7 @@ import os
 import socket
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -22,6 +22,7 @@ from comet_moe.analysis.records import RESULT_FIELDS, TrialRecord, TrialStatus, 
 from comet_moe.config import Choice, Distribution, LogUniform
 from comet_moe.exceptions import StudyError, needs_extra
 from comet_moe.training.records import ResultRecord
+from comet_moe.tuning.attempts import AttemptReader
 from comet_moe.tuning.definition import StudyDefinition, check_configurations, parse_definition
 from comet_moe.tuning.folder import run_name
 from comet_moe.tuning.storage import Storage
@@ -62,16 +63,19 @@ class TrialQueue:
         self.storage = storage
         self.name = name
         self._studies: dict[str, optuna.Study] = {}
+        self._readers: dict[str, AttemptReader] = {}
+        self._finished: dict[tuple[str, int], TrialRecord] = {}
 
     def find_definition(self) -> StudyDefinition | None:
         """The definition of the study; None if the storage has no study of this name."""
         for name in optuna.get_all_study_names(self.storage.optuna):
             if name.startswith(f"{self.name}/"):
-                study = self._study(name.removeprefix(f"{self.name}/"))
+                gate = name.removeprefix(f"{self.name}/")
+                study = self._study(gate)
                 text = study.user_attrs.get("definition")
                 if text is not None:
                     return parse_definition(text, f"study {self.name}")
-                if study.get_trials(deepcopy=False):
+                if self._reader(gate).read():
                     raise StudyError(
                         f"the storage has a study {name} that comet-moe did not write: choose another --name"
                     )
@@ -122,11 +126,11 @@ class TrialQueue:
             for gate in definition.gates:
                 study = self._study(gate)
                 optuna.storages.fail_stale_trials(study)
-                states = {index: _state(attempts) for index, attempts in _group_attempts(study)}
+                states = {index: _state(attempts) for index, attempts in self._attempts(gate).items()}
                 due = [i for i in range(definition.trials) if states.get(i, "due") == "due"]
                 num_waiting = sum(state == "waiting" for state in states.values())
                 for index in due[: max(MAX_WAITING - num_waiting, 0)]:
-                    study.add_trial(_waiting_trial(definition, gate, index))
+                    self._add(gate, _waiting_trial(definition, gate, index))
                 num_unfinished += sum(states.get(i) != "finished" for i in range(definition.trials))
         return num_unfinished
 
@@ -137,8 +141,8 @@ class TrialQueue:
             waiting = [
                 (trial.user_attrs["index"], position, trial.number)
                 for position, gate in enumerate(definition.gates)
-                for trial in self._study(gate).get_trials(deepcopy=False, states=(TrialState.WAITING,))
-                if "index" in trial.user_attrs
+                for trial in self._reader(gate).unfinished()
+                if trial.state == TrialState.WAITING and "index" in trial.user_attrs
             ]
             if not waiting:
                 return None
@@ -194,12 +198,41 @@ class TrialQueue:
         """One record per planned trial, sorted by gate and index."""
         records = []
         for gate in definition.gates:
-            attempts = dict(_group_attempts(self._study(gate)))
+            attempts = self._attempts(gate)
             records += [
-                _record(definition, gate, index, attempts.get(index, []))
+                self._record(definition, gate, index, attempts.get(index, []))
                 for index in range(definition.trials)
             ]
         return records
+
+    def _record(
+        self, definition: StudyDefinition, gate: str, index: int, attempts: list[FrozenTrial]
+    ) -> TrialRecord:
+        """The record of a trial, the same object each time once it is finished."""
+        known = self._finished.get((gate, index))
+        if known is not None:
+            return known
+        record = _record(definition, gate, index, attempts)
+        if record.is_finished:
+            self._finished[gate, index] = record
+        return record
+
+    def _attempts(self, gate: str) -> dict[int, list[FrozenTrial]]:
+        """The attempts at each trial, by its index, oldest first."""
+        by_index: dict[int, list[FrozenTrial]] = {}
+        for attempt in self._reader(gate).read():
+            if "index" in attempt.user_attrs:  # else it was added by hand, in a dashboard for instance
+                by_index.setdefault(attempt.user_attrs["index"], []).append(attempt)
+        return by_index
+
+    def _reader(self, gate: str) -> AttemptReader:
+        if gate not in self._readers:
+            self._readers[gate] = AttemptReader(self.storage.optuna, self._study_id(gate))
+        return self._readers[gate]
+
+    def _add(self, gate: str, trial: FrozenTrial) -> None:
+        # Not by Study.add_trial, which keeps the trial in Optuna's cache.
+        self.storage.optuna.create_new_trial(self._study_id(gate), trial)
 
     def _study(self, gate: str) -> optuna.Study:
         if gate not in self._studies:
@@ -210,9 +243,11 @@ class TrialQueue:
             )
         return self._studies[gate]
 
+    def _study_id(self, gate: str) -> int:
+        return self.storage.optuna.get_study_id_from_name(f"{self.name}/{gate}")
+
     def _trial_id(self, gate: str, number: int) -> int:
-        study_id = self.storage.optuna.get_study_id_from_name(f"{self.name}/{gate}")
-        return self.storage.optuna.get_trial_id_from_study_id_trial_number(study_id, number)
+        return self.storage.optuna.get_trial_id_from_study_id_trial_number(self._study_id(gate), number)
 
 
 def count_by_status(trials: Iterable[TrialRecord], gate: str) -> Counter[TrialStatus]:
@@ -228,15 +263,6 @@ def best_trial(trials: Iterable[TrialRecord], gate: str) -> TrialRecord | None:
 
 def _loss_or_inf(trial: TrialRecord) -> float:
     return math.inf if trial.validation_loss is None else trial.validation_loss
-
-
-def _group_attempts(study: optuna.Study) -> Iterator[tuple[int, list[FrozenTrial]]]:
-    """The attempts at each trial, by its index, oldest first."""
-    by_index: dict[int, list[FrozenTrial]] = {}
-    for attempt in study.get_trials(deepcopy=False):
-        if "index" in attempt.user_attrs:  # else it was added by hand, in a dashboard for instance
-            by_index.setdefault(attempt.user_attrs["index"], []).append(attempt)
-    yield from by_index.items()
 
 
 def _state(attempts: list[FrozenTrial]) -> Literal["finished", "running", "waiting", "due"]:
@@ -281,7 +307,7 @@ def _record(definition: StudyDefinition, gate: str, index: int, attempts: list[F
     reason, result, worker = None, {}, None
     for attempt in attempts:
         if attempt.state == TrialState.COMPLETE:
-            status, result = "complete", attempt.user_attrs["result"]
+            status, result = "complete", json.loads(attempt.user_attrs["result"])
         elif "reason" in attempt.user_attrs:
             status, reason = "failed", attempt.user_attrs["reason"]
         elif attempt.state == TrialState.RUNNING:

@@ -5,9 +5,7 @@ import signal
 import threading
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -22,6 +20,7 @@ from comet_moe.training.run import RunFolder
 from comet_moe.training.trainer import Callbacks, Progress
 from comet_moe.tuning.definition import StudyDefinition
 from comet_moe.tuning.folder import StudyFolder
+from comet_moe.tuning.process import WorkerConfig
 from comet_moe.tuning.queue import Claim, TrialQueue, TrialReassigned
 from comet_moe.tuning.storage import STORAGE_ERRORS, Storage, storage_error
 from comet_moe.tuning.trial import Runner, runner_for
@@ -36,32 +35,8 @@ IDLE_SECONDS = 1.0
 """Time between two looks for waiting trials."""
 
 
-@dataclass(frozen=True)
-class WorkerConfig:
-    """What a worker needs to know.
-
-    Attributes:
-        folder: folder of the study.
-        storage: URL of the storage.
-        name: name of the study in the storage.
-        paths: of "data.path" and "teacher", the paths on this machine that differ from those that the study
-            was created with.
-        threads: number of threads per trial.
-        heartbeat: seconds between two heartbeats.
-        keep_models: keep the weights of all trials, not only of each gate's best one.
-    """
-
-    folder: Path
-    storage: str
-    name: str
-    paths: dict[str, str]
-    threads: int
-    heartbeat: int
-    keep_models: bool
-
-
 def run_worker(config: WorkerConfig, writer: Connection, number: int = 0) -> None:
-    """Claim and train trials until all of the study are finished; the target of a worker process.
+    """Claim and train trials until all of the study are finished.
 
     An error in one trial, such as settings that do not fit together, fails that trial. One of
     ``FATAL_ERRORS`` releases the trial and ends the worker.

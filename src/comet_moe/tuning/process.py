@@ -1,0 +1,55 @@
+"""The process of a worker: what it is told, and that it ends when its parent does, however that ends."""
+
+import multiprocessing
+import os
+import signal
+import threading
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from pathlib import Path
+
+RELEASE_SECONDS = 3.0
+"""Time that a worker without a parent has to release its trial."""
+
+
+@dataclass(frozen=True)
+class WorkerConfig:
+    """What a worker needs to know.
+
+    Attributes:
+        folder: folder of the study.
+        storage: URL of the storage.
+        name: name of the study in the storage.
+        paths: of "data.path" and "teacher", the paths on this machine that differ from those that the study
+            was created with.
+        threads: number of threads per trial.
+        heartbeat: seconds between two heartbeats.
+        keep_models: keep the weights of all trials, not only of each gate's best one.
+    """
+
+    folder: Path
+    storage: str
+    name: str
+    paths: dict[str, str]
+    threads: int
+    heartbeat: int
+    keep_models: bool
+
+
+def end_with_parent(seconds: float = RELEASE_SECONDS) -> None:
+    """End this process, started by multiprocessing, once its parent has ended: it was killed, for instance.
+
+    The process gets SIGTERM, as if its parent had stopped it, and SIGALRM ``seconds`` later: the system then
+    ends it, whether it releases its trial or leaves the interpreter, which takes minutes on a loaded machine.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        raise RuntimeError("end_with_parent is for a process that multiprocessing has started")
+    threading.Thread(target=_follow, args=(parent.sentinel, seconds), daemon=True).start()
+
+
+def _follow(sentinel: int, seconds: float) -> None:
+    wait([sentinel])  # a pipe whose other end the parent holds; the system closes it
+    if hasattr(signal, "setitimer"):  # not on Windows, where SIGTERM ends the process at once
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+    os.kill(os.getpid(), signal.SIGTERM)
