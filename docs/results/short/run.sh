@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The runs of docs/results.md: docs/results/run.sh DATA [OUT], from the repository's root, with the venv active.
+# The runs of docs/results/short: docs/results/short/run.sh DATA [OUT], from the repository's root, with the venv active.
 # DATA holds a folder for each data set. Two runs at a time, one thread each; run it again to resume.
 set -euo pipefail
 data=$1
