@@ -1,4 +1,4 @@
-"""The time of a sparse epoch of COMET on the 200k subset of MovieLens, before and after: two source trees in turn.
+"""The time of a sparse epoch of COMET on the 200k subset of MovieLens: two source trees in turn.
 
     git worktree add ../before COMMIT
     python benchmarks/epoch.py ../before/src src --data DATA/movielens-1m
