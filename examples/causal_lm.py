@@ -11,6 +11,7 @@ router. A tenth of the text is held out. ``--quick`` trains a smaller model for 
 import argparse
 import json
 import math
+import re
 import sys
 import time
 from contextlib import ExitStack
@@ -36,6 +37,7 @@ CLASSES = {
     "space": b" ",
     "newline": b"\n",
 }
+PARTS = ("speaker", "speech")
 STATISTICS = ("experts_per_sample", "effective_experts", "information", "load_ratio")
 
 
@@ -168,7 +170,7 @@ def evaluate(model: nn.Module, text: Tensor, sizes: dict[str, int]) -> float:
 
 
 class Specialisation:
-    """How the bytes of each class are shared out over the experts, for each layer."""
+    """How bytes are shared out over the experts of each layer, by class of characters and part of the text."""
 
     def __init__(self, model: nn.Module):
         self.names = [*CLASSES, "other"]
@@ -177,27 +179,41 @@ class Specialisation:
             self.class_of[list(characters)] = number
         self.layers = []
         for layer in model.model.layers:
-            statistics = GroupStatistics(len(self.names))
-            layer.mlp.gate.gate.register_forward_hook(self.hook(statistics), with_kwargs=True)
+            statistics = GroupStatistics(len(self.names)), GroupStatistics(len(PARTS))
+            layer.mlp.gate.gate.register_forward_hook(self.hook(*statistics), with_kwargs=True)
             self.layers.append(statistics)
 
-    def hook(self, statistics: GroupStatistics):
+    def hook(self, of_classes: GroupStatistics, of_parts: GroupStatistics):
         """A forward hook of a gate; its keys are the token ids."""
 
         def add(gate, args, kwargs, routing):
-            statistics.add(routing, self.class_of[kwargs["keys"]])
+            of_classes.add(routing, self.class_of[kwargs["keys"]])
+            of_parts.add(routing, parts_of(kwargs["keys"]))
 
         return add
 
     def result(self) -> list[dict[str, list[float]]]:
-        """By layer and class of bytes, the share of each expert; "all" has its share in all bytes."""
+        """By layer, class of bytes and part of the text, the share of each expert; "all" is that in all bytes."""
         layers = []
-        for statistics in self.layers:
-            found = statistics.result()
-            counts = torch.tensor(found["samples"], dtype=torch.float64)
-            overall = counts @ torch.tensor(found["shares"], dtype=torch.float64) / counts.sum()
-            layers.append(dict(zip(self.names, found["shares"], strict=True)) | {"all": overall.tolist()})
+        for of_classes, of_parts in self.layers:
+            classes, parts = of_classes.result(), of_parts.result()
+            counts = torch.tensor(classes["samples"], dtype=torch.float64)
+            overall = counts @ torch.tensor(classes["shares"], dtype=torch.float64) / counts.sum()
+            shares = dict(zip([*self.names, *PARTS], [*classes["shares"], *parts["shares"]], strict=True))
+            layers.append(shares | {"all": overall.tolist()})
         return layers
+
+
+def parts_of(rows: Tensor) -> Tensor:
+    """The part of a play that each byte of ``rows`` (B, L) belongs to, as an index into PARTS.
+
+    A speaker's name is a line of its own that ends in a colon, after an empty line.
+    """
+    parts = torch.full_like(rows, PARTS.index("speech"))
+    for row, part in zip(rows.tolist(), parts, strict=True):
+        for name in re.finditer(rb"\n\n([^\n:]+:)\n", bytes(row)):
+            part[name.start(1) : name.end(1)] = PARTS.index("speaker")
+    return parts
 
 
 def print_result(result: dict, as_json: bool) -> None:

@@ -63,13 +63,11 @@ def _print_losses(runs: dict[str, list[dict]]) -> None:
 
 
 def _print_specialisation(runs: dict[str, list[dict]]) -> None:
-    """Per layer and class of bytes the expert with the largest lift: its share there / its share overall."""
-    print(
-        "\n| model | layer | class of bytes | expert with the largest lift | its share in the class | lift |"
-    )
+    """Per layer the class or part with the largest lift of an expert: its share there / its share overall."""
+    print("\n| model | layer | class or part | expert with the largest lift | its share there | lift |")
     print("|---|---|---|---|---|---|")
     for gate, of in runs.items():
-        for layer, classes in enumerate(of[0].get("specialisation", [])):
+        for layer, classes in enumerate(of[-1].get("specialisation", [])):
             overall = classes.pop("all")
             found = [
                 (share / overall[expert], name, expert, share)
