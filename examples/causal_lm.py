@@ -170,7 +170,7 @@ def evaluate(model: nn.Module, text: Tensor, sizes: dict[str, int]) -> float:
 
 
 class Specialisation:
-    """How bytes are shared out over the experts of each layer, by class of characters and part of the text."""
+    """How bytes are shared out over the experts of each layer, by class and by part of the text."""
 
     def __init__(self, model: nn.Module):
         self.names = [*CLASSES, "other"]
@@ -193,7 +193,7 @@ class Specialisation:
         return add
 
     def result(self) -> list[dict[str, list[float]]]:
-        """By layer, class of bytes and part of the text, the share of each expert; "all" is that in all bytes."""
+        """By layer, class and part, the share of each expert; "all" is its share in all bytes."""
         layers = []
         for of_classes, of_parts in self.layers:
             classes, parts = of_classes.result(), of_parts.result()

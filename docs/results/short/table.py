@@ -1,4 +1,4 @@
-"""The table of docs/results/short, from the folders that run.sh made: python docs/results/short/table.py FOLDER."""
+"""The table of docs/results/short from the folders of run.sh: python docs/results/short/table.py FOLDER."""
 
 import json
 import sys
