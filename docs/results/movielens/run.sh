@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The runs of docs/results/movielens: docs/results/movielens/run.sh DATA [FOLDER], with the venv active. DATA has the
+# MovieLens at full size, every gate: docs/results/movielens/run.sh DATA [FOLDER], with the venv active. DATA has the
 # folder movielens-1m. GATES, RATES, SEEDS, ALPHAS and PATIENCE choose; PARALLEL runs at a time (2), one thread each; run it
-# again to resume. Then: python docs/results/movielens/table.py FOLDER
+# again to resume.
 set -euo pipefail
 data=$1
 out=${2:-runs/movielens}
