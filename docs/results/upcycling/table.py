@@ -19,7 +19,7 @@ STATISTICS = ("experts_per_sample", "effective_experts", "information", "load_ra
 def main(folder: Path) -> None:
     """Print the table."""
     columns = ("model", "M parameters", "seeds", "accuracy", "dev loss", "p, loss below dense")
-    columns += ("experts per token", "effective experts", "information", "load ratio", "time / dense")
+    columns += ("experts per token", "effective experts", "information", "load ratio")
     print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
     runs = {
         gate: [json.loads(path.read_text()) for path in sorted(folder.glob(f"{gate}-[0-9].json"))]
@@ -35,8 +35,6 @@ def main(folder: Path) -> None:
         cells += [f"{accuracy.mean:.1f} ± {accuracy.se or 0:.1f}", f"{loss.mean:.3f} ± {loss.se or 0:.3f}"]
         cells.append("" if p is None else f"{p:.2f}")
         cells += [f"{fmean(run[name] for run in of):.2f}" if name in of[0] else "" for name in STATISTICS]
-        seconds = fmean(run["seconds"] for run in runs["dense"])
-        cells.append(f"{fmean(run['seconds'] for run in of) / seconds:.2f}")
         print(f"| {' | '.join(cells)} |")
 
 
