@@ -25,9 +25,9 @@ def arguments(verb, out, *more, settings=()):
     return [verb, "multidigits", *sets, "--out", str(out), *map(str, more)]
 
 
-def start(*words):
+def start(*words, before=()):
     """Start the command in a process group of its own, as a terminal would."""
-    return start_python("-m", "comet_moe", *words, start_new_session=True, env=None)
+    return start_python("-m", "comet_moe", *words, before=before, start_new_session=True, env=None)
 
 
 def finish(process):
