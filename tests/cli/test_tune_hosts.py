@@ -19,7 +19,7 @@ TRIALS = 3
 
 def start_on(hosts, name, out, stack):
     options = ("--gates", "topk", "--trials", TRIALS, "--workers", 1, "--heartbeat", 1, "--json")
-    settings = ["training.epochs=20", "training.patience=20"]  # so long that one is cut off in the middle
+    settings = ["training.epochs=12", "training.patience=12"]  # so long that one is cut off in the middle
     words = arguments("tune", out, *options, "--storage", DATABASE, settings=settings)
     process = start(*words, before=hosts.command(name))
     stack.callback(kill_group, process)
