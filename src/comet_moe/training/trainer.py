@@ -85,13 +85,13 @@ class RunPruned(Exception):
 class Callbacks:
     """Functions that follow a run: ``on_batch`` after each optimiser step, ``on_epoch`` after each epoch.
 
-    ``on_resume`` gets the last epoch of the checkpoint from which a run resumes. It and ``on_epoch`` may
-    raise `RunPruned` to end the run.
+    ``on_resume``, for runs of one process, gets the last epoch of the checkpoint from which a run resumes. It
+    and ``on_epoch`` may raise `RunPruned` to end the run.
     """
 
     on_batch: Callable[[Progress], None] = lambda progress: None
     on_epoch: Callable[[EpochRecord], None] = lambda record: None
-    on_resume: Callable[[EpochRecord], None] = lambda record: None
+    on_resume: Callable[[EpochRecord], None] | None = None
 
 
 def validation_loss(validation: EvaluationRecord) -> float:
@@ -332,8 +332,9 @@ class Trainer:
         self.seconds, self.warned = state.seconds, state.warned
         if self.scaler.is_enabled():
             self.scaler.load_state_dict(state.scaler)
-        if self.epoch < self.epochs and self._patience_left() > 0:
-            self.callbacks.on_resume(self.folder.metrics()[-1])
+        on_resume = self.callbacks.on_resume  # other processes than the first may not see the folder
+        if on_resume is not None and self.epoch < self.epochs and self._patience_left() > 0:
+            on_resume(self.folder.metrics()[-1])
 
     def _last_checkpoint(self) -> tuple[Tensors, CheckpointRecord] | None:
         self.folder.remove_temporary_files()
