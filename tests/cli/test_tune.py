@@ -394,3 +394,47 @@ def test_a_missing_optuna_is_named_with_its_extra(tmp_path):
         "comet-moe: tuning needs optuna, which is not installed: pip install 'comet-moe[tune]'"
     ]
     assert not (tmp_path / "study").exists()
+
+
+def refuse_connections(url):
+    """End all connections to the database of ``url`` and take no more, as ``pg_ctl stop -m fast`` does."""
+    import psycopg
+
+    server, _, name = url.rpartition("/")
+    with psycopg.connect(f"{server}/postgres", autocommit=True) as connection:
+        connection.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
+        connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name]
+        )
+
+
+def allow_connections(url):
+    import psycopg
+
+    server, _, name = url.rpartition("/")
+    with psycopg.connect(f"{server}/postgres", autocommit=True) as connection:
+        connection.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
+
+
+@pytest.mark.slow
+def test_a_storage_that_is_shut_down_ends_the_study_in_a_sentence(uninterrupted, tmp_path, storage_url):
+    if storage_url.startswith("sqlite"):
+        pytest.skip("a file is not shut down")
+    out = tmp_path / "study"
+    words = [
+        *arguments("tune", out, "--gates", "topk,comet+", "--trials", 2, "--workers", 2),
+        *("--storage", storage_url, "--heartbeat", "1", "--json"),
+    ]
+    process = start(*words)
+    wait_for(lambda: interrupted_run(out), process)
+    refuse_connections(storage_url)
+    _, err = process.communicate(timeout=60)
+    allow_connections(storage_url)
+    assert process.returncode == 2
+    assert "Traceback" not in err
+    sentences = [line for line in err.splitlines() if line.startswith("comet-moe: ")]
+    assert len(sentences) == 1, err
+    assert "the storage cannot be reached" in sentences[0]
+    assert "--resume" in sentences[0]
+    finish(start(*words, "--resume"))
+    assert results(out) == results(uninterrupted[0])
