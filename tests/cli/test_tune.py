@@ -417,24 +417,19 @@ def allow_connections(url):
 
 
 @pytest.mark.slow
-def test_a_storage_that_is_shut_down_ends_the_study_in_a_sentence(uninterrupted, tmp_path, storage_url):
+def test_a_study_survives_a_restart_of_its_storage(uninterrupted, tmp_path, storage_url):
     if storage_url.startswith("sqlite"):
         pytest.skip("a file is not shut down")
     out = tmp_path / "study"
-    words = [
+    process = start(
         *arguments("tune", out, "--gates", "topk,comet+", "--trials", 2, "--workers", 2),
         *("--storage", storage_url, "--heartbeat", "1", "--json"),
-    ]
-    process = start(*words)
+    )
     wait_for(lambda: interrupted_run(out), process)
     refuse_connections(storage_url)
-    _, err = process.communicate(timeout=60)
+    time.sleep(2.0)  # in which all processes meet the closed storage
     allow_connections(storage_url)
-    assert process.returncode == 2
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
     assert "Traceback" not in err
-    sentences = [line for line in err.splitlines() if line.startswith("comet-moe: ")]
-    assert len(sentences) == 1, err
-    assert "the storage cannot be reached" in sentences[0]
-    assert "--resume" in sentences[0]
-    finish(start(*words, "--resume"))
     assert results(out) == results(uninterrupted[0])

@@ -19,6 +19,7 @@ from comet_moe.data.table_scan import ColumnKind
 from comet_moe.data.table_schema import TargetKind
 from comet_moe.data.table_source import MISSING_TEXTS
 from comet_moe.exceptions import DataError
+from comet_moe.typed_files import field_name
 
 
 class TargetOption(BaseModel):
@@ -117,7 +118,7 @@ class TableOptions(BaseModel):
             return cls.model_validate(options)
         except ValidationError as error:
             problem = error.errors(include_url=False)[0]
-            name = ".".join(str(part) for part in problem["loc"])
+            name = field_name(problem["loc"])
             reason = problem["msg"].removeprefix("Value error, ")
             raise DataError(
                 f"option {name} of the table is {problem['input']!r}: {reason[0].lower()}{reason[1:]}."
