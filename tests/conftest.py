@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-pytest_plugins = ["storages"]
+pytest_plugins = ["hosts", "storages"]
 settings.register_profile("ci", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("ci")
 if "PYTEST_XDIST_WORKER" in os.environ:

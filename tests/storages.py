@@ -2,6 +2,7 @@
 
 import os
 import uuid
+from contextlib import contextmanager
 
 import pytest
 
@@ -19,7 +20,20 @@ KINDS = ["sqlite", pytest.param("postgresql", marks=NEEDS_POSTGRES)]
 def storage_url(request, tmp_path):
     if request.param == "sqlite":
         yield f"sqlite:///{tmp_path / 'trials.sqlite'}"
-        return
+    else:
+        with new_database() as url:
+            yield url
+
+
+@pytest.fixture
+def postgres_url():
+    """For tests that are marked with NEEDS_POSTGRES."""
+    with new_database() as url:
+        yield url
+
+
+@contextmanager
+def new_database():
     import psycopg
 
     name = f"test_{uuid.uuid4().hex}"

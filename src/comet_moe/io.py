@@ -88,6 +88,16 @@ def require_regular(path: Path) -> None:
         raise WriteError(f"{path} is a {kind}, and only a regular file is replaced: choose another path")
 
 
+def require_file_path(path: Path) -> None:
+    """Raise WriteError where no file can be written to ``path``: for a command to call before its work."""
+    require_regular(path)
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    if not folder.is_dir():
+        raise WriteError(f"{path} cannot be written ({folder} is not a folder): choose another path")
+    if not os.access(folder, os.W_OK):
+        raise WriteError(f"{path} cannot be written (the folder {folder} is read-only): choose another path")
+
+
 def inside(folder: Path, name: str) -> Path:
     """The path of ``name``, which a file says, in ``folder``.
 

@@ -5,6 +5,7 @@ JSON is parsed by pydantic, which refuses deep nesting and numbers of any length
 
 import os
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -92,11 +93,22 @@ def describe(problem: Exception) -> str:
     if not isinstance(problem, ValidationError):
         return " ".join(str(problem).split())[:200] or type(problem).__name__
     first = problem.errors(include_url=False)[0]
-    field = ".".join(str(part) for part in first["loc"])[:100]
+    field = field_name(first["loc"])[:100]
     message = f"{field}: {first['msg']}" if field else first["msg"]
     if first["type"] in ("missing", "json_invalid"):
         return message
     return f"{message}, got {repr(first['input'])[:60]}"
+
+
+def field_name(parts: Iterable[object]) -> str:
+    r"""The name of a field, which may come from a file, in one line.
+
+    Example:
+        >>> field_name(["tasks", "a\nb"])
+        'tasks.a\\nb'
+    """
+    name = ".".join(str(part) for part in parts)
+    return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in name)
 
 
 _adapters: dict[Any, TypeAdapter[Any]] = {}

@@ -50,7 +50,7 @@ def test_a_study_has_one_row_per_trial_and_the_documented_columns(tmp_path):
     assert study.trials.iloc[0]["params"] == {"training.learning_rate": 3e-4, "seed": 0}
     runs = list(study.trials_of("comet")["run"])
     assert runs == [None, None, None, folder / "runs" / "comet-003", None]
-    assert (study.num_unfinished, study.unfinished_message()) == (0, None)
+    assert (study.num_unfinished, study.left_out()) == (0, [])
 
 
 def test_made_studies_of_other_tests_equal_studies_that_are_read(tmp_path):
@@ -79,7 +79,7 @@ def test_unfinished_trials_are_counted(tmp_path):
     lines = [trial("comet", 0, 1.0, 2.0), trial("comet", 1, None, None), waiting("comet", 2)]
     (study,) = read_studies([write_study(tmp_path / "s", lines, trials=5)])
     assert study.num_unfinished == 3
-    assert study.unfinished_message().startswith("made: 3 of 5 trials are unfinished")
+    assert study.left_out() == ["made: 3 of 5 trials are unfinished and not included"]
 
 
 @pytest.mark.parametrize(("name", "gates", "trials"), [("ablation", 6, 48), ("multidigits", 5, 300)])

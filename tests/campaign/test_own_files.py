@@ -265,3 +265,14 @@ def test_damaged_weights_of_a_bert_are_named(tiny, tmp_path, which, content):
     folder = shutil.copytree(tiny / "run", tmp_path / "run").parent / which
     (folder / "model" / "model.safetensors").write_bytes(content)
     refuse("bert", "evaluate", folder)
+
+
+@pytest.mark.parametrize("name", ["\n", "a\rb", "\u2028", "\x1b[31m"])
+def test_names_of_fields_stay_in_one_line(name):
+    from comet_moe.analysis.records import TrialRecord
+    from comet_moe.exceptions import StudyError
+    from comet_moe.typed_files import parse_json
+
+    trial = {"gate": "topk", "index": 0, "status": "complete", "tasks": {name: None}}
+    message = message_of(lambda: parse_json(json.dumps(trial), "trials.jsonl", TrialRecord, StudyError, "x"))
+    assert message.isprintable()

@@ -64,8 +64,11 @@ def start(*arguments, **options):
     return start_python("-m", "comet_moe", *arguments, **options)
 
 
-def start_python(*arguments, **options):
-    """Start Python in a child process that stops on Ctrl-C; its outputs are pipes of text."""
+def start_python(*arguments, before=(), **options):
+    """Start Python in a child process that stops on Ctrl-C; its outputs are pipes of text.
+
+    ``before`` are words before the command, of a program that runs it.
+    """
     options = {
         "env": os.environ | {"OMP_NUM_THREADS": "1"},
         "stdout": subprocess.PIPE,
@@ -74,7 +77,7 @@ def start_python(*arguments, **options):
         **options,
     }
     with default_sigint():
-        return subprocess.Popen([sys.executable, *map(str, arguments)], **options)
+        return subprocess.Popen([*before, sys.executable, *map(str, arguments)], **options)
 
 
 @contextmanager

@@ -25,9 +25,9 @@ def arguments(verb, out, *more, settings=()):
     return [verb, "multidigits", *sets, "--out", str(out), *map(str, more)]
 
 
-def start(*words):
+def start(*words, before=()):
     """Start the command in a process group of its own, as a terminal would."""
-    return start_python("-m", "comet_moe", *words, start_new_session=True, env=None)
+    return start_python("-m", "comet_moe", *words, before=before, start_new_session=True, env=None)
 
 
 def finish(process):
@@ -394,3 +394,42 @@ def test_a_missing_optuna_is_named_with_its_extra(tmp_path):
         "comet-moe: tuning needs optuna, which is not installed: pip install 'comet-moe[tune]'"
     ]
     assert not (tmp_path / "study").exists()
+
+
+def refuse_connections(url):
+    """End all connections to the database of ``url`` and take no more, as ``pg_ctl stop -m fast`` does."""
+    import psycopg
+
+    server, _, name = url.rpartition("/")
+    with psycopg.connect(f"{server}/postgres", autocommit=True) as connection:
+        connection.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
+        connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name]
+        )
+
+
+def allow_connections(url):
+    import psycopg
+
+    server, _, name = url.rpartition("/")
+    with psycopg.connect(f"{server}/postgres", autocommit=True) as connection:
+        connection.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
+
+
+@pytest.mark.slow
+def test_a_study_survives_a_restart_of_its_storage(uninterrupted, tmp_path, storage_url):
+    if storage_url.startswith("sqlite"):
+        pytest.skip("a file is not shut down")
+    out = tmp_path / "study"
+    process = start(
+        *arguments("tune", out, "--gates", "topk,comet+", "--trials", 2, "--workers", 2),
+        *("--storage", storage_url, "--heartbeat", "1", "--json"),
+    )
+    wait_for(lambda: interrupted_run(out), process)
+    refuse_connections(storage_url)
+    time.sleep(2.0)  # in which all processes meet the closed storage
+    allow_connections(storage_url)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert "Traceback" not in err
+    assert results(out) == results(uninterrupted[0])

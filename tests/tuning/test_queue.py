@@ -12,9 +12,11 @@ import pytest
 from comet_moe.analysis.records import RESULT_FIELDS
 from comet_moe.exceptions import MissingExtraError, StudyError
 from comet_moe.training.records import ResultRecord
+from comet_moe.tuning import storage
 from comet_moe.tuning.definition import define_study
 from comet_moe.tuning.queue import MAX_LOST_WORKERS, MAX_WAITING, TrialQueue, TrialReassigned
-from comet_moe.tuning.storage import Storage, without_password
+from comet_moe.tuning.storage import STORAGE_ERRORS, Storage, without_password
+from storages import NEEDS_POSTGRES
 
 RESULT = ResultRecord(
     status="complete",
@@ -302,3 +304,48 @@ def test_a_reader_sees_what_others_have_added_and_finished_since(storage_url):
         other.finish(other.claim(definition), RESULT)
     assert queue.fill(definition) == 0
     assert [record.status for record in queue.records(definition)] == ["complete"] * (1 + MAX_WAITING)
+
+
+@NEEDS_POSTGRES
+def test_lost_connections_are_made_again(postgres_url):
+    queue, definition = create_queue(postgres_url, trials=1, gates=["topk"])
+    claim = queue.claim(definition)
+    end_connections(postgres_url)
+    queue.report(claim, 1, 2.0)
+    end_connections(postgres_url)
+    queue.finish(claim, RESULT)
+    end_connections(postgres_url)
+    assert queue.records(definition)[0].status == "complete"
+
+
+@NEEDS_POSTGRES
+def test_a_storage_that_stays_away_is_given_up(postgres_url, monkeypatch):
+    monkeypatch.setattr(storage, "OUTAGE_SECONDS", 0.5)
+    monkeypatch.setattr(storage, "RETRY_SECONDS", 0.1)
+    queue, definition = create_queue(postgres_url, trials=1, gates=["topk"])
+    claim = queue.claim(definition)
+    with psycopg_connection(postgres_url) as connection:
+        name = postgres_url.rsplit("/", 1)[1]
+        connection.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
+        end_connections(postgres_url)
+        started = time.monotonic()
+        with pytest.raises(STORAGE_ERRORS):
+            queue.report(claim, 1, 2.0)
+        assert time.monotonic() - started > 0.5
+        connection.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
+    queue.report(claim, 1, 2.0)
+    assert queue.fill(definition) == 1
+
+
+def psycopg_connection(url):
+    """To the same server, and to another database."""
+    import psycopg
+
+    return psycopg.connect(url.rsplit("/", 1)[0] + "/postgres", autocommit=True)
+
+
+def end_connections(url):
+    """End all connections to the database, as a restart of the server does."""
+    with psycopg_connection(url) as connection:
+        end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s"
+        connection.execute(end, [url.rsplit("/", 1)[1]])

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from comet_moe.analysis.defaults import DEFAULT_REPEATS
 from comet_moe.analysis.stats import summarise
-from comet_moe.analysis.study import Study, count_failed, rank_trials
+from comet_moe.analysis.study import Study, count_failed, count_pruned, rank_trials
 from comet_moe.exceptions import StudyError
 
 Floats = NDArray[np.float64]
@@ -71,7 +71,7 @@ def ranked_test_losses(study: Study, gate: str) -> Floats:
     """(N,) test losses of the finished trials of ``gate``, that of the lowest validation loss first.
 
     Failed trials are last, with the worst test loss of a complete one: a draw of failed trials only has spent
-    its budget without a result, and is at least that bad.
+    its budget without a result, and is at least that bad. Pruned trials are left out.
     """
     trials = study.trials_of(gate)
     complete = rank_trials(trials)["test_loss"].to_numpy()
@@ -106,6 +106,7 @@ def _loss_curve(study: Study, gate: str, repeats: int, seed: int) -> list[dict[s
     draws = losses[draw_best_ranks(budgets, len(losses), repeats, np.random.default_rng(seed))]
     shared = {"study": study.name, "recipe": study.recipe, "alpha": study.alpha, "gate": gate}
     shared |= {"trials": len(losses), "trials_failed": num_failed}
+    shared |= {"trials_pruned": count_pruned(study.trials_of(gate))}
     return [
         shared
         | {"budget": int(budget), "expected": float(probability @ losses)}

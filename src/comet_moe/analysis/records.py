@@ -11,11 +11,15 @@ from typing import Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
+from comet_moe.analysis.defaults import PruneMethod
 from comet_moe.diagnosis import Verdict, verdict
 from comet_moe.training.records import Metrics, Number, Record, ResultRecord
 
 StudyKind = Literal["tuning", "ablation"]
-TrialStatus = Literal["waiting", "running", "complete", "failed"]
+TrialStatus = Literal["waiting", "running", "complete", "failed", "pruned"]
+
+FINISHED: tuple[TrialStatus, ...] = ("complete", "failed", "pruned")
+"""The final ones."""
 
 
 class StudyRecord(Record):
@@ -34,6 +38,7 @@ class StudyRecord(Record):
         storage: URL without password; None for the SQLite file in the study's folder.
         keep_models: whether the weights of all trials are kept, not only of each gate's best one.
         space: the search space of each gate, by setting.
+        prune: how trials are pruned; None if all are trained to their end.
     """
 
     kind: StudyKind
@@ -48,6 +53,7 @@ class StudyRecord(Record):
     storage: str | None = None
     keep_models: bool = False
     space: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    prune: PruneMethod | None = None
 
 
 class GateRecord(Record):
@@ -87,8 +93,8 @@ class TrialRecord(Record):
 
     Attributes:
         gate, index: which trial it is; the index counts the trials of a gate from 0.
-        status: "complete" and "failed" are final.
-        reason: why a trial failed.
+        status: "complete", "failed" and "pruned" are final.
+        reason: why a trial failed, or when it was pruned.
         attempts: how many times a worker has started it.
         worker: HOST:PID of the last worker that started it.
         run: the run's folder, relative to the study's.
@@ -118,8 +124,8 @@ class TrialRecord(Record):
 
     @property
     def is_finished(self) -> bool:
-        """Whether the trial is complete or failed, and will not be run again."""
-        return self.status in ("complete", "failed")
+        """Whether the trial is complete, failed or pruned, and will not be run again."""
+        return self.status in FINISHED
 
     def row(self, run: Path | None) -> dict[str, Any]:
         """The trial as a row of ``Study.trials``; a complete one without finite losses becomes failed.

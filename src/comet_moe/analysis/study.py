@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from comet_moe.analysis.records import ROUTING_COLUMNS
+from comet_moe.analysis.records import FINISHED, ROUTING_COLUMNS
 from comet_moe.exceptions import StudyError
 
 METRIC_COLUMNS = (
@@ -59,10 +59,10 @@ class Study:
         settings: overrides of the recipe, as "a.b=c".
         space: the search space of each gate, by setting.
         trials: one row per trial with the columns ``COLUMNS``. Those of ``METRIC_COLUMNS`` are floats, NaN
-            where there is no value; losses are times 100. ``status`` is "complete", "failed", "running" or
-            "waiting", and a complete trial has finite losses. ``run`` is the absolute path of the run's
-            folder, None if it is not on this machine. ``params``, ``tasks`` and ``routing`` (a `GateRecord`
-            per gate of the model) are dictionaries.
+            where there is no value; losses are times 100. ``status`` is "complete", "failed", "pruned",
+            "running" or "waiting", and a complete trial has finite losses. ``run`` is the absolute path of
+            the run's folder, None if it is not on this machine. ``params``, ``tasks`` and ``routing`` (a
+            `GateRecord` per gate of the model) are dictionaries.
     """
 
     path: Path
@@ -98,18 +98,24 @@ class Study:
 
     @property
     def num_unfinished(self) -> int:
-        """Planned trials that are neither complete nor failed."""
-        finished = int(self.trials["status"].isin(["complete", "failed"]).sum())
+        """Planned trials that are neither complete nor failed nor pruned."""
+        finished = int(self.trials["status"].isin(FINISHED).sum())
         return self._num_planned() - finished
 
-    def unfinished_message(self) -> str | None:
-        """A sentence with the number of unfinished trials; None if all are finished."""
-        if not self.num_unfinished:
-            return None
-        return (
-            f"{self.title}: {self.num_unfinished} of {self._num_planned()} trials are unfinished "
-            "and not included"
-        )
+    def left_out(self) -> list[str]:
+        """A sentence about the unfinished trials and one about the pruned ones, as far as there are any."""
+        pruned, planned = count_pruned(self.trials), self._num_planned()
+        messages = []
+        if self.num_unfinished:
+            messages.append(
+                f"{self.title}: {self.num_unfinished} of {planned} trials are unfinished and not included"
+            )
+        if pruned:
+            messages.append(
+                f"{self.title}: {pruned} of {planned} trials were pruned and are not included; as these are "
+                "poor ones, curves by number of trials are lower than without --prune"
+            )
+        return messages
 
     def _num_planned(self) -> int:
         return sum(self.planned_trials(gate) for gate in self.gates)
@@ -130,6 +136,11 @@ def rank_trials(trials: pd.DataFrame) -> pd.DataFrame:
 def count_failed(trials: pd.DataFrame) -> int:
     """The number of failed trials."""
     return int((trials["status"] == "failed").sum())
+
+
+def count_pruned(trials: pd.DataFrame) -> int:
+    """The number of pruned trials, which have no test loss and count nowhere."""
+    return int((trials["status"] == "pruned").sum())
 
 
 def select_trials(study: Study, gate: str, top_percent: float) -> pd.DataFrame:

@@ -19,7 +19,7 @@ from comet_moe.analysis.stats import (
     summarise_metrics,
     welch_t_test,
 )
-from comet_moe.analysis.study import Study, count_failed, select_trials
+from comet_moe.analysis.study import Study, count_failed, count_pruned, select_trials
 from comet_moe.gate_names import DENSE_KINDS, GATE_KINDS
 
 COMET_GATES = ("comet", "comet+")
@@ -92,6 +92,7 @@ def _describe(study: Study, gate: _Gate) -> dict[str, Any]:
         "trials_planned": study.planned_trials(gate.name),
         "trials_complete": int((gate.trials["status"] == "complete").sum()),
         "trials_failed": count_failed(gate.trials),
+        "trials_pruned": count_pruned(gate.trials),
         "trials_used": len(gate.selected),
         **_mean_and_se("test_loss", gate.test_loss),
         "validation_loss_mean": _mean(gate.selected, "validation_loss"),

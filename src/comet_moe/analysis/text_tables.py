@@ -79,11 +79,13 @@ def result_tables(results: Sequence[tuple[Study, list[Row]]]) -> list[TextTable]
     )
     with_routing = any(row["verdict"] is not None for _, rows in results for row in rows)
     with_dense = any(row["p_dense"] is not None for _, rows in results for row in rows)
+    with_pruned = any(row["trials_pruned"] for _, rows in results for row in rows)
     columns = [
         Column("experts", "$n$"),
         Column("gate", "Gate"),
         Column("used/complete"),
         Column("failed"),
+        *([Column("pruned")] if with_pruned else []),
         Column("test loss x100", r"Test Loss ($\times100$) $\downarrow$"),
         Column("experts per sample", r"$n/s$ $\downarrow$"),
         *([Column("routing", "Routing")] if with_routing else []),
@@ -92,7 +94,7 @@ def result_tables(results: Sequence[tuple[Study, list[Row]]]) -> list[TextTable]
         Column("p vs no search"),
         *([Column("p vs dense")] if with_dense else []),
     ]
-    optional = (with_routing, with_dense)
+    optional = (with_routing, with_dense, with_pruned)
     return [
         TextTable(study.title, columns, _result_cells(study, rows, metrics, *optional))
         for study, rows in results
@@ -152,7 +154,7 @@ def _p_equation(p: float) -> str:
 
 
 def _result_cells(
-    study: Study, rows: list[Row], metrics: list[str], with_routing: bool, with_dense: bool
+    study: Study, rows: list[Row], metrics: list[str], with_routing: bool, with_dense: bool, with_pruned: bool
 ) -> list[list[Cell]]:
     places = choose_decimals(row["test_loss_se"] for row in rows)
     return [
@@ -161,6 +163,7 @@ def _result_cells(
             _gate_cell(row["gate"]),
             Cell(f"{row['trials_used']}/{row['trials_complete']}"),
             Cell(str(row["trials_failed"] or "")),
+            *([Cell(str(row["trials_pruned"] or ""))] if with_pruned else []),
             number_cell(row["test_loss_mean"], row["test_loss_se"], places, row["lowest"], row["asterisk"]),
             number_cell(row["experts_per_sample_mean"], row["experts_per_sample_se"], 2),
             *([Cell(row["verdict"] or "")] if with_routing else []),

@@ -168,8 +168,8 @@ def print_result(folder: Any, result: "ResultRecord", as_json: bool) -> None:
     """Print ``result`` as one JSON object, or as a few lines of text."""
     if as_json:
         echo(result.model_dump_json())
-    elif result.status == "failed":
-        echo(f"{folder}: failed after {result.epochs} epochs: {result.reason}")
+    elif result.status in ("failed", "pruned"):
+        echo(f"{folder}: {result.status} after {result.epochs} epochs: {result.reason}")
     else:
         print_summary(result, f"{folder}: {result.epochs} epochs, best epoch {result.best_epoch}")
 

@@ -15,7 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from comet_moe.analysis.records import TrialRecord
+from comet_moe.analysis.records import FINISHED, TrialRecord
 from comet_moe.cli._display import as_number, as_time
 from comet_moe.cli._text import echo, printable
 from comet_moe.tuning.pool import WorkerPool, WorkerStatus
@@ -87,7 +87,7 @@ class StudyDisplay:
         self._finished_at_start = self.num_finished()
 
     def num_finished(self) -> int:
-        """Trials that are complete or failed."""
+        """Trials that are complete, failed or pruned."""
         return sum(trial.is_finished for trial in self.trials)
 
     def refresh(self, now: bool = False) -> None:
@@ -120,19 +120,21 @@ class StudyDisplay:
         return Group(self._gate_table(), Text(), self._worker_table(), Text(), self._footer())
 
     def _gate_table(self) -> Table:
+        pruned = ("pruned",) if self.definition.prune else ()
         table = _make_table(
-            "gate", ("", "finished", "running", "failed", "waiting", "best valid", "its test")
+            "gate", ("", "finished", "running", "failed", *pruned, "waiting", "best valid", "its test")
         )
         for gate in self.definition.gates:
             counts, best = count_by_status(self.trials, gate), best_trial(self.trials, gate)
             planned = self.definition.trials
-            finished = counts["complete"] + counts["failed"]
+            finished = sum(counts[status] for status in FINISHED)
             table.add_row(
                 gate,
                 ProgressBar(total=planned, completed=finished, width=24),
                 f"{finished}/{planned}",
                 str(counts["running"] or ""),
                 Text(str(counts["failed"] or ""), style="red"),
+                *(str(counts["pruned"] or "") for _ in pruned),
                 str(counts["waiting"] or ""),
                 as_number(best.validation_loss if best else None),
                 as_number(best.test_loss if best else None),
@@ -209,6 +211,8 @@ def _print_summary(display: StudyDisplay, as_json: bool) -> None:
     echo(f"{path}: {definition.trials} trials per gate")
     for row in rows:
         line = f"{row['trials_complete']} complete, {row['trials_failed']} failed"
+        if definition.prune:
+            line += f", {row['trials_pruned']} pruned"
         if row["best_run"] is not None:
             line += (
                 f", best validation loss {as_number(row['best_validation_loss'])} with test loss "
@@ -224,6 +228,7 @@ def _summarise_gate(trials: list[TrialRecord], gate: str) -> dict[str, Any]:
         "gate": gate,
         "trials_complete": counts["complete"],
         "trials_failed": counts["failed"],
+        "trials_pruned": counts["pruned"],
         "best_run": best.run if best else None,
         "best_validation_loss": best.validation_loss if best else None,
         "best_test_loss": best.test_loss if best else None,

@@ -207,7 +207,7 @@ def _showing(epochs: dict[str, int], folder: Path) -> "Iterator[LiveRuns]":
 def _print(folder: Path, result: "ResultRecord", as_json: bool) -> None:
     from comet_moe.cli._display import print_result
 
-    if as_json or result.status == "failed":
+    if as_json or result.status in ("failed", "pruned"):
         print_result(folder, result, as_json)
         return
     _print_summary(folder, result)

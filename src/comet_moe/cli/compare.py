@@ -81,9 +81,12 @@ def compare(
     those of `comet-moe tune`: it can be stopped, resumed, and run by several machines.
     """
     from comet_moe.cli._compare import Comparison, print_comparison
+    from comet_moe.io import require_file_path
     from comet_moe.report import check_extra, write_report
 
     check_extra()  # before the training, not after it
+    if page is not None:
+        require_file_path(page)
     out = out or Path("studies") / f"{Path(table.rstrip('/*')).stem}-compare"
     options = _study_options(
         table, targets, features, exclude, tasks, weights, gates, settings, out, storage, resume
@@ -143,6 +146,12 @@ def _study_options(
         given["data.options.exclude"] = _names(exclude)
     for name, weight in _pairs("--weights", weights).items():
         given[f"loss.weights.{name}"] = weight
+    for setting in settings or []:
+        key = setting.partition("=")[0].strip()
+        if any(key == name or key.startswith(f"{name}.") or name.startswith(f"{key}.") for name in given):
+            raise typer.BadParameter(
+                f"--set {key} is given by the table or another option, too: give it once"
+            )
     return StudyOptions(
         kind="ablation",
         recipe="table",
@@ -182,8 +191,15 @@ def _train(options: "StudyOptions", seeds: int, workers: int | None, minutes: fl
 def _names(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
-        raise typer.BadParameter(f"names of columns separated by commas, got {text!r}")
+        raise typer.BadParameter(f"names separated by commas, got {text!r}")
+    _refuse_twice(names)
     return names
+
+
+def _refuse_twice(names: Sequence[str]) -> None:
+    twice = next((name for name in names if list(names).count(name) > 1), None)
+    if twice is not None:
+        raise typer.BadParameter(f"{twice} is given twice: give it once")
 
 
 def _pairs(option: str, text: str | None) -> dict[str, str]:
@@ -191,6 +207,7 @@ def _pairs(option: str, text: str | None) -> dict[str, str]:
     wrong = next((name for name, equals, value in pairs if not (equals and value.strip())), None)
     if wrong is not None:
         raise typer.BadParameter(f"{option} has the form column=value,column=value, got {text!r}")
+    _refuse_twice([name.strip() for name, _, _ in pairs])
     return {name.strip(): value.strip() for name, _, value in pairs}
 
 

@@ -50,13 +50,13 @@ def curves(
         kept_routing_table,
         speedup_table,
     )
-    from comet_moe.cli.table import print_tables, warn_unfinished
+    from comet_moe.cli.table import print_tables, warn_left_out
 
     studies = read_studies(paths)
     selected = select_pairs(studies, [parse_pair(text) for text in pair or []])
     losses = [(study, compute_loss_curves(study, repeats, seed)) for study in studies]
     speedups = [(study, compute_speedups(study, pairs, repeats, seed)) for study, pairs in selected if pairs]
-    warn_unfinished(studies)
+    warn_left_out(studies)
     for study in studies:
         for gate in study.gates:
             if gate not in study.gates_with_results:

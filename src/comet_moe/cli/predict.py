@@ -64,14 +64,17 @@ def predict(
     Tables: probabilities of classes, and numbers in the data's units, for each row in its order. Columns may
     be in any order; further ones are ignored. Categories that were never seen in training are counted.
     """
-    from comet_moe.io import require_regular
+    from comet_moe.exceptions import WriteError
+    from comet_moe.io import require_file_path
     from comet_moe.models import TableModel
     from comet_moe.training import predict as prediction
     from comet_moe.training.load import load_run
     from comet_moe.training.predict_table import predict_table
 
     prediction.check_suffix(output)
-    require_regular(output)  # before the work
+    require_file_path(output)  # before the work
+    if output.exists() and table.exists() and output.samefile(table):
+        raise WriteError(f"{output} is the table itself: choose another file for the predictions")
     folder = _best_run(run) if (run / "study.json").is_file() else run
     loaded = load_run(folder, device, precision)
     if isinstance(loaded.model, TableModel):

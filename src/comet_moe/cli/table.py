@@ -42,7 +42,7 @@ def table(
     studies = read_studies(paths)
     results = [(study, compare_gates(study, top)) for study in studies]
     rows = [row for _, of_study in results for row in of_study]
-    warn_unfinished(studies)
+    warn_left_out(studies)
     if as_json:
         echo(json.dumps({"rows": rows}, allow_nan=False))
     elif format == "csv":
@@ -56,10 +56,10 @@ def table(
         print_tables(tables, result_notes(results, top), as_markdown=format == "md")
 
 
-def warn_unfinished(studies: "Sequence[Study]") -> None:
-    """Print on standard error how many trials of each study are unfinished."""
+def warn_left_out(studies: "Sequence[Study]") -> None:
+    """Print on standard error how many trials of each study are unfinished or were pruned."""
     for study in studies:
-        if message := study.unfinished_message():
+        for message in study.left_out():
             echo(message, err=True)
 
 

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from comet_moe.analysis.defaults import PruneMethod
 from comet_moe.cli._study_options import (
     AsJson,
     Heartbeat,
@@ -54,6 +55,14 @@ def tune(
     ] = 0,
     heartbeat: Heartbeat = None,
     keep_models: KeepModels = False,
+    prune: Annotated[
+        PruneMethod | None,
+        typer.Option(
+            help="Stop poor trials early, by their validation loss after each epoch, with Optuna's pruner of "
+            "this name. They are left out of tables, tests and curves.",
+            show_default="off: the paper's statistics need complete trials",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Tune the hyperparameters of gates by random search over the recipe's search space.
@@ -79,5 +88,6 @@ def tune(
         add_trials=add_trials,
         heartbeat=heartbeat,
         keep_models=keep_models,
+        prune=prune,
     )
     run_study(options, workers, as_json)

@@ -20,6 +20,7 @@ from comet_moe.config.values import SettingText, read_mapping_or_text
 from comet_moe.config.yaml_text import read_yaml
 from comet_moe.exceptions import RecipeError
 from comet_moe.gate_names import GATE_NAMES
+from comet_moe.typed_files import field_name
 
 AnyConfig = TrainConfig | BertConfig
 ConfigType = TypeVar("ConfigType", bound=Section)
@@ -221,7 +222,7 @@ def set_value(settings: dict[str, Any], keys: Sequence[str], value: Any) -> None
 def validation_message(error: ValidationError) -> str:
     """The first problem in one sentence: the setting, what is wrong with it, the value."""
     problem = error.errors(include_url=False)[0]
-    key = ".".join(str(part) for part in problem["loc"] if part not in _UNION_TAGS)
+    key = field_name(part for part in problem["loc"] if part not in _UNION_TAGS)
     context = problem.get("ctx", {})
     match problem["type"]:
         case "extra_forbidden":

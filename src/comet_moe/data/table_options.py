@@ -5,12 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+)
 
 from comet_moe.data.table_scan import ColumnKind
 from comet_moe.data.table_schema import TargetKind
 from comet_moe.data.table_source import MISSING_TEXTS
 from comet_moe.exceptions import DataError
+from comet_moe.typed_files import field_name
 
 
 class TargetOption(BaseModel):
@@ -43,7 +52,7 @@ def _as_targets(value: Any) -> Any:
     """A mapping of task names to their options: from names, or from names with their kinds."""
     value = _as_names(value)
     if isinstance(value, list):
-        return {name: {} for name in value}
+        return {name: {} for name in _once(value)}
     if isinstance(value, Mapping):
         return {
             str(name): {"kind": option} if isinstance(option, str) else option or {}
@@ -52,7 +61,15 @@ def _as_targets(value: Any) -> Any:
     return value
 
 
-Names = Annotated[list[str], BeforeValidator(_as_names)]
+def _once(names: list[str]) -> list[str]:
+    """ValueError for a name that is given twice."""
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ValueError(f"{twice} is given twice")
+    return names
+
+
+Names = Annotated[list[str], BeforeValidator(_as_names), AfterValidator(_once)]
 
 
 class TableOptions(BaseModel):
@@ -101,7 +118,7 @@ class TableOptions(BaseModel):
             return cls.model_validate(options)
         except ValidationError as error:
             problem = error.errors(include_url=False)[0]
-            name = ".".join(str(part) for part in problem["loc"])
+            name = field_name(problem["loc"])
             reason = problem["msg"].removeprefix("Value error, ")
             raise DataError(
                 f"option {name} of the table is {problem['input']!r}: {reason[0].lower()}{reason[1:]}."

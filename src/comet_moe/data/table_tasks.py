@@ -135,11 +135,16 @@ def choose_features(
                 f"{', '.join(scans)}."
             )
     target_columns = {target.column for target in targets}
-    also_target = sorted(target_columns & {*options.columns, *(options.features or [])})
+    used = {*options.columns, *(options.features or [])}
+    also_target = sorted(target_columns & used)
     if also_target:
         raise DataError(
             f"the column {also_target[0]} is a target and cannot be a feature; remove one of them."
         )
+    excluded = next((name for name in options.exclude if name in target_columns | used), None)
+    if excluded is not None:
+        role = "target" if excluded in target_columns else "feature"
+        raise DataError(f"the column {excluded} is a {role} and cannot be excluded; remove one of them.")
     left_out = {*options.exclude, *target_columns}
     roles = {"group": options.group, "time": options.time}
     if split in roles and roles[split] not in options.columns:

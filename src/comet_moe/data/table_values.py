@@ -49,7 +49,7 @@ def is_number(kind: pa.DataType) -> bool:
 def is_readable(kind: pa.DataType) -> bool:
     """Whether a column of this type can be a feature or a target at all."""
     if is_list(kind):
-        return is_readable(kind.value_type)
+        return not is_list(kind.value_type) and is_readable(kind.value_type)
     if pa.types.is_dictionary(kind):
         return is_readable(kind.value_type)
     known = is_text(kind) or is_date(kind) or is_number(kind)
@@ -73,6 +73,14 @@ def text_of(value: Any) -> str | None:
     return (whole[1] if whole else text) or None
 
 
+def _as_python(values: pa.Array) -> list[Any]:
+    try:
+        found: list[Any] = values.to_pylist()
+    except (OverflowError, ValueError):  # a date beyond the year 9999, which Python does not know
+        found = values.cast(pa.string()).to_pylist()
+    return found
+
+
 def as_categories(values: pa.Array) -> tuple[Codes, list[str]]:
     """Categories as indices into a list of texts, -1 where a value is missing: (B,), distinct texts."""
     if isinstance(values, pa.ChunkedArray):
@@ -80,7 +88,7 @@ def as_categories(values: pa.Array) -> tuple[Codes, list[str]]:
     if not pa.types.is_dictionary(values.type):
         values = values.dictionary_encode()
     codes = pc.fill_null(values.indices, -1).to_numpy(zero_copy_only=False).astype(np.int64)
-    texts = [text_of(value) for value in values.dictionary.to_pylist()]
+    texts = [text_of(value) for value in _as_python(values.dictionary)]
     distinct: dict[str, int] = {}
     numbers = [-1 if text is None else distinct.setdefault(text, len(distinct)) for text in texts]
     return np.array([*numbers, -1], dtype=np.int64)[codes], list(distinct)

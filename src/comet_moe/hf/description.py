@@ -75,6 +75,47 @@ def _plain(kind: str, argument: str, value: Any, searches: list[Permutation]) ->
     )
 
 
+def require_description(description: object, source: object) -> Description:
+    """``description``, which the configuration in ``source`` has; ValueError for one that is not of here."""
+    content = _require(description, dict, "comet_moe", source)
+    gates, mixtures, searches = (
+        _require(content.get(name), kind, name, source)
+        for name, kind in (("gates", dict), ("mixtures", dict), ("searches", list))
+    )
+    if gates.keys() != mixtures.keys():
+        raise ValueError(f"the configuration in {source} has other gates than mixtures: restore config.json")
+    for name, mixture in mixtures.items():
+        _require(gates[name], dict, name, source)
+        kind = _require(mixture, dict, name, source).get("kind")
+        if kind != "router":
+            _require_layout(kind, mixture, name, source)
+    for search in searches:
+        _require(search, dict, "searches", source)
+    return content
+
+
+def _require_layout(kind: object, mixture: Mapping[str, Any], name: str, source: object) -> None:
+    layout = _require(mixture.get("layout"), list, f"layout of {name}", source)
+    is_known = kind == "feed_forward" and len(layout) == 4 and isinstance(layout[1], list)
+    texts = [layout[0], layout[2], *layout[1]] if is_known else [None]
+    size = mixture.get("expert_size")
+    is_size = size is None or (isinstance(size, int) and size > 0)
+    if not all(isinstance(text, str) for text in texts) or not is_size or "execution" not in mixture:
+        raise ValueError(
+            f"the configuration in {source} has no mixture that can be {name}: restore config.json"
+        )
+
+
+def _require(value: object, kind: type, name: str, source: object) -> Any:
+    if not isinstance(value, kind):
+        wanted = "a list" if kind is list else "a mapping"
+        raise ValueError(
+            f"the configuration in {source} has {value!r:.60} as {name}, which must be {wanted}: restore "
+            f"config.json"
+        )
+    return value
+
+
 def build_gates(
     description: Description, classes: Iterable[type[Gate]] = (), share: bool = True
 ) -> dict[str, Gate]:
@@ -89,7 +130,13 @@ def build_gates(
     searches = _build_searches(description)
     built = {}
     for name, gate in description["gates"].items():
-        built[name] = _build(gate, known, searches)
+        try:
+            built[name] = _build(gate, known, searches)
+        except (TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
+            raise ValueError(
+                f"the gate {name} of the configuration cannot be built ({type(error).__name__}: {error}): "
+                f"restore config.json"
+            ) from error
         if not share:
             searches = _build_searches(description)
     return built
@@ -107,7 +154,7 @@ def _build(
 ) -> Gate:
     arguments = dict(description)
     kind = arguments.pop("class")
-    if kind not in known:
+    if not isinstance(kind, str) or kind not in known:
         raise ValueError(
             f"the configuration has a gate {kind}, which is not of comet_moe: pass its class in classes"
         )

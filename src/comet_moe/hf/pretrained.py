@@ -6,11 +6,12 @@ from os import PathLike
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
 from comet_moe.exceptions import needs_extra
 from comet_moe.gates import Gate
-from comet_moe.hf.description import Description, build_gates
+from comet_moe.hf.description import Description, build_gates, require_description
 from comet_moe.hf.feed_forward import FeedForwardLayout
 from comet_moe.hf.memory import FIELD, base_of
 from comet_moe.hf.routers import RouterAdapter, find_adapter, install_gates
@@ -18,6 +19,7 @@ from comet_moe.hf.tokens import TokenReader, pass_tokens
 from comet_moe.hf.upcycling import build_mixture
 from comet_moe.io import align_weights
 from comet_moe.local_search import Permutation
+from comet_moe.memory import available_memory, in_words
 
 with needs_extra("hf", "comet_moe.hf"):
     import transformers
@@ -57,10 +59,11 @@ def from_pretrained(
         raise ValueError(
             f"the configuration in {path} remembers no gates: load it with from_pretrained of transformers"
         )
+    memory = require_description(memory, path)
     if model_class is None:
-        name = (config.architectures or ["None"])[0]
+        name = str((config.architectures or ["None"])[0])
         model_class = getattr(transformers, name, None)
-        if model_class is None:
+        if not (isinstance(model_class, type) and issubclass(model_class, PreTrainedModel)):
             raise ValueError(
                 f"the configuration in {path} is of {name}, not of transformers: pass model_class"
             )
@@ -77,11 +80,21 @@ def from_pretrained(
     # Transformers looks up what a class can do by these names.
     WithGates.__name__, WithGates.__qualname__ = model_class.__name__, model_class.__qualname__
     WithGates.__module__ = model_class.__module__
+    _require_memory_for_gates(path, memory, classes)
     gates = _build_on_cpu(memory, classes)
     known_missing = WithGates._keys_to_ignore_on_load_missing or []
     WithGates._keys_to_ignore_on_load_missing = [*known_missing, *_stored_elsewhere(gates)]
     with_report = kwargs.pop("output_loading_info", False)
-    model, report = WithGates.from_pretrained(path, config=config, output_loading_info=True, **kwargs)
+    try:
+        model, report = WithGates.from_pretrained(path, config=config, output_loading_info=True, **kwargs)
+    except SafetensorError as error:
+        raise ValueError(f"the weights in {path} cannot be read ({error}): restore them") from error
+    except RuntimeError as error:
+        if "ignore_mismatched_sizes" not in str(error):
+            raise
+        raise ValueError(
+            f"the weights in {path} have other shapes than its configuration says: restore both"
+        ) from error
     model.__class__ = model_class
     _require_all_weights(path, model, report, has_other_head=model_class.__name__ not in _saved_names(config))
     _renew_gates(model, gates)
@@ -109,6 +122,20 @@ def _require_all_weights(
                 f"{path} {problem} {names[0]} ({len(names)} such weights): restore the checkpoint, or give "
                 "another one"
             )
+
+
+def _require_memory_for_gates(
+    path: str | PathLike[str], memory: Description, classes: Iterable[type[Gate]]
+) -> None:
+    """ValueError if the gates of the configuration would not fit."""
+    with torch.device("meta"):
+        gates = build_gates(memory, classes)
+    needed = sum(weight.nbytes for gate in gates.values() for weight in gate.state_dict().values())
+    if needed > available_memory():
+        raise ValueError(
+            f"the gates in the configuration of {path} would need {in_words(needed)} of memory, and "
+            f"{in_words(available_memory())} are free: restore config.json"
+        )
 
 
 def _build_on_cpu(memory: Description, classes: Iterable[type[Gate]]) -> dict[str, Gate]:

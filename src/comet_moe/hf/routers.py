@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from comet_moe import checks
 from comet_moe.exceptions import needs_extra
 from comet_moe.gates import Gate, GateWrapper, HashGate, TopKGate
 from comet_moe.hf.memory import remember
@@ -205,6 +206,7 @@ def replace_routers(
         >>> model.model.layers[0].mlp.gate.gate
         CometGate(in_features=16, num_experts=4, k=2, gamma=1, entropy=0)
     """
+    checks.require_type("model", model, nn.Module)
     adapter = adapter or find_adapter(model)
     routers = find_routers(model, adapter)
     new = {}

@@ -29,6 +29,7 @@ from comet_moe.hf.neurons import assign_neurons, rank_neurons
 from comet_moe.hf.rescaled_gate import RescaledGate
 from comet_moe.hf.routers import GateFactory, RouterSizes, check_gate_fits
 from comet_moe.hf.tokens import TokenReader, pass_tokens
+from comet_moe.memory import available_memory, in_words
 from comet_moe.moe import MoE
 
 
@@ -140,6 +141,7 @@ def upcycle(
     checks.not_negative("noise", noise)
     layout = find_layout(model, pattern)
     names = _choose(model, find_names(model, layout), layers)
+    _require_memory(model, names, experts, expert_size)
     if isinstance(gate, str):
         keys = getattr(getattr(model, "config", None), "vocab_size", None)
         factory = gate_factory(gate, vocab_size=keys, search_steps=search_steps, **settings)
@@ -154,6 +156,18 @@ def upcycle(
         _add_noise(mixture, noise)
     pass_tokens(model)
     remember(model)
+
+
+def _require_memory(model: nn.Module, names: Sequence[str], experts: int, expert_size: int | None) -> None:
+    """ValueError if that many copies of the layers would not fit."""
+    one = sum(weight.nbytes for name in names for weight in model.get_submodule(name).parameters())
+    needed = experts * (one if expert_size is None else len(names))
+    free = available_memory()
+    if needed > free:
+        raise ValueError(
+            f"{experts:,} experts would need {in_words(needed)} of memory, and {in_words(free)} are free: "
+            f"choose fewer experts"
+        )
 
 
 def build_mixture(

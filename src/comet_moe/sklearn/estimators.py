@@ -12,7 +12,7 @@ from sklearn.utils.multiclass import check_classification_targets
 
 from comet_moe.data.table_schema import Target, TargetKind
 from comet_moe.sklearn.base import BaseMoE
-from comet_moe.sklearn.targets import Column
+from comet_moe.sklearn.targets import Column, refuse_times
 
 
 class MoEClassifier(ClassifierMixin, BaseMoE):
@@ -124,7 +124,9 @@ class MoERegressor(RegressorMixin, BaseMoE):
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Train on rows ``X`` (N, columns) with numbers ``y`` (N,); rows of weight 0 are left out."""
-        numbers = check_array(_read_y(self, y), ensure_2d=False, dtype=np.float64, input_name="y")
+        read = _read_y(self, y)
+        refuse_times("y", read.dtype)
+        numbers = check_array(read, ensure_2d=False, dtype=np.float64, input_name="y")
         self._fit(X, [Column(Target(name="y", column="y", kind="regression"), numbers)], sample_weight)
         return self
 

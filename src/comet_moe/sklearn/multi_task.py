@@ -13,7 +13,7 @@ from sklearn.metrics import accuracy_score, r2_score
 from comet_moe.data.table_schema import TARGET_KINDS, Target, TargetKind
 from comet_moe.sklearn.base import BaseMoE
 from comet_moe.sklearn.estimators import two_columns
-from comet_moe.sklearn.targets import Column
+from comet_moe.sklearn.targets import Column, refuse_times
 
 
 class MultiTaskMoE(BaseMoE):
@@ -202,6 +202,9 @@ class MultiTaskMoE(BaseMoE):
             raise ValueError(
                 f"Y has no column {missing}, which is a task: its columns are {', '.join(map(str, Y))}"
             )
+        twice = next((name for name in names if list(Y.columns).count(name) > 1), None)
+        if twice is not None:
+            raise ValueError(f"Y has two columns called {twice}: rename one of them")
         return [Y[name] for name in names]
 
 
@@ -223,6 +226,7 @@ def _read_classes(
 
 def _read_numbers(name: str, kind: str, values: pd.Series) -> npt.NDArray[np.float64]:
     """Numbers (N,), NaN where one is missing."""
+    refuse_times(name, values.dtype)
     try:
         numbers = pd.to_numeric(values).to_numpy(np.float64, na_value=np.nan)
     except (ValueError, TypeError) as error:

@@ -69,6 +69,8 @@ def make_config(
         )
         reason = problem["msg"].removeprefix("Value error, ")
         message = f"{setting} is {values.get(setting)!r}: {reason[0].lower()}{reason[1:]}"
+        if not places:  # of several settings together, which it names
+            message = reason.removeprefix("gate.")
         raise ValueError(message) from error
 
 

@@ -36,6 +36,12 @@ def check_targets(columns: Sequence[Column], values: Floats) -> None:
             )
 
 
+def refuse_times(name: str, dtype: Any) -> None:
+    """ValueError for dates and durations, which numpy would read as numbers of nanoseconds."""
+    if getattr(dtype, "kind", "") in "mM":
+        raise ValueError(f"{name} has dates or durations ({dtype}): give a number in the unit that you want")
+
+
 def fit_target(target: Target, values: Floats, weights: Floats) -> Target:
     """``target`` with what is learned from the train rows."""
     present = ~np.isnan(values)

@@ -208,14 +208,15 @@ class ResultRecord(SummaryRecord):
     """``result.json``: the summary of a run with what was run.
 
     Attributes:
-        status: "complete", or "failed" with a ``reason``; "running" before the run has ended.
+        status: "complete", or "failed" or "pruned" (stopped by its study) with a ``reason``; "running" before
+            the run has ended.
         parameters: number of trainable parameters.
         epochs: number of epochs trained.
         best_epoch: the epoch whose weights were kept, from 1; 0 if there is none.
         notes: what a reader of the metrics should know of the data and of gates that do not route.
     """
 
-    status: Literal["complete", "failed", "running"]
+    status: Literal["complete", "failed", "pruned", "running"]
     reason: str | None = None
     recipe: str | None = None
     gate: str | None = None

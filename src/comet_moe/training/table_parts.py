@@ -47,6 +47,8 @@ def table_tasks(schema: TableSchema, loss: LossConfig) -> list[Task]:
             raise RecipeError(
                 f"there is no setting loss.{setting}.{unknown}: the tasks are {', '.join(names)}"
             )
+    if all(loss.weights.get(name) == 0 for name in names):
+        raise RecipeError("loss.weights is 0 for every task: give at least one task a weight above 0")
     return [
         Task(
             target.name,

@@ -78,12 +78,21 @@ class Progress:
     loss: float
 
 
+class RunPruned(Exception):
+    """Raised by a callback to end a run that is not worth its time; the message becomes its reason."""
+
+
 @dataclass(frozen=True)
 class Callbacks:
-    """Functions that follow a run: ``on_batch`` after each optimiser step, ``on_epoch`` after each epoch."""
+    """Functions that follow a run: ``on_batch`` after each optimiser step, ``on_epoch`` after each epoch.
+
+    ``on_resume``, for runs of one process, gets the last epoch of the checkpoint from which a run resumes. It
+    and ``on_epoch`` may raise `RunPruned` to end the run.
+    """
 
     on_batch: Callable[[Progress], None] = lambda progress: None
     on_epoch: Callable[[EpochRecord], None] = lambda record: None
+    on_resume: Callable[[EpochRecord], None] | None = None
 
 
 def validation_loss(validation: EvaluationRecord) -> float:
@@ -182,13 +191,16 @@ class Trainer:
         """Train to the end, from the last checkpoint if there is one; returns the result as it is written."""
         keep_freed_memory()
         with num_threads(self.threads):
-            self._resume()
             try:
+                self._resume()
                 while self.epoch < self.epochs and self._patience_left() > 0:
                     self._run_epoch()
             except DivergedError as error:
                 failure = self.result.model_copy(update={"status": "failed", "reason": str(error)})
                 return self.processes.on_main(lambda: self._write_result(failure))
+            except RunPruned as stop:
+                pruned = self.result.model_copy(update={"status": "pruned", "reason": str(stop)})
+                return self.processes.on_main(lambda: self._write_result(pruned))
             return self._finish()
 
     def _run_epoch(self) -> None:
@@ -322,6 +334,9 @@ class Trainer:
         self.seconds, self.warned = state.seconds, state.warned
         if self.scaler.is_enabled():
             self.scaler.load_state_dict(state.scaler)
+        on_resume = self.callbacks.on_resume  # other processes than the first may not see the folder
+        if on_resume is not None and self.epoch < self.epochs and self._patience_left() > 0:
+            on_resume(self.folder.metrics()[-1])
 
     def _last_checkpoint(self) -> tuple[Tensors, CheckpointRecord] | None:
         self.folder.remove_temporary_files()

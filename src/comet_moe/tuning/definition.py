@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from comet_moe.analysis.defaults import PruneMethod
 from comet_moe.analysis.records import StudyKind
 from comet_moe.config import (
     AnyConfig,
@@ -37,6 +38,7 @@ class StudyDefinition(BaseModel):
         heartbeat: seconds between two heartbeats of a running trial.
         space: the search space of each gate, by setting.
         base: the configuration of each gate, into which sampled values are put.
+        prune: how trials are pruned; None if all are trained to their end.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -48,6 +50,7 @@ class StudyDefinition(BaseModel):
     heartbeat: Annotated[int, Field(gt=0)] = DEFAULT_HEARTBEAT
     space: dict[str, dict[str, Choice | Uniform | LogUniform]]
     base: dict[str, AnyConfig]
+    prune: PruneMethod | None = None
 
     @model_validator(mode="after")
     def _check_gates(self) -> "StudyDefinition":
@@ -83,6 +86,7 @@ def define_study(
     seed: int = DEFAULT_SEED,
     settings: Sequence[str] = (),
     heartbeat: int = DEFAULT_HEARTBEAT,
+    prune: PruneMethod | None = None,
 ) -> StudyDefinition:
     """The study of ``recipe`` with ``settings`` of the form "a.b=c"; all configurations are checked."""
     _refuse_gate_setting(settings)
@@ -100,6 +104,7 @@ def define_study(
         heartbeat=heartbeat,
         space=space,
         base=base,
+        prune=prune,
     )
     check_configurations(definition, first=0)
     return definition
@@ -122,6 +127,7 @@ def check_same_study(
     seed: int | None,
     heartbeat: int | None,
     settings: Sequence[str],
+    prune: PruneMethod | None = None,
 ) -> None:
     """Raise StudyError if an argument differs from the ``saved`` study; None stands for the saved value."""
     _refuse_gate_setting(settings)
@@ -139,6 +145,11 @@ def check_same_study(
             if name == "trials":
                 advice = "add trials with --add-" + ("seeds" if kind == "ablation" else "trials")
             raise StudyError(f"{name} is {old!r} in the saved study, got {value!r}: {advice}")
+    if prune not in (None, saved.prune):
+        how = "no trials" if saved.prune is None else f"by {saved.prune}"
+        raise StudyError(
+            f"the saved study prunes {how}, got --prune {prune}: leave it out, or choose another --out"
+        )
     name, overrides = recipe_name(recipe), [parse_setting(setting) for setting in settings]
     for gate in saved.gates:
         try:

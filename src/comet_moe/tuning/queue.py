@@ -1,11 +1,12 @@
 """The trials of a study in its storage: queued in order, then claimed one by one by workers on any machine.
 
 Each gate has an Optuna study, STUDY/GATE, which `optuna-dashboard` opens. An Optuna trial is one attempt at
-one of our trials, which its ``index`` identifies. A trial is finished once an attempt is complete, or has
-failed with a reason. An attempt that ended otherwise (its worker was killed, or asked to stop) has no reason,
-and the trial is queued again.
+one of our trials, which its ``index`` identifies. A trial is finished once an attempt is complete, was
+pruned, or has failed with a reason. An attempt that ended otherwise (its worker was killed, or asked to stop)
+has no reason, and the trial is queued again.
 """
 
+import functools
 import json
 import logging
 import math
@@ -13,18 +14,19 @@ import os
 import socket
 import warnings
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
-from comet_moe.analysis.records import RESULT_FIELDS, TrialRecord, TrialStatus, trial_routing
+from comet_moe.analysis.records import FINISHED, RESULT_FIELDS, TrialRecord, TrialStatus, trial_routing
 from comet_moe.config import Choice, Distribution, LogUniform
 from comet_moe.exceptions import StudyError, needs_extra
 from comet_moe.training.records import ResultRecord
 from comet_moe.tuning.attempts import AttemptReader
 from comet_moe.tuning.definition import StudyDefinition, check_configurations, parse_definition
 from comet_moe.tuning.folder import run_name
+from comet_moe.tuning.pruning import decide, make_pruner
 from comet_moe.tuning.storage import Storage
 
 with needs_extra("tune", "tuning"):
@@ -32,6 +34,9 @@ with needs_extra("tune", "tuning"):
     from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
     from optuna.exceptions import UpdateFinishedTrialError
     from optuna.trial import FrozenTrial, TrialState
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 MAX_LOST_WORKERS = 5
 """Workers that a trial may lose, without finishing another epoch, before it counts as failed."""
@@ -53,6 +58,18 @@ class TrialReassigned(Exception):
     """The trial belongs to another worker, as this one missed its heartbeats. Stays inside tuning."""
 
 
+def _retried(
+    method: Callable[Concatenate["TrialQueue", Arguments], Result],
+) -> Callable[Concatenate["TrialQueue", Arguments], Result]:
+    """A method that is repeated while the storage is unreachable, see `Storage.retry`."""
+
+    @functools.wraps(method)
+    def repeat(self: "TrialQueue", /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        return self.storage.retry(lambda: method(self, *args, **kwargs))
+
+    return repeat
+
+
 class TrialQueue:
     """The trials of the study ``name`` in ``storage``."""
 
@@ -66,6 +83,7 @@ class TrialQueue:
         self._readers: dict[str, AttemptReader] = {}
         self._finished: dict[tuple[str, int], TrialRecord] = {}
 
+    @_retried
     def find_definition(self) -> StudyDefinition | None:
         """The definition of the study; None if the storage has no study of this name."""
         for name in optuna.get_all_study_names(self.storage.optuna):
@@ -88,6 +106,7 @@ class TrialQueue:
             raise StudyError(f"the storage has no study {self.name} any more: restore the storage")
         return definition
 
+    @_retried
     def create(self, definition: StudyDefinition) -> StudyDefinition:
         """Write the study, unless another machine has; returns the definition that is in the storage.
 
@@ -115,6 +134,7 @@ class TrialQueue:
             )
             study.set_user_attr("definition", text)
 
+    @_retried
     def fill(self, definition: StudyDefinition) -> int:
         """Queue the next trials of each gate, also those whose heartbeat stopped.
 
@@ -134,6 +154,7 @@ class TrialQueue:
                 num_unfinished += sum(states.get(i) != "finished" for i in range(definition.trials))
         return num_unfinished
 
+    @_retried
     def claim(self, definition: StudyDefinition) -> Claim | None:
         """Claim the waiting trial of lowest index, gates in turn; None if no trial is waiting."""
         storage = self.storage.optuna
@@ -155,6 +176,7 @@ class TrialQueue:
             is_ours = storage.set_trial_state_values(trial_id, TrialState.RUNNING)
         return Claim(gate, index, trial_id) if is_ours else None
 
+    @_retried
     def report(self, claim: Claim, epoch: int, validation_loss: float | None) -> None:
         """Store the validation loss of an epoch; raises TrialReassigned if the trial is no longer ours."""
         loss = math.nan if validation_loss is None else validation_loss
@@ -167,19 +189,42 @@ class TrialQueue:
         """Record that the worker of the trial is alive."""
         self.storage.optuna.record_heartbeat(claim.trial_id)
 
+    @_retried
+    def should_prune(self, definition: StudyDefinition, claim: Claim, losses: Mapping[int, float]) -> bool:
+        """Whether the trial is to be pruned, given its validation losses by epoch up to now.
+
+        Raises TrialReassigned if the trial is no longer ours.
+        """
+        if definition.prune is None:
+            return False
+        pruner = make_pruner(definition.prune, definition.base[claim.gate].training.epochs)
+        attempts = self._attempts(claim.gate)
+        decision = decide(pruner, f"{self.name}/{claim.gate}", attempts, claim.index, losses)
+        try:
+            for name, value in decision.attributes.items():
+                self.storage.optuna.set_trial_system_attr(claim.trial_id, name, value)
+        except UpdateFinishedTrialError as error:
+            raise TrialReassigned from error
+        return decision.is_pruned
+
+    @_retried
     def finish(self, claim: Claim, result: ResultRecord) -> None:
-        """Store the result of a run, or the reason why it failed; the trial is not run again."""
+        """Store the result of a run, or why it failed or was pruned; the trial is not run again."""
         if result.status == "failed":
             self._end(claim, TrialState.FAIL, reason=result.reason)
             return
         kept = json.loads(result.model_dump_json(include=set(RESULT_FIELDS - {"status", "reason"})))
         kept["routing"] = {owner: gate.model_dump() for owner, gate in trial_routing(result).items()}
-        self._end(claim, TrialState.COMPLETE, [result.validation_loss], result=kept)
+        if result.status == "pruned":
+            self._end(claim, TrialState.PRUNED, reason=result.reason, result=kept)
+        else:
+            self._end(claim, TrialState.COMPLETE, [result.validation_loss], result=kept)
 
     def release(self, claim: Claim) -> None:
         """Give the trial back, so that it is queued again; does not count as a lost worker."""
         self._end(claim, TrialState.FAIL, released=True)
 
+    @_retried
     def mark_lost(self, claim: Claim) -> None:
         """Store that the worker of the trial is gone, so that it is queued again."""
         self._end(claim, TrialState.FAIL)
@@ -194,6 +239,7 @@ class TrialQueue:
                 self.storage.optuna.set_trial_user_attr(claim.trial_id, name, value)
             self.storage.optuna.set_trial_state_values(claim.trial_id, state, values)
 
+    @_retried
     def records(self, definition: StudyDefinition) -> list[TrialRecord]:
         """One record per planned trial, sorted by gate and index."""
         records = []
@@ -251,7 +297,7 @@ class TrialQueue:
 
 
 def count_by_status(trials: Iterable[TrialRecord], gate: str) -> Counter[TrialStatus]:
-    """How many trials of ``gate`` are complete, failed, running and waiting."""
+    """How many trials of ``gate`` have each status."""
     return Counter(trial.status for trial in trials if trial.gate == gate)
 
 
@@ -269,7 +315,8 @@ def _state(attempts: list[FrozenTrial]) -> Literal["finished", "running", "waiti
     """The state of a trial; "due" if it has to be queued again."""
     states = {attempt.state for attempt in attempts}
     has_failed = any("reason" in attempt.user_attrs for attempt in attempts)
-    if TrialState.COMPLETE in states or has_failed or _lost_too_many_workers(attempts):
+    is_ended = TrialState.COMPLETE in states or TrialState.PRUNED in states or has_failed
+    if is_ended or _lost_too_many_workers(attempts):
         return "finished"
     if TrialState.RUNNING in states:
         return "running"
@@ -308,12 +355,15 @@ def _record(definition: StudyDefinition, gate: str, index: int, attempts: list[F
     for attempt in attempts:
         if attempt.state == TrialState.COMPLETE:
             status, result = "complete", json.loads(attempt.user_attrs["result"])
+        elif attempt.state == TrialState.PRUNED:
+            status, reason = "pruned", attempt.user_attrs["reason"]
+            result = json.loads(attempt.user_attrs["result"])
         elif "reason" in attempt.user_attrs:
             status, reason = "failed", attempt.user_attrs["reason"]
         elif attempt.state == TrialState.RUNNING:
             status = "running"
         worker = attempt.user_attrs.get("worker", worker)
-        if status in ("complete", "failed"):
+        if status in FINISHED:
             break
     if status == "waiting" and _lost_too_many_workers(attempts):
         status, reason = "failed", f"lost {MAX_LOST_WORKERS} workers without finishing an epoch"

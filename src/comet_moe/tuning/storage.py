@@ -2,11 +2,13 @@
 
 import logging
 import sqlite3
+import time
 import warnings
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, TypeVar
 
 from comet_moe.exceptions import StudyError, needs_extra
 from comet_moe.locks import LockTimeout, file_lock
@@ -16,7 +18,9 @@ with needs_extra("tune", "tuning"):
     import sqlalchemy
     from optuna.storages import RDBStorage
     from sqlalchemy.engine import Engine, make_url
-    from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+    from sqlalchemy.exc import ArgumentError, OperationalError, SQLAlchemyError
+
+T = TypeVar("T")
 
 MISSED_HEARTBEATS = 4
 """Heartbeats that a worker may miss before its trial is run again."""
@@ -24,11 +28,24 @@ MISSED_HEARTBEATS = 4
 LOCK_TIMEOUT = 120
 """Seconds that a process waits for a lock."""
 
+RETRY_SECONDS = 1.0
+OUTAGE_SECONDS = 60.0
+"""How long a PostgreSQL server may be unreachable before the command ends."""
+
 # A machine that is paused or loses its network must not keep a lock for ever.
 _POSTGRES_OPTIONS = (
     f"-c lock_timeout={LOCK_TIMEOUT}s -c idle_in_transaction_session_timeout={LOCK_TIMEOUT}s "
-    "-c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5 -c tcp_keepalives_count=3"
+    "-c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5 -c tcp_keepalives_count=3 "
+    "-c tcp_user_timeout=25s"
 )
+# Nor may a worker wait for a dead connection: by the system's defaults that takes 15 minutes, or two hours.
+_POSTGRES_CONNECTION = {
+    "connect_timeout": 10,
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 10_000,  # milliseconds
+}
 _URL_FORMS = "sqlite:///FILE or postgresql://USER@HOST/DATABASE"
 
 STORAGE_ERRORS = (SQLAlchemyError, optuna.exceptions.StorageInternalError, sqlite3.Error)
@@ -74,7 +91,7 @@ class Storage:
         logging.getLogger("sqlalchemy.pool").setLevel(logging.CRITICAL)
         self._backend, self.url = _parse_url(url)
         is_sqlite = self._backend == "sqlite"
-        connect_args = {"timeout": LOCK_TIMEOUT} if is_sqlite else {"connect_timeout": 10}
+        connect_args = {"timeout": LOCK_TIMEOUT} if is_sqlite else _postgres_arguments(self.url)
         try:
             with (
                 needs_extra("postgres", "a PostgreSQL storage"),
@@ -92,6 +109,21 @@ class Storage:
                     _use_write_ahead_log(self.optuna.engine)
         except (*STORAGE_ERRORS, RuntimeError) as error:
             raise StudyError(f"storage {without_password(url)} cannot be used: {_reason(error)}") from error
+
+    def retry(self, operation: Callable[[], T]) -> T:
+        """Call ``operation``, again and again while PostgreSQL is unreachable, at most for OUTAGE_SECONDS.
+
+        An operation may have happened although its answer was lost, so that it must be possible to repeat it.
+        """
+        deadline = time.monotonic() + OUTAGE_SECONDS
+        while True:
+            try:
+                return operation()
+            except STORAGE_ERRORS as error:
+                is_outage = self._backend != "sqlite" and _is_outage(error)
+                if not is_outage or time.monotonic() > deadline:
+                    raise
+            time.sleep(RETRY_SECONDS)
 
     def set_heartbeat(self, seconds: int) -> None:
         """Use the heartbeat that the study was created with."""
@@ -116,11 +148,27 @@ class Storage:
 @contextmanager
 def _postgres_lock(url: str, name: str) -> Iterator[None]:
     key = zlib.crc32(f"comet-moe/{name}".encode())
-    connect_args = {"connect_timeout": 10, "options": _POSTGRES_OPTIONS}
-    engine = sqlalchemy.create_engine(url, connect_args=connect_args, poolclass=sqlalchemy.NullPool)
+    engine = sqlalchemy.create_engine(
+        url, connect_args=_postgres_arguments(url), poolclass=sqlalchemy.NullPool
+    )
     with engine.connect() as connection:
         connection.execute(sqlalchemy.text("SELECT pg_advisory_lock(:key)"), {"key": key})
         yield  # closing the connection unlocks
+
+
+def _postgres_arguments(url: str) -> dict[str, Any]:
+    """Arguments of a connection; those in ``url`` have priority."""
+    given = make_url(url).query
+    options = f"{_POSTGRES_OPTIONS} {given.get('options', '')}".strip()
+    return {name: value for name, value in _POSTGRES_CONNECTION.items() if name not in given} | {
+        "options": options
+    }
+
+
+def _is_outage(error: Exception) -> bool:
+    """Whether a connection was lost or refused."""
+    wrapped = error.__cause__ if isinstance(error, optuna.exceptions.StorageInternalError) else error
+    return isinstance(wrapped, OperationalError)
 
 
 def _use_write_ahead_log(engine: Engine) -> None:

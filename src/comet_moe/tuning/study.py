@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from comet_moe.analysis.defaults import PruneMethod
 from comet_moe.analysis.records import StudyKind, StudyRecord
 from comet_moe.config import AnyConfig, BertConfig, TrainConfig, load_config, parse_setting
 from comet_moe.config.schema import absolute_path
@@ -39,6 +40,7 @@ class StudyOptions:
         add_trials: number of trials to add per gate.
         heartbeat: seconds between two heartbeats of a running trial.
         keep_models: keep the weights of all trials, not only of each gate's best one.
+        prune: how trials are pruned.
     """
 
     kind: StudyKind
@@ -54,6 +56,7 @@ class StudyOptions:
     add_trials: int = 0
     heartbeat: int | None = None
     keep_models: bool = False
+    prune: PruneMethod | None = None
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,7 @@ class StudyHandle:
                 storage=None if self.storage is None else without_password(self.storage),
                 keep_models=self.keep_models,
                 space=definition.model_dump(mode="json")["space"],
+                prune=definition.prune,
             )
         )
 
@@ -145,6 +149,7 @@ def _define_study(options: StudyOptions) -> StudyDefinition:
         options.seed or DEFAULT_SEED,
         options.settings,
         options.heartbeat or DEFAULT_HEARTBEAT,
+        options.prune,
     )
     _check_models(definition)
     return definition
@@ -193,6 +198,7 @@ def _check_options(saved: StudyDefinition, options: StudyOptions) -> None:
         trials=options.trials,
         seed=options.seed,
         heartbeat=options.heartbeat,
+        prune=options.prune,
         settings=[setting for setting in options.settings if setting.partition("=")[0] not in may_differ],
     )
 

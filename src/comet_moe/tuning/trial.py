@@ -6,6 +6,8 @@ from typing import Any, Protocol
 
 from comet_moe.config import AnyConfig, TrainConfig, load_train_config
 from comet_moe.data import Dataset
+from comet_moe.devices import make_placement
+from comet_moe.exceptions import RecipeError
 from comet_moe.training.batches import load_dataset
 from comet_moe.training.build import build_model, build_trainer
 from comet_moe.training.records import ResultRecord
@@ -41,6 +43,11 @@ class RecipeRunner:
 
     def check(self, config: TrainConfig) -> None:
         """Build the network once."""
+        if config.parallel.experts > 1:
+            raise RecipeError(
+                f"parallel.experts is {config.parallel.experts}, but a trial has one process: leave it out"
+            )
+        make_placement(config.training.device, config.training.precision)
         build_model(config, self._dataset(config).meta)
 
     def folder(self, path: Path) -> RunFolder:

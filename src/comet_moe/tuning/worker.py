@@ -15,9 +15,9 @@ from comet_moe.config import AnyConfig, BertConfig, override_config
 from comet_moe.config.loader import ConfigType
 from comet_moe.devices import set_device_number
 from comet_moe.exceptions import DataError, RecipeError, RunError, StudyError, WriteError
-from comet_moe.training.records import ResultRecord
+from comet_moe.training.records import EpochRecord, ResultRecord
 from comet_moe.training.run import RunFolder
-from comet_moe.training.trainer import Callbacks, Progress
+from comet_moe.training.trainer import Callbacks, Progress, RunPruned, validation_loss
 from comet_moe.tuning.definition import StudyDefinition
 from comet_moe.tuning.folder import StudyFolder
 from comet_moe.tuning.process import WorkerConfig
@@ -119,7 +119,7 @@ class _Worker:
         runner = self._runner = self._runner or runner_for(config)
         run = runner.folder(self.folder.run_path(claim.gate, claim.index))
         try:
-            result = self._train(runner, config, run, claim)
+            result = self._train(runner, config, run, claim, definition)
         except (*FATAL_ERRORS, *STORAGE_ERRORS, TrialReassigned):
             raise
         except Exception as error:
@@ -134,7 +134,9 @@ class _Worker:
         config = override_config(definition.config(claim.gate, claim.index), self.config.paths)
         return _with_threads(config, config.training.threads or self.config.threads)
 
-    def _train(self, runner: Runner, config: AnyConfig, run: RunFolder, claim: Claim) -> ResultRecord:
+    def _train(
+        self, runner: Runner, config: AnyConfig, run: RunFolder, claim: Claim, definition: StudyDefinition
+    ) -> ResultRecord:
         state = run.state()
         if state != "empty":
             saved = run.config()
@@ -142,11 +144,24 @@ class _Worker:
             if _with_paths_of(config, saved) != config:
                 raise StudyError(f"{run.path} has a run that is not of this study: move it away")
         if state == "finished":
-            return run.result()
-        callbacks = Callbacks(
-            self._on_batch,
-            lambda record: self.queue.report(claim, record.epoch, record.validation.loss),
-        )
+            result = run.result()
+            if result.status == "pruned" and definition.prune is None:
+                raise StudyError(f"{run.path} has a run that was pruned by another study: move it away")
+            return result
+
+        def on_epoch(record: EpochRecord) -> None:
+            self.queue.report(claim, record.epoch, record.validation.loss)
+            if record.epoch < config.training.epochs and record.patience_left > 0:  # else it ends by itself
+                prune(record)
+
+        def prune(record: EpochRecord) -> None:
+            """Also when a run resumes: its last worker may have been killed before this."""
+            if definition.prune is not None:
+                losses = {old.epoch: validation_loss(old.validation) for old in run.metrics()}
+                if self.queue.should_prune(definition, claim, losses):
+                    raise RunPruned(f"pruned after epoch {record.epoch} by {definition.prune}")
+
+        callbacks = Callbacks(self._on_batch, on_epoch, prune)
         try:
             return runner.run(config, run, callbacks)
         except RecipeError as error:  # sampled values that do not fit together
