@@ -12,6 +12,7 @@ sys.path.append(str(Path(__file__).parent / "cli"))
 from command import comet_moe, succeed
 
 from made_tables import customers, write_table
+from pages import commands_to_run
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -42,6 +43,10 @@ def test_gates_are_compared_on_a_table():
     assert "Use " in succeed(*compare, *QUICK).out  # fewer epochs, seeds and gates
     assert re.search(r"using .*(dense|comet)-000", succeed(*predict).err)
     assert len(pd.read_csv("predictions.csv")) == 20
+
+
+def test_the_command_on_the_site_s_first_page_is_one_of_readme():
+    assert [shlex.split(line) for line in blocks("")[1].splitlines()[:1]] == commands_to_run("docs/index.md")
 
 
 def test_a_study_without_weights_is_refused_in_one_sentence():

@@ -180,7 +180,9 @@ class MultiGateMoE(nn.Module):
 
 
 class MoE(MultiGateMoE):
-    """A mixture with one gate: y = Σ_i g(x)_i f_i(x).
+    r"""A mixture with one gate.
+
+    .. math:: y = \sum_{i=1}^n g(x)_i \, f_i(x)
 
     Args:
         experts: a stack of :mod:`comet_moe.experts`, or an ``nn.ModuleList`` of any modules

@@ -22,10 +22,12 @@ BuildGate = Callable[[int, int], Gate]
 
 
 class CGC(nn.Module):
-    """Customized gate control: task t mixes its private experts and the shared ones, with a gate of its own.
+    r"""Customized gate control: task t mixes its private experts and the shared ones, with a gate of its own.
 
-    y_t = Σ_{i private to t} g_t(x_t)_i f_i(x_t) + Σ_{i shared} g_t(x_t)_i f_i(x_shared). With sparse gates
-    only the selected experts run.
+    .. math:: y_t = \sum_{i \in private_t} g_t(x_t)_i \, f_i(x_t)
+        + \sum_{i \in shared} g_t(x_t)_i \, f_i(x_{shared})
+
+    With sparse gates only the selected experts run.
 
     Args:
         num_tasks: T.

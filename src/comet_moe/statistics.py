@@ -40,7 +40,15 @@ class Weights(Protocol):
 
 
 class RoutingStatistics:
-    """Sums over the batches of one gate; padding is not counted.
+    r"""Sums over the batches of one gate; padding is not counted.
+
+    With the weights g of each row divided by their sum, m = mean_b g_b and H the entropy in nats,
+
+    .. math:: effective\_experts = \exp(H(m)), \qquad
+        information = H(m) - \frac{1}{B} \sum_{b=1}^B H(g_b), \qquad
+        load\_ratio = \frac{\max_i f_i}{\frac{1}{n} \sum_i f_i}
+
+    where f_i is the share of the rows that select expert i.
 
     The sums stay on the gate's device, so that adding a batch does not synchronise an accelerator.
 

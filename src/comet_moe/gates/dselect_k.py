@@ -13,11 +13,14 @@ from comet_moe.routing import Routing
 
 
 class DSelectKGate(TrainableGate):
-    """g(x)_i = Σ_j softmax(Wx + w)_j Π_b (h(z_jb) if bit b of i is set else 1 - h(z_jb)).
+    r"""k selectors, each a binary code of an expert with smooth bits, mixed by a softmax.
 
-    z = Zx + z₀ are m = ceil(log2 n) logits per selector, most significant bit first; h is the smooth-step of
-    width ``gamma``. For n that is no power of 2 the codes from n on reach no expert: their mass is missing
-    from the row, which ``reachability`` makes part of the loss.
+    .. math:: g(x)_i = \sum_{j=1}^k softmax(Wx + w)_j \, p_{ji}, \qquad
+        p_{ji} = \prod_{b: \, i_b = 1} h(z_{jb}) \prod_{b: \, i_b = 0} (1 - h(z_{jb}))
+
+    i_b is bit b of i. z = Zx + z₀ are m = ceil(log2 n) logits per selector, most significant bit first; h is
+    the smooth-step of width ``gamma``. For n that is no power of 2 the codes from n on reach no expert: their
+    mass is missing from the row, which ``reachability`` makes part of the loss.
 
     In training the auxiliary loss is the batch mean of ``entropy`` · Σ_ji -p_ji log(p_ji + 1e-6) plus
     ``reachability`` · Σ_j 1 / (1e-6 + Σ_i p_ji), p_ji the product of bits of selector j for expert i.

@@ -21,10 +21,14 @@ from comet_moe.routing import Routing
 
 
 def load_balancing_loss(routings: Routing | Sequence[Routing], ranks: Ranks | None = None) -> Tensor:
-    """n Σ_i f_i P_i (Fedus et al. 2021): k for equal loads with k experts per row, k·n at worst.
+    r"""Load-balancing loss (Fedus et al. 2021): k for equal loads with k experts per row, k·n at worst.
 
-    With f as a share of rows this equals ``load_balancing_loss_func`` of transformers. Divided by k it is the
-    form with f as a share of the (row, choice) pairs.
+    .. math:: n \sum_{i=1}^n f_i P_i, \qquad f_i = \frac{1}{B} |\{b: g(x_b)_i > 0\}|, \qquad
+        P_i = \frac{1}{B} \sum_{b=1}^B p_{bi}
+
+    p are the probabilities of the experts: the softmax over all logits where a gate has logits, else its
+    weights. With f as a share of rows this equals ``load_balancing_loss_func`` of transformers. Divided by k
+    it is the form with f as a share of the (row, choice) pairs.
 
     Example:
         >>> import torch
@@ -48,7 +52,10 @@ def load_balancing_loss(routings: Routing | Sequence[Routing], ranks: Ranks | No
 
 
 def z_loss(routings: Routing | Sequence[Routing], ranks: Ranks | None = None) -> Tensor:
-    """mean_b (log Σ_i exp logit_i)² (Zoph et al. 2022), which keeps logits small; needs router logits."""
+    r"""Squared log-sum-exp of the logits (Zoph et al. 2022), which keeps them small; needs router logits.
+
+    .. math:: \frac{1}{B} \sum_{b=1}^B \left( \log \sum_{i=1}^n \exp(logit_{bi}) \right)^2
+    """
     squares, rows = [], []
     for routing in _as_sequence(routings):
         if routing.logits is None:
@@ -62,7 +69,10 @@ def z_loss(routings: Routing | Sequence[Routing], ranks: Ranks | None = None) ->
 
 
 def information_loss(routings: Routing | Sequence[Routing], ranks: Ranks | None = None) -> Tensor:
-    """Minus the information between row and expert, Σ (mean_b H(v_b) - H(mean_b v_b)), in nats.
+    r"""Minus the information between row and expert, in nats; H is the entropy.
+
+    .. math:: \sum_{j=1}^k \left( \frac{1}{B} \sum_{b=1}^B H(v_b^{(j)})
+        - H(\frac{1}{B} \sum_{b=1}^B v_b^{(j)}) \right)
 
     The sum is over the trees or selectors v of one gate that has them, for which it replaces the entropy
     loss: it makes a tree one-hot and keeps it from sending all rows to one leaf. For a gate without, and for

@@ -9,7 +9,9 @@ from torch import Tensor
 
 
 def smooth_step(t: Tensor, gamma: float) -> Tensor:
-    """h(t): 0 for t <= -γ/2, 1 for t >= γ/2, the cubic in between. Any shape.
+    r"""h(t): 0 for t <= -γ/2, 1 for t >= γ/2, the cubic in between. Any shape.
+
+    .. math:: h(t) = -\frac{2}{γ^3} t^3 + \frac{3}{2γ} t + \frac{1}{2} \qquad (|t| \le γ/2)
 
     Example:
         >>> import torch

@@ -9,7 +9,9 @@ from comet_moe.routing import Routing
 
 
 class SoftmaxGate(TrainableGate):
-    """g(x) = softmax(Wx + b).
+    r"""All experts, weighted by a softmax (MMoE).
+
+    .. math:: g(x)_i = \frac{\exp(w_i^T x + b_i)}{\sum_j \exp(w_j^T x + b_j)}
 
     Args:
         in_features: p.

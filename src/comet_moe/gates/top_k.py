@@ -18,11 +18,15 @@ def default_normalize(k: int) -> Literal["selected", "all"]:
 
 
 class TopKGate(SteppedGate):
-    """Scores s = softmax(Wx + b), or a sigmoid of each; the k experts of largest s + balance_bias.
+    r"""The k experts of largest s + balance_bias, with scores s = softmax(Wx + b) or a sigmoid of each logit.
 
-    Their weights are s / Σ_chosen s · scale, without the balancing bias; the others have weight 0. This is
-    the router of most mixtures: Shazeer et al. (2017) with ``noise``; Switch (Fedus et al. 2021) with k=1 and
-    ``normalize="all"``; Mixtral and Qwen3-MoE as it is; DeepSeek-V3 (2024) with ``score="sigmoid"``,
+    With T the set of the chosen ones, and without the balancing bias,
+
+    .. math:: g(x)_i = scale \cdot \frac{s_i}{\sum_{j \in T} s_j} \; (i \in T), \qquad
+        g(x)_i = 0 \; (i \notin T)
+
+    This is the router of most mixtures: Shazeer et al. (2017) with ``noise``; Switch (Fedus et al. 2021) with
+    k=1 and ``normalize="all"``; Mixtral and Qwen3-MoE as it is; DeepSeek-V3 (2024) with ``score="sigmoid"``,
     ``groups``, ``scale`` and ``bias_update=1e-3``. Use it where the cost per row has to be fixed. Alone it
     tends to overload a few experts: give it a ``bias_update`` or a load-balance loss.
 

@@ -11,7 +11,9 @@ from comet_moe.stepping import Stepped
 
 
 class WarmupGate(GateWrapper, Stepped):
-    """In training (1 - s)·g(x) + s/n, with s from 1 down to 0 over the first ``steps`` optimiser steps.
+    r"""Equal weights at first, those of ``gate`` after ``steps`` optimiser steps; t of them are done.
+
+    .. math:: g_{warm}(x)_i = (1 - s) \, g(x)_i + \frac{s}{n}, \qquad s = \max(1 - \frac{t}{steps}, 0)
 
     While s > 0 every row trains every expert; from then on the weights are those of ``gate``, zeros included,
     and a mixture with ``execution="auto"`` runs sparse. Evaluation always uses ``gate`` alone. Call

@@ -15,9 +15,12 @@ from comet_moe.hf.feed_forward import FeedForward, FeedForwardLayout, find_feed_
 def importance(
     model: nn.Module, batches: Iterable[Mapping[str, Tensor]], pattern: FeedForwardLayout | None = None
 ) -> Tensor:
-    """I_j = Σ_samples | Σ_i <wi_j, ∂ℓ/∂wi_j> + <w2_j, ∂ℓ/∂w2_j> | for each neuron j of each layer.
+    r"""By how much the loss would change without a neuron, for each neuron j of each layer.
 
-    wi_j is the row of the neuron in a matrix before the activation (one, or gate and up), w2_j its column in
+    .. math:: I_j = \sum_{samples} \left| \sum_i w_{ij}^T \frac{\partial \ell}{\partial w_{ij}}
+        + v_j^T \frac{\partial \ell}{\partial v_j} \right|
+
+    w_ij is the row of the neuron in a matrix before the activation (one, or gate and up), v_j its column in
     the last matrix, ℓ the loss of one sample, in eval mode. One backward pass per batch is enough: with a the
     values before the activation, h those that the last matrix reads and b the bias, the inner sum is
     Σ_tokens Σ_i (a - b)_j ∂ℓ/∂a_j + h_j ∂ℓ/∂h_j.

@@ -36,7 +36,10 @@ def _run_eagerly(method: Method) -> Method:
 
 
 class Permutation(nn.Module, Stepped):
-    """A permutation of n experts, learned in the first ``steps`` optimiser steps and fixed from then on.
+    r"""A permutation of n experts, learned in the first ``steps`` optimiser steps and fixed from then on.
+
+    .. math:: \hat{g}(x) = S^R(U/τ)^T g(x), \qquad τ_t = τ_0^{1 - t/T} \, τ_T^{t/T}, \qquad
+        R_t = R_0 + \frac{t}{T} (R_T - R_0)
 
     Stage 1 (``searching``): training uses the soft matrix S^R(U/τ) and the auxiliary loss
     ζ·(row and column entropy); evaluation uses the assignment on it. With optimiser step t of T, log10 τ and

@@ -9,7 +9,10 @@ from comet_moe.kernels.sinkhorn import sinkhorn_rounds
 
 
 def sinkhorn(logits: Tensor, tau: float = 1e-3, iterations: int = 20) -> Tensor:
-    """S^R(U/τ): R rounds of "normalise rows, then columns" of exp(U/τ), in log space.
+    r"""S^R(U/τ): R rounds of "normalise rows, then columns" of exp(U/τ), in log space.
+
+    .. math:: S^0(U) = \exp(U), \qquad S^r(U) = C(R(S^{r-1}(U))), \qquad
+        R(A)_{ij} = \frac{A_{ij}}{\sum_l A_{il}}, \qquad C(A)_{ij} = \frac{A_{ij}}{\sum_l A_{lj}}
 
     Args:
         logits: U, (..., n, n).

