@@ -11,6 +11,8 @@ from browser import Page, serious_findings, start_browser
 
 ROOT = Path(__file__).parent.parent
 pytestmark = pytest.mark.slow
+FORMULAS = {"gates": 11, "local_search": 2, "mixtures": 2, "monitor": 1, "parallel": 1, "hf": 1}
+"""Pages of the API, and how many formulas each has at least."""
 
 
 @pytest.fixture(scope="module")
@@ -45,13 +47,19 @@ def test_links_between_pages_lead_somewhere(site):
 def test_formulas_are_drawn_offline_and_pages_are_accessible(site):
     driver = start_browser()
     try:
-        page = Page(driver).open(site / "api" / "gates.html")
-        heights = page.run(
-            "return [...document.querySelectorAll('div.math math')]"
-            ".map((formula) => formula.getBoundingClientRect().height)"
-        )
-        assert len(heights) >= 1
-        assert all(height > 20 for height in heights), heights  # fractions and sums are taller than a line
+        page = Page(driver)
+        for name, formulas in FORMULAS.items():
+            page.open(site / "api" / f"{name}.html", width=360 if name == "local_search" else 1280)
+            heights = page.run(
+                "return [...document.querySelectorAll('div.math math')]"
+                ".map((formula) => formula.getBoundingClientRect().height)"
+            )
+            assert len(heights) >= formulas, name
+            assert all(height > 20 for height in heights), (
+                heights
+            )  # fractions and sums are taller than a line
+            assert serious_findings(page) == [], name
+        page.open(site / "api" / "gates.html")
         assert [url for url in page.requests() if not url.startswith("file:")] == []
         assert serious_findings(page) == []
         for dark in (False, True):

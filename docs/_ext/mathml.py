@@ -14,7 +14,8 @@ def visit_inline(translator: HTML5Translator, node: nodes.math) -> None:
 
 def visit_block(translator: HTML5Translator, node: nodes.math_block) -> None:
     """A formula on lines of its own."""
-    translator.body.append(f'<div class="math">{tex2mathml(node.astext(), as_block=True)}</div>')
+    formula = tex2mathml(node.astext(), as_block=True)
+    translator.body.append(f'<div class="math" tabindex="0">{formula}</div>')  # scrolls on a narrow screen
     raise nodes.SkipNode
 
 

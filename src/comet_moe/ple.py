@@ -24,8 +24,8 @@ BuildGate = Callable[[int, int], Gate]
 class CGC(nn.Module):
     r"""Customized gate control: task t mixes its private experts and the shared ones, with a gate of its own.
 
-    .. math:: y_t = \sum_{i \in private_t} g_t(x_t)_i \, f_i(x_t)
-        + \sum_{i \in shared} g_t(x_t)_i \, f_i(x_{shared})
+    .. math:: y_t = \sum_{i \in \mathrm{private}_t} g_t(x_t)_i \, f_i(x_t)
+        + \sum_{i \in \mathrm{shared}} g_t(x_t)_i \, f_i(x_{\mathrm{shared}})
 
     With sparse gates only the selected experts run.
 

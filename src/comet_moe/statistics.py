@@ -44,9 +44,9 @@ class RoutingStatistics:
 
     With the weights g of each row divided by their sum, m = mean_b g_b and H the entropy in nats,
 
-    .. math:: effective\_experts = \exp(H(m)), \qquad
-        information = H(m) - \frac{1}{B} \sum_{b=1}^B H(g_b), \qquad
-        load\_ratio = \frac{\max_i f_i}{\frac{1}{n} \sum_i f_i}
+    .. math:: \mathrm{effective\_experts} = \exp(H(m)), \qquad
+        \mathrm{information} = H(m) - \frac{1}{B} \sum_{b=1}^B H(g_b), \qquad
+        \mathrm{load\_ratio} = \frac{\max_i f_i}{\frac{1}{n} \sum_i f_i}
 
     where f_i is the share of the rows that select expert i.
 

@@ -15,7 +15,7 @@ from comet_moe.routing import Routing
 class DSelectKGate(TrainableGate):
     r"""k selectors, each a binary code of an expert with smooth bits, mixed by a softmax.
 
-    .. math:: g(x)_i = \sum_{j=1}^k softmax(Wx + w)_j \, p_{ji}, \qquad
+    .. math:: g(x)_i = \sum_{j=1}^k \mathrm{softmax}(Wx + w)_j \, p_{ji}, \qquad
         p_{ji} = \prod_{b: \, i_b = 1} h(z_{jb}) \prod_{b: \, i_b = 0} (1 - h(z_{jb}))
 
     i_b is bit b of i. z = Zx + z₀ are m = ceil(log2 n) logits per selector, most significant bit first; h is

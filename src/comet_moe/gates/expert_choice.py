@@ -20,7 +20,7 @@ class ExpertChoiceGate(SteppedGate):
     r"""Probabilities softmax(Wx + b) over experts; each expert takes the rows where its own is largest.
 
     .. math:: g(x_b)_i = P_{bi} \; (b \in T_i), \quad g(x_b)_i = 0 \; (b \notin T_i), \qquad
-        |T_i| = \lceil \frac{capacity \cdot B}{n} \rceil
+        |T_i| = \lceil \frac{\mathrm{capacity} \cdot B}{n} \rceil
 
     In training an expert takes its ceil(capacity · B / n) best rows, at most B, of the B rows of the batch
     that are not padding (Zhou et al. 2022). The weights are the probabilities of the chosen pairs, as they

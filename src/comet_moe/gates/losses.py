@@ -54,7 +54,7 @@ def load_balancing_loss(routings: Routing | Sequence[Routing], ranks: Ranks | No
 def z_loss(routings: Routing | Sequence[Routing], ranks: Ranks | None = None) -> Tensor:
     r"""Squared log-sum-exp of the logits (Zoph et al. 2022), which keeps them small; needs router logits.
 
-    .. math:: \frac{1}{B} \sum_{b=1}^B \left( \log \sum_{i=1}^n \exp(logit_{bi}) \right)^2
+    .. math:: \frac{1}{B} \sum_{b=1}^B \left( \log \sum_{i=1}^n \exp(\mathrm{logit}_{bi}) \right)^2
     """
     squares, rows = [], []
     for routing in _as_sequence(routings):

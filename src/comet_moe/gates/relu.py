@@ -21,7 +21,7 @@ class ReluGate(SteppedGate):
     r"""A ReLU per expert, with a loss that keeps ``target`` of them active (Wang et al. 2024, "ReMoE").
 
     .. math:: g(x) = \max(Wx + b, 0), \qquad
-        aux\_loss = \frac{coefficient}{B} \sum_{b=1}^B \sum_{i=1}^n g(x_b)_i
+        \mathrm{aux\_loss} = \frac{\mathrm{coefficient}}{B} \sum_{b=1}^B \sum_{i=1}^n g(x_b)_i
 
     The weights are differentiable everywhere that matters and need not sum to 1. A row has any number of
     experts from 0 to n, ``target`` on average: after each optimiser step :func:`comet_moe.step` multiplies

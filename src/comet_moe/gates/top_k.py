@@ -22,7 +22,7 @@ class TopKGate(SteppedGate):
 
     With T the set of the chosen ones, and without the balancing bias,
 
-    .. math:: g(x)_i = scale \cdot \frac{s_i}{\sum_{j \in T} s_j} \; (i \in T), \qquad
+    .. math:: g(x)_i = \mathrm{scale} \cdot \frac{s_i}{\sum_{j \in T} s_j} \; (i \in T), \qquad
         g(x)_i = 0 \; (i \notin T)
 
     This is the router of most mixtures: Shazeer et al. (2017) with ``noise``; Switch (Fedus et al. 2021) with

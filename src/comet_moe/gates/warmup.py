@@ -13,7 +13,8 @@ from comet_moe.stepping import Stepped
 class WarmupGate(GateWrapper, Stepped):
     r"""Equal weights at first, those of ``gate`` after ``steps`` optimiser steps; t of them are done.
 
-    .. math:: g_{warm}(x)_i = (1 - s) \, g(x)_i + \frac{s}{n}, \qquad s = \max(1 - \frac{t}{steps}, 0)
+    .. math:: g_{\mathrm{warm}}(x)_i = (1 - s) \, g(x)_i + \frac{s}{n}, \qquad
+        s = \max(1 - \frac{t}{\mathrm{steps}}, 0)
 
     While s > 0 every row trains every expert; from then on the weights are those of ``gate``, zeros included,
     and a mixture with ``execution="auto"`` runs sparse. Evaluation always uses ``gate`` alone. Call

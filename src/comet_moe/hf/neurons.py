@@ -17,7 +17,7 @@ def importance(
 ) -> Tensor:
     r"""By how much the loss would change without a neuron, for each neuron j of each layer.
 
-    .. math:: I_j = \sum_{samples} \left| \sum_i w_{ij}^T \frac{\partial \ell}{\partial w_{ij}}
+    .. math:: I_j = \sum_{\mathrm{samples}} \left| \sum_i w_{ij}^T \frac{\partial \ell}{\partial w_{ij}}
         + v_j^T \frac{\partial \ell}{\partial v_j} \right|
 
     w_ij is the row of the neuron in a matrix before the activation (one, or gate and up), v_j its column in

@@ -13,7 +13,7 @@ from torch.nn.utils import get_total_norm
 def clip_grad_norm_(parameters: Iterable[nn.Parameter], max_norm: float, norm_type: float = 2.0) -> Tensor:
     r"""As ``torch.nn.utils.clip_grad_norm_``, also for models with expert parallelism.
 
-    .. math:: g \leftarrow g \cdot \min(1, \frac{max\_norm}{\|g\| + 10^{-6}})
+    .. math:: g \leftarrow g \cdot \min(1, \frac{\mathrm{max\_norm}}{\|g\| + 10^{-6}})
 
     torch's own takes tensors and ``DTensor`` of one mesh, not both. Returns the norm of all gradients.
     """
