@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from comet_moe.data.io import RequiredFile, require_fitting, require_official_count, wrap_read_errors
+from comet_moe.data.matlab import read_mat
 from comet_moe.data.splits import SPLITS, Index, percent_sizes, random_split
 from comet_moe.data.types import Array, BlockwiseArray, RawDataset, RawSplit, Request
 from comet_moe.exceptions import DataError
@@ -270,11 +271,9 @@ def read_idx(path: Path, axes: int) -> npt.NDArray[np.uint8]:
 
 def _read_svhn(path: Path, part: str, strict: bool) -> tuple[Array, Array]:
     """Return images uint8 (N, 3, 32, 32) as a view and digits (N,); the file has the label 10 for 0."""
-    from scipy.io import loadmat, whosmat
-
     with wrap_read_errors(path, "SVHN .mat file"):
-        require_fitting(path, sum(8 * math.prod(shape) for _, shape, _ in whosmat(path)))
-        content = loadmat(path, variable_names=["X", "y"])
+        require_fitting(path, path.stat().st_size)
+        content = read_mat(path, ("X", "y"))
         images, labels = content["X"], content["y"].ravel()
     expected = (_SVHN_SIDE, _SVHN_SIDE, 3, len(labels))
     if images.shape != expected or images.dtype != np.uint8 or not len(labels):
