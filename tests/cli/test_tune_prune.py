@@ -43,10 +43,13 @@ def test_pruned_trials_are_marked_left_out_and_not_repeated(tmp_path):
     expected = median_rule([losses(whole / row["run"]) for row in trials(whole)])
     assert any(expected), "the test needs a trial that is pruned"
     process = start(*words(out, "--prune", "median"))
-    wait_for(lambda: interrupted_run(out) in ("topk-005", "topk-006", "topk-007"), process)
-    (worker,) = worker_pids(process)
-    os.kill(worker, signal.SIGKILL)
-    (summary,) = finish(process)["rows"]
+    try:
+        wait_for(lambda: interrupted_run(out) in ("topk-005", "topk-006", "topk-007"), process)
+        (worker,) = worker_pids(process)
+        os.kill(worker, signal.SIGKILL)
+        (summary,) = finish(process)["rows"]
+    finally:
+        process.kill()
 
     rows = trials(out)
     assert [row["epochs"] if row["status"] == "pruned" else None for row in rows] == expected
