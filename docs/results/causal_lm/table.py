@@ -37,10 +37,9 @@ def _print_losses(runs: dict[str, list[dict]]) -> None:
         "95 % interval of the mean",
     )
     columns += ("p, below dense", "experts per token", "effective experts", "information", "load ratio")
-    columns += ("tokens per second / dense", "what the gates do")
+    columns += ("what the gates do",)
     print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
     dense = summarise([run["validation_loss"] for run in runs["dense"]])
-    speed = fmean(run["tokens_per_second"] for run in runs["dense"])
     for gate, of in runs.items():
         loss = summarise([run["validation_loss"] for run in of])
         half = t.ppf(0.975, loss.count - 1) * loss.se if loss.se else None
@@ -56,7 +55,6 @@ def _print_losses(runs: dict[str, list[dict]]) -> None:
         cells.append("" if p is None else f"{p:.3f}")
         for name in STATISTICS:
             cells.append(f"{fmean(run[name] for run in of):.2f}" if name in of[0] else "")
-        cells.append(f"{fmean(run['tokens_per_second'] for run in of) / speed:.2f}")
         verdicts = [verdict for run in of for verdict in run.get("verdicts", [])]
         cells.append(", ".join(f"{verdict} ({verdicts.count(verdict)})" for verdict in sorted(set(verdicts))))
         print(f"| {' | '.join(cells)} |")
