@@ -39,7 +39,7 @@ NOT_RUN = {
 """Commands that no test runs, as they stand in a page without comment and spaces at the end."""
 
 RESULT_SCRIPT = re.compile(r"(?:\w+=\S+ )?(?:python )?(docs/results/[\w/]+\.(?:sh|py))\b")
-"""Commands that make the results of a page: hours, on data that is not in the repository, or of their runs."""
+"""Commands that make the results of a page: hours, on data that is not in the repository."""
 
 RUN_BY = {
     "README.md": "tests/test_readme.py",
