@@ -21,6 +21,9 @@ NOT_RUN = {
     "--out studies/multidigits-study": "300 trials; tutorials/comparing-gates.md runs fewer",
     "comet-moe tune multidigits --gates topk,comet --trials 50 "
     "--storage postgresql://USER@HOST/DATABASE --out studies/shared": "a PostgreSQL server: test_tune.py",
+    "comet-moe tune multidigits --gates topk,comet --trials 50 --prune median --out studies/pruned": (
+        "100 trials: test_tune_prune.py"
+    ),
     "torchrun --nproc-per-node 2 -m comet_moe train multidigits --out runs/two": "test_train_processes.py",
     "torchrun --nproc-per-node 2 -m comet_moe train movielens-100k --out runs/two": "test_train_processes.py",
     "torchrun --nproc-per-node 2 -m comet_moe train movielens": "test_train_processes.py",
