@@ -21,6 +21,9 @@ NOT_RUN = {
     "--out studies/multidigits-study": "300 trials; tutorials/comparing-gates.md runs fewer",
     "comet-moe tune multidigits --gates topk,comet --trials 50 "
     "--storage postgresql://USER@HOST/DATABASE --out studies/shared": "a PostgreSQL server: test_tune.py",
+    "comet-moe tune multidigits --gates topk,comet --trials 50 --prune median --out studies/pruned": (
+        "100 trials: test_tune_prune.py"
+    ),
     "torchrun --nproc-per-node 2 -m comet_moe train multidigits --out runs/two": "test_train_processes.py",
     "torchrun --nproc-per-node 2 -m comet_moe train movielens-100k --out runs/two": "test_train_processes.py",
     "torchrun --nproc-per-node 2 -m comet_moe train movielens": "test_train_processes.py",
@@ -39,7 +42,7 @@ NOT_RUN = {
 """Commands that no test runs, as they stand in a page without comment and spaces at the end."""
 
 RESULT_SCRIPT = re.compile(r"(?:\w+=\S+ )?(?:python )?(docs/results/[\w/]+\.(?:sh|py))\b")
-"""Commands that make the results of a page: hours, on data that is not in the repository, or of their runs."""
+"""Commands that make the results of a page: hours, on data that is not in the repository."""
 
 RUN_BY = {
     "README.md": "tests/test_readme.py",
