@@ -1,7 +1,8 @@
 """Arrays of numbers from a MATLAB file, level 5, in Python alone: scipy's compiled reader crashes on damage.
 
 A file is a header of 128 bytes and a sequence of elements: a type, a length, and bytes, filled up to a
-multiple of 8. An array is an element of elements: its flags, shape, name and values. It is most often compressed.
+multiple of 8. An array is an element of elements: its flags, shape, name and values. Most often it is
+compressed.
 """
 
 import math
