@@ -83,7 +83,7 @@ def _draw_panel(
         parts.append(_line(path, colours[colour], 2.5))
         above = points[-1][index] == max(points[-1][1:])
         parts.append(
-            _text(path[-1][0], path[-1][1] + (-8 if above else 16), name, colours[colour], "end", 14)
+            _text(path[-1][0], path[-1][1] + (-8 if above else 24), name, colours[colour], "end", 14)
         )
     return parts
 
@@ -96,7 +96,9 @@ def _draw_peers(results: Sequence[Result], colours: Colours) -> str:
         (INFERENCE, "inference, batch 4096"),
     ):
         found = [result for result in results if result.measurement == measurement and result.ratio]
-        times = [(result.case.split(",")[0], result.ratio.seconds) for result in found if result.ratio]
+        times = [
+            (f"ours, {result.case.split(',')[0]}", result.ratio.seconds) for result in found if result.ratio
+        ]
         if times and found[0].ratio:
             groups.append((words, [("torch-rechub's MMOE", found[0].ratio.reference_seconds), *times]))
     if not groups:
