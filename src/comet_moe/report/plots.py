@@ -60,10 +60,10 @@ def build_plot(plot: Plot, data: Data, note: str = "") -> PlotView | None:
 
 
 def _has_points(data: Data, gates: list[str], figure: str) -> bool:
-    """Whether there is anything to draw: a figure of trials may have no value in its column."""
+    """Whether there is anything to draw: a figure of trials compares at least two, by values they have."""
     if figure not in TRIAL_COLUMNS:
         return bool(gates)
-    return any(value is not None for gate in gates for value in data["trials"][gate][figure])
+    return sum(value is not None for gate in gates for value in data["trials"][gate][figure]) > 1
 
 
 def _gates_in(name: str) -> Callable[[Data], list[str]]:

@@ -87,7 +87,10 @@ def build_summary(study: Study, rows: list[Row]) -> Summary:
         answer=does_a_mixture_pay(rows, format_p_equation) or "",
         caption=_caption(study),
         columns=columns,
-        rows=[GateRow(row["gate"], row["lowest"], [column.cell(row) for column in columns]) for row in rows],
+        rows=[
+            GateRow(row["gate"], row["lowest"] and len(rows) > 1, [column.cell(row) for column in columns])
+            for row in rows
+        ],
         note=_note(study, rows),
     )
 
@@ -124,12 +127,14 @@ def headline(study: Study, rows: list[Row]) -> str:
         return f"No {trial_noun(study)} is complete yet."
     decimals = choose_decimals([row["test_loss_se"] for row in rows])
     loss = format_mean(best["test_loss_mean"], best["test_loss_se"], decimals)
+    if len(rows) == 1:
+        return f"Test loss of {best['gate']}: {loss}, {format_count(best['trials_used'], trial_noun(study))}."
     text = f"Lowest test loss: {best['gate']} with {loss}"
     if max(row["trials_used"] for row in rows) == 1:
         return f"{text}. With one run per gate, the difference may be due to chance."
     text += f" over {format_count(best['trials_used'], trial_noun(study))}"
     for test, baseline in (
-        ("existing", f"{best['best_existing']}, the best existing gate"),
+        ("existing", f"{best['best_existing']}, the best gate other than COMET"),
         ("search", f"{best['gate'].removesuffix('+')} without local search"),
     ):
         if best[f"p_{test}"] is not None:
@@ -155,12 +160,12 @@ def _note(study: Study, rows: list[Row]) -> str:
         tests.append("p vs dense: Welch's t-test against dense, the network without a mixture")
     existing = next((row["best_existing"] for row in rows if row["p_existing"] is not None), None)
     if existing:
-        tests.append(f"p vs best existing: Student's t-test against {existing}, the best existing gate")
+        tests.append(f"p vs best other: Student's t-test against {existing}, the best gate other than COMET")
     if not tests:
         return ""
     text = "; ".join(tests) + ". One-sided, unpaired; bold where p is below 0.05."
     if any(row["asterisk"] for row in rows):
-        marked = "p vs best existing" if study.kind == "tuning" else "p vs no search"
+        marked = "p vs best other" if study.kind == "tuning" else "p vs no search"
         text += f" An asterisk marks test losses whose {marked} is below 0.05."
     return text
 
@@ -172,7 +177,7 @@ def _columns(study: Study, rows: list[Row]) -> list[Column]:
     columns = [
         Column("test loss", "x100", lambda row: _test_loss_cell(row, decimals)),
         Column("p vs no search", "", lambda row: _p_cell(row, "search")),
-        Column("p vs best existing", "", lambda row: _p_cell(row, "existing")),
+        Column("p vs best other", "", lambda row: _p_cell(row, "existing")),
         Column("p vs dense", "", lambda row: _p_cell(row, "dense")),
         Column(
             "validation", "loss x100", lambda row: _mean_cell(row["validation_loss_mean"], None, decimals)

@@ -45,7 +45,7 @@ def _headline(rows: list[Row]) -> str:
         if row["verdict"] is not None:
             gates.setdefault(row["verdict"], []).append(row["gate"])
     words = sorted(gates, key=lambda word: (word != "routes", word))
-    return f"In a word: {'; '.join(f'{word}: {_join(gates[word])}' for word in words)}." if gates else ""
+    return f"In a word: {'; '.join(f'{_join(gates[word])}: {word}' for word in words)}." if gates else ""
 
 
 def _join(names: list[str]) -> str:

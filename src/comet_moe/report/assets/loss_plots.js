@@ -49,7 +49,7 @@ function rangeWithoutFirstEpochs(curves) {
   const lowest = known.map((losses) => Math.min(...losses));
   const floor = Math.min(...lowest);
   const ceiling = Math.max(
-    ...known.map((losses) => losses[Math.ceil(losses.length / 3) - 1]), floor + 4 * (Math.max(...lowest) - floor)
+    ...known.map((losses) => Math.max(...losses.slice(Math.ceil(losses.length / 3) - 1))), floor + 4 * (Math.max(...lowest) - floor)
   );
   if (!known.some(([first]) => first > ceiling * 1.02)) return undefined;
   const padding = 0.06 * (ceiling - floor || 1);

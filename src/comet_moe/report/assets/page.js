@@ -1,11 +1,19 @@
 /* The page: figures with their controls, legends and tables that sort. A figure is drawn when it scrolls into view;
-   printing draws all of them. */
+   printing draws all of them. Plotly is 5 MB of code, which a browser reads for a second: it stands in the page as text
+   and is run for the first plot, after the text and the tables have been painted. */
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const PRINT_WIDTH = 680;
 const MAX_LISTED_EXPERTS = 64;
 const hiddenGates = DATA.sections.map(() => new Set());
 let isPrinting = false;
+
+function loadPlotly() {
+  if (globalThis.Plotly) return;
+  const script = document.createElement("script");
+  script.textContent = document.getElementById("plotly").textContent;
+  document.head.append(script);
+}
 
 class Figure {
   constructor(element) {
@@ -94,6 +102,7 @@ class Figure {
       ? this.plot.draw(this.section, this.values, view)
       : { traces: [], layout: makeLayout(view, axis(view, ""), axis(view, "")), note: "All gates of this plot are hidden." };
     if (isPrinting) layout.width = width;
+    loadPlotly();
     Plotly.react(this.canvas, traces, layout, { displayModeBar: false });
     this.note.textContent = note ?? "";
     if (order) this.listOrder(order);
@@ -196,7 +205,11 @@ const observer = new IntersectionObserver(
   },
   { rootMargin: "500px" }
 );
-for (const figure of figures) observer.observe(figure.element);
+/* In a task after the first frame: before it, the text would wait for the plots. */
+requestAnimationFrame(() => setTimeout(() => {
+  for (const figure of figures) observer.observe(figure.element);
+  globalThis.requestIdleCallback?.(loadPlotly);  // while the reader reads the first lines
+}));
 
 addEventListener("beforeprint", () => setPrinting(true));
 addEventListener("afterprint", () => setPrinting(false));

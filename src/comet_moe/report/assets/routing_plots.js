@@ -110,7 +110,7 @@ PLOTS.load = {
           hoverongaps: false,
           xgap: count > 64 ? 0 : 2,
           ygap: count > 64 ? 1 : 2,
-          showscale: isWide,
+          showscale: isWide && rows.length > 4,  // with fewer rows its labels overlap, and cells have numbers
           ...scale,
         },
       ],
