@@ -2,9 +2,11 @@
 
 import gc
 import multiprocessing
+import os
 import sys
 import time
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 
 import optuna
 import pytest
@@ -349,3 +351,18 @@ def end_connections(url):
     with psycopg_connection(url) as connection:
         end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s"
         connection.execute(end, [url.rsplit("/", 1)[1]])
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="counts the files in /proc")
+def test_calls_of_several_threads_open_no_more_files_than_those_of_one(tmp_path):
+    """A heartbeat may overlap with another call: SQLite would keep the files of its connection open."""
+    queue, definition = create_queue(f"sqlite:///{tmp_path / 'trials.sqlite'}", trials=1)
+    claim = queue.claim(definition)
+    before = len(os.listdir("/proc/self/fd"))
+    with ThreadPoolExecutor(1) as threads:
+        heartbeats = [threads.submit(queue.send_heartbeat, claim) for _ in range(30)]
+        for epoch in range(30):
+            queue.report(claim, epoch, 1.0)
+        for heartbeat in heartbeats:
+            heartbeat.result()
+    assert len(os.listdir("/proc/self/fd")) <= before

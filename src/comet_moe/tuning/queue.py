@@ -187,7 +187,8 @@ class TrialQueue:
 
     def send_heartbeat(self, claim: Claim) -> None:
         """Record that the worker of the trial is alive."""
-        self.storage.optuna.record_heartbeat(claim.trial_id)
+        with self.storage.one_call:
+            self.storage.optuna.record_heartbeat(claim.trial_id)
 
     @_retried
     def should_prune(self, definition: StudyDefinition, claim: Claim, losses: Mapping[int, float]) -> bool:

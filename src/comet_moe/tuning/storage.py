@@ -2,6 +2,7 @@
 
 import logging
 import sqlite3
+import threading
 import time
 import warnings
 import zlib
@@ -83,10 +84,15 @@ class Storage:
     Args:
         url: sqlite:///FILE or postgresql://USER@HOST/DATABASE.
         heartbeat: seconds between two heartbeats of a running trial.
+
+    Attributes:
+        one_call: held during a call, so that threads take turns with one connection: another one to SQLite,
+            opened when calls overlap, would keep files open.
     """
 
     def __init__(self, url: str, heartbeat: int = 10):
         self.heartbeat = heartbeat
+        self.one_call = threading.RLock()
         # It logs each lost connection with a traceback; the error itself is reported.
         logging.getLogger("sqlalchemy.pool").setLevel(logging.CRITICAL)
         self._backend, self.url = _parse_url(url)
@@ -118,7 +124,8 @@ class Storage:
         deadline = time.monotonic() + OUTAGE_SECONDS
         while True:
             try:
-                return operation()
+                with self.one_call:
+                    return operation()
             except STORAGE_ERRORS as error:
                 is_outage = self._backend != "sqlite" and _is_outage(error)
                 if not is_outage or time.monotonic() > deadline:
