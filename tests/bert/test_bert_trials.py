@@ -123,7 +123,7 @@ def test_mistakes_in_a_study_end_in_one_sentence(workspace, tmp_path):
         "tune", "bert-cola", "--gates", "topk", *teacher, "--out", out
     )
     assert "got stage=finetune" in refusal(*command, *teacher, "--set", "stage=finetune")
-    assert f"{tmp_path / 'none'} has no run" in refusal(*command, "--set", f"teacher={tmp_path / 'none'}")
+    assert f"{tmp_path / 'none'} does not exist" in refusal(*command, "--set", f"teacher={tmp_path / 'none'}")
     assert "neurons" in refusal(*command, *teacher)  # experts of the recipe's size, for BERT-base
     assert not out.exists()
     assert "recipe bert-rte is for COMET-BERT" in refusal("train", "bert-rte")

@@ -80,7 +80,7 @@ def test_a_time_budget_ends_with_fewer_seeds(tmp_path, table):
         (["--targets", "colour"], "has no column colour, which is to be a target"),
         (["--targets", "bought", "--tasks", "age=regression"], "age is not one of the targets bought"),
         (["--targets", "bought", "--weights", "bought"], "--weights has the form column=value"),
-        (["--targets", ","], "names of columns separated by commas"),
+        (["--targets", ","], "--targets must be names separated by commas, got ','"),
         (["--targets", "bought", "--seeds", "0"], "seeds"),
         (["--targets", "bought", "--gates", "mystery"], "gate must be one of dense, "),
         (

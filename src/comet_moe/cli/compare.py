@@ -132,7 +132,7 @@ def _study_options(
 ) -> "StudyOptions":
     from comet_moe.tuning.study import StudyOptions
 
-    names, kinds = _names(targets), _pairs("--tasks", tasks)
+    names, kinds = _names("--targets", targets), _pairs("--tasks", tasks)
     unknown = next((name for name in [*kinds, *_pairs("--weights", weights)] if name not in names), None)
     if unknown is not None:
         raise typer.BadParameter(f"{unknown} is not one of the targets {', '.join(names)}")
@@ -141,9 +141,9 @@ def _study_options(
         "data.options.targets": {name: {"kind": kinds[name]} if name in kinds else {} for name in names},
     }
     if features is not None:
-        given["data.options.features"] = _names(features)
+        given["data.options.features"] = _names("--features", features)
     if exclude is not None:
-        given["data.options.exclude"] = _names(exclude)
+        given["data.options.exclude"] = _names("--exclude", exclude)
     for name, weight in _pairs("--weights", weights).items():
         given[f"loss.weights.{name}"] = weight
     for setting in settings or []:
@@ -160,7 +160,7 @@ def _study_options(
         if gates is None and not resume
         else None
         if gates is None
-        else _names(gates),
+        else _names("--gates", gates),
         settings=[*(f"{key}={_as_text(value)}" for key, value in given.items()), *(settings or [])],
         storage=storage,
         resume=resume,
@@ -188,10 +188,10 @@ def _train(options: "StudyOptions", seeds: int, workers: int | None, minutes: fl
         work_on_study(replace(options, gates=None, add_trials=1), workers, command)
 
 
-def _names(text: str) -> list[str]:
+def _names(option: str, text: str) -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
-        raise typer.BadParameter(f"names separated by commas, got {text!r}")
+        raise typer.BadParameter(f"{option} must be names separated by commas, got {text!r}")
     _refuse_twice(names)
     return names
 
@@ -203,7 +203,7 @@ def _refuse_twice(names: Sequence[str]) -> None:
 
 
 def _pairs(option: str, text: str | None) -> dict[str, str]:
-    pairs = [pair.partition("=") for pair in _names(text)] if text else []
+    pairs = [pair.partition("=") for pair in _names(option, text)] if text else []
     wrong = next((name for name, equals, value in pairs if not (equals and value.strip())), None)
     if wrong is not None:
         raise typer.BadParameter(f"{option} has the form column=value,column=value, got {text!r}")
