@@ -41,8 +41,8 @@ def measure_peers(quick: bool) -> Iterator[Result]:
     for (name, target), ratio in zip(TARGETS.items(), ratios, strict=True):
         yield timed_result(STEP, f"{name} gates, {N} experts, batch {BATCH}", ratio, target)
     features = make_features(INFERENCE_ROWS)
-    networks = [network.eval() for network in (softmax, sparse, peer)]
-    calls = [torch.no_grad()(lambda network=network: network(features)) for network in networks]
+    models = [model.eval() for model in (softmax, sparse, peer)]
+    calls = [torch.no_grad()(lambda model=model: model(features)) for model in models]
     ratios = measure_ratios(calls, seconds)
     for (name, target), ratio in zip({"softmax": float("inf"), "sparse": 0.1}.items(), ratios, strict=True):
         yield timed_result(INFERENCE, f"{name} gates, {N} experts, batch {INFERENCE_ROWS}", ratio, target)

@@ -31,8 +31,11 @@ def echo(text: object, err: bool = False, nl: bool = True) -> None:
 
 
 def split_names(text: str, option: str) -> list[str]:
-    """The names in ``text``, which are separated by commas; ``option`` is where it was given."""
+    """The names in ``text``, separated by commas, each once; ``option`` is where it was given."""
     names = [name.strip() for name in text.split(",")]
     if not all(names):
         raise typer.BadParameter(f"{option} must be names separated by commas, got {text!r}")
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise typer.BadParameter(f"{twice} is given twice in {option}: give it once")
     return names

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from comet_moe.cli._study_options import AsJson, Resume, Settings, Storage, Workers
-from comet_moe.cli._text import echo
+from comet_moe.cli._text import echo, split_names
 
 if TYPE_CHECKING:
     from comet_moe.tuning.study import StudyOptions
@@ -132,7 +132,7 @@ def _study_options(
 ) -> "StudyOptions":
     from comet_moe.tuning.study import StudyOptions
 
-    names, kinds = _names("--targets", targets), _pairs("--tasks", tasks)
+    names, kinds = split_names(targets, "--targets"), _pairs("--tasks", tasks)
     unknown = next((name for name in [*kinds, *_pairs("--weights", weights)] if name not in names), None)
     if unknown is not None:
         raise typer.BadParameter(f"{unknown} is not one of the targets {', '.join(names)}")
@@ -141,9 +141,9 @@ def _study_options(
         "data.options.targets": {name: {"kind": kinds[name]} if name in kinds else {} for name in names},
     }
     if features is not None:
-        given["data.options.features"] = _names("--features", features)
+        given["data.options.features"] = split_names(features, "--features")
     if exclude is not None:
-        given["data.options.exclude"] = _names("--exclude", exclude)
+        given["data.options.exclude"] = split_names(exclude, "--exclude")
     for name, weight in _pairs("--weights", weights).items():
         given[f"loss.weights.{name}"] = weight
     for setting in settings or []:
@@ -160,7 +160,7 @@ def _study_options(
         if gates is None and not resume
         else None
         if gates is None
-        else _names("--gates", gates),
+        else split_names(gates, "--gates"),
         settings=[*(f"{key}={_as_text(value)}" for key, value in given.items()), *(settings or [])],
         storage=storage,
         resume=resume,
@@ -188,27 +188,15 @@ def _train(options: "StudyOptions", seeds: int, workers: int | None, minutes: fl
         work_on_study(replace(options, gates=None, add_trials=1), workers, command)
 
 
-def _names(option: str, text: str) -> list[str]:
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    if not names:
-        raise typer.BadParameter(f"{option} must be names separated by commas, got {text!r}")
-    _refuse_twice(names)
-    return names
-
-
-def _refuse_twice(names: Sequence[str]) -> None:
-    twice = next((name for name in names if list(names).count(name) > 1), None)
-    if twice is not None:
-        raise typer.BadParameter(f"{twice} is given twice: give it once")
-
-
 def _pairs(option: str, text: str | None) -> dict[str, str]:
-    pairs = [pair.partition("=") for pair in _names(option, text)] if text else []
+    pairs = [pair.partition("=") for pair in split_names(text, option)] if text else []
     wrong = next((name for name, equals, value in pairs if not (equals and value.strip())), None)
     if wrong is not None:
         raise typer.BadParameter(f"{option} has the form column=value,column=value, got {text!r}")
-    _refuse_twice([name.strip() for name, _, _ in pairs])
-    return {name.strip(): value.strip() for name, _, value in pairs}
+    values = {name.strip(): value.strip() for name, _, value in pairs}
+    if len(values) < len(pairs):
+        raise typer.BadParameter(f"a column is given twice in {option}, got {text!r}: give each once")
+    return values
 
 
 def _as_text(value: Any) -> str:

@@ -29,7 +29,7 @@ def export(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Write a trained model as ONNX or as a torch program, and check that it computes the same outputs."""
-    from comet_moe.export import BFLOAT16_TOLERANCE, SIZES, TOLERANCE, export_model
+    from comet_moe.export import SIZES, TOLERANCES, export_model
     from comet_moe.training.load import example_features, load_run
 
     trained = load_run(run)
@@ -37,7 +37,6 @@ def export(
     checks = export_model(
         trained.model, lambda rows: example_features(trained, rows), path, format, execution, precision
     )
-    limit = TOLERANCE if precision == "float32" else BFLOAT16_TOLERANCE
     worst = max(check.difference for check in checks)
     if as_json:
         summary = {
@@ -52,5 +51,5 @@ def export(
     echo(
         f"{path}: {format}, {execution}, {precision}; traced with {SIZES[0]} rows and checked with "
         f"{' and '.join(str(check.rows) for check in checks)} rows: its outputs differ from those of the "
-        f"run's model by at most {worst:.1e} of the largest (limit {limit:g})"
+        f"run's model by at most {worst:.1e} of the largest (limit {TOLERANCES[precision]:g})"
     )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from comet_moe.cli._text import echo
+from comet_moe.cli._text import echo, split_names
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -78,7 +78,7 @@ def predict(
     folder = _best_run(run) if (run / "study.json").is_file() else run
     loaded = load_run(folder, device, precision)
     if isinstance(loaded.model, TableModel):
-        predictions = predict_table(loaded, table, _names(keep))
+        predictions = predict_table(loaded, table, split_names(keep, "--keep") if keep is not None else ())
         prediction.write_table(predictions.frame, output, escape_formulas)
         _show_table(predictions, output, as_json)
     elif keep is not None:
@@ -87,10 +87,6 @@ def predict(
         pairs = prediction.predict(loaded, table)
         prediction.write_table(pairs, output, escape_formulas)
         _show_pairs(pairs, output, as_json)
-
-
-def _names(text: str | None) -> list[str]:
-    return list(dict.fromkeys(name.strip() for name in (text or "").split(",") if name.strip()))
 
 
 def _best_run(study: Path) -> Path:

@@ -160,12 +160,14 @@ def _note(study: Study, rows: list[Row]) -> str:
         tests.append("p vs dense: Welch's t-test against dense, the network without a mixture")
     existing = next((row["best_existing"] for row in rows if row["p_existing"] is not None), None)
     if existing:
-        tests.append(f"p vs best other: Student's t-test against {existing}, the best gate other than COMET")
+        tests.append(
+            f"p vs best existing: Student's t-test against {existing}, the best gate other than COMET"
+        )
     if not tests:
         return ""
     text = "; ".join(tests) + ". One-sided, unpaired; bold where p is below 0.05."
     if any(row["asterisk"] for row in rows):
-        marked = "p vs best other" if study.kind == "tuning" else "p vs no search"
+        marked = "p vs best existing" if study.kind == "tuning" else "p vs no search"
         text += f" An asterisk marks test losses whose {marked} is below 0.05."
     return text
 
@@ -177,7 +179,7 @@ def _columns(study: Study, rows: list[Row]) -> list[Column]:
     columns = [
         Column("test loss", "x100", lambda row: _test_loss_cell(row, decimals)),
         Column("p vs no search", "", lambda row: _p_cell(row, "search")),
-        Column("p vs best other", "", lambda row: _p_cell(row, "existing")),
+        Column("p vs best existing", "", lambda row: _p_cell(row, "existing")),
         Column("p vs dense", "", lambda row: _p_cell(row, "dense")),
         Column(
             "validation", "loss x100", lambda row: _mean_cell(row["validation_loss_mean"], None, decimals)

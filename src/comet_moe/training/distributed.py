@@ -165,9 +165,10 @@ def count_restarts() -> int:
     return _number_from_torchrun("TORCHELASTIC_RESTART_COUNT", 0, "restarts")
 
 
-def _number_from_torchrun(name: str, default: int, what: str) -> int:
-    text = os.environ.get(name, str(default))
-    if not (text.isascii() and text.isdigit() and len(text) < 10):
+def _number_from_torchrun(name: str, least: int, what: str) -> int:
+    """The number in an environment variable of torchrun; ``least`` where it is not set."""
+    text = os.environ.get(name, str(least))
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) >= least):
         raise RunError(f"{name} must be a number of {what}, got {text!r}: start with torchrun, or unset it")
     return int(text)
 
@@ -180,8 +181,6 @@ def join_processes() -> Iterator[Processes]:
     """
     size = _number_from_torchrun("WORLD_SIZE", 1, "processes")
     restarts = count_restarts()
-    if size < 1:
-        raise RunError("WORLD_SIZE must be a number of processes, got '0': start with torchrun, or unset it")
     if size == 1:
         yield Processes()
         return
