@@ -1,12 +1,15 @@
 """n linear maps of one shape, on shared rows, on rows of their own, or on groups of rows."""
 
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from comet_moe import checks
+from comet_moe.kernels.grouped_mm import MIN_GROUPS, Products, can_group, multiply, rows_from
 from comet_moe.kernels.sorted_mm import sorted_mm
 
 ALIGNED = 8
@@ -102,7 +105,7 @@ def grouped_linear(rows: Tensor, weight: Tensor, bias: Tensor, counts: list[int]
 
 
 class _GroupedLinear(torch.autograd.Function):
-    """Contiguous slices, one matrix product per expert that has rows, no copies.
+    """Contiguous slices of rows, one matrix product per expert that has rows, no copies.
 
     As in ``F.linear``, a product that no gradient needs is not computed, and its factor not saved.
     """
@@ -112,13 +115,12 @@ class _GroupedLinear(torch.autograd.Function):
         rows_need_grad, weight_needs_grad, *_ = ctx.needs_input_grad
         ctx.save_for_backward(rows if weight_needs_grad else None, weight if rows_need_grad else None)
         ctx.counts = counts
+        groups = _Groups(counts)
+        if groups.are_many() and can_group(rows, weight, bias):
+            return _forward_together(rows, weight, bias, groups)
         out = rows.new_empty(rows.shape[0], weight.shape[1])
-        start = 0
-        for expert, count in enumerate(counts):
-            if count:
-                stop = start + count
-                torch.addmm(bias[expert], rows[start:stop], weight[expert].t(), out=out[start:stop])
-                start = stop
+        for expert, start, stop in groups:
+            torch.addmm(bias[expert], rows[start:stop], weight[expert].t(), out=out[start:stop])
         return out
 
     @staticmethod
@@ -126,13 +128,13 @@ class _GroupedLinear(torch.autograd.Function):
         rows, weight = ctx.saved_tensors
         rows_need_grad, weight_needs_grad, bias_needs_grad, _ = ctx.needs_input_grad
         if torch.is_grad_enabled():  # for second derivatives: the same by operators that have one
-            groups = grad.split(ctx.counts)
+            slices = grad.split(ctx.counts)
             return (
-                torch.cat([g @ w for g, w in zip(groups, weight, strict=True)]) if rows_need_grad else None,
-                torch.stack([g.t() @ r for g, r in zip(groups, rows.split(ctx.counts), strict=True)])
+                torch.cat([g @ w for g, w in zip(slices, weight, strict=True)]) if rows_need_grad else None,
+                torch.stack([g.t() @ r for g, r in zip(slices, rows.split(ctx.counts), strict=True)])
                 if weight_needs_grad
                 else None,
-                torch.stack([g.sum(0) for g in groups]) if bias_needs_grad else None,
+                torch.stack([g.sum(0) for g in slices]) if bias_needs_grad else None,
                 None,
             )
         grad = grad.contiguous()
@@ -140,18 +142,88 @@ class _GroupedLinear(torch.autograd.Function):
         grad_rows = grad.new_empty(len(grad), weight.shape[2]) if rows_need_grad else None
         grad_weight = grad.new_empty(experts, width, rows.shape[1]) if weight_needs_grad else None
         grad_bias = grad.new_empty(experts, width) if bias_needs_grad else None
-        start = 0
-        for expert, count in enumerate(ctx.counts):
-            stop = start + count
-            group = grad[start:stop]
-            if grad_rows is not None and count:
-                torch.mm(group, weight[expert], out=grad_rows[start:stop])
+        for result in (grad_weight, grad_bias):
+            if result is not None:
+                for expert, count in enumerate(ctx.counts):
+                    if not count:
+                        result[expert].zero_()
+        groups = _Groups(ctx.counts)
+        given = [tensor for tensor in (grad, rows, weight) if tensor is not None]
+        if groups.are_many() and can_group(*given):
+            _backward_together(grad, rows, weight, groups, grad_rows, grad_weight, grad_bias)
+            return grad_rows, grad_weight, grad_bias, None
+        for expert, start, stop in groups:
+            part = grad[start:stop]
+            if grad_rows is not None:
+                torch.mm(part, weight[expert], out=grad_rows[start:stop])
             if grad_weight is not None:
-                if count:
-                    torch.mm(group.t(), rows[start:stop], out=grad_weight[expert])
-                else:
-                    grad_weight[expert].zero_()
+                torch.mm(part.t(), rows[start:stop], out=grad_weight[expert])
             if grad_bias is not None:
-                torch.sum(group, 0, out=grad_bias[expert])  # 0 without rows
-            start = stop
+                torch.sum(part, 0, out=grad_bias[expert])
         return grad_rows, grad_weight, grad_bias, None
+
+
+class _Groups:
+    """The experts that have rows: ``expert``, ``first`` row and ``count`` of rows, each (g,)."""
+
+    def __init__(self, counts: list[int]):
+        of_all = np.array(counts, np.int64)
+        self.expert = of_all.nonzero()[0]
+        self.count = of_all[self.expert]
+        self.first = self.count.cumsum() - self.count
+
+    def are_many(self) -> bool:
+        """Whether one call for all products is faster than one call for each."""
+        return len(self.expert) >= MIN_GROUPS
+
+    def __iter__(self) -> Iterator[tuple[int, int, int]]:
+        """Expert, first row, and the row after the last."""
+        return zip(self.expert.tolist(), self.first.tolist(), (self.first + self.count).tolist(), strict=True)
+
+
+def _forward_together(rows: Tensor, weight: Tensor, bias: Tensor, groups: _Groups) -> Tensor:
+    outputs, inputs = weight.shape[1:]
+    expert_of_row = torch.from_numpy(groups.expert.repeat(groups.count))
+    out = bias.index_select(0, expert_of_row)
+    product = Products(
+        m=groups.count,
+        n=outputs,
+        k=inputs,
+        a=rows_from(rows, groups.first),
+        b=rows_from(weight.flatten(0, 1), groups.expert * outputs, transposed=True),
+        c=rows_from(out, groups.first),
+        adds=True,
+    )
+    multiply([product], rows.dtype)
+    return out
+
+
+def _backward_together(
+    grad: Tensor,
+    rows: Tensor | None,
+    weight: Tensor | None,
+    groups: _Groups,
+    grad_rows: Tensor | None,
+    grad_weight: Tensor | None,
+    grad_bias: Tensor | None,
+) -> None:
+    """All products of all experts at once; the gradient of a bias is a row of ones times its gradients."""
+    outputs = grad.shape[1]
+    products = []
+    if grad_rows is not None and weight is not None:
+        a = rows_from(grad, groups.first)
+        b = rows_from(weight.flatten(0, 1), groups.expert * outputs)
+        c = rows_from(grad_rows, groups.first)
+        products.append(Products(groups.count, grad_rows.shape[1], outputs, a, b, c))
+    if grad_weight is not None and rows is not None:
+        a = rows_from(grad, groups.first, transposed=True)
+        b = rows_from(rows, groups.first)
+        c = rows_from(grad_weight.flatten(0, 1), groups.expert * outputs)
+        products.append(Products(outputs, rows.shape[1], groups.count, a, b, c))
+    if grad_bias is not None:
+        longest = int(groups.count.max())
+        ones = grad.new_ones(1, longest)
+        a = rows_from(ones, np.zeros_like(groups.first))
+        c = rows_from(grad_bias, groups.expert)
+        products.append(Products(1, outputs, groups.count, a, rows_from(grad, groups.first), c))
+    multiply(products, grad.dtype)
