@@ -138,8 +138,11 @@ def _forward(
         for j in range(k):
             log_v[0] = 0
             for q in range(n - 1):
-                u = splits[b, j, q] / width
                 above = log_v[q]
+                if above == -np.inf:  # no need to guess the side of a split that no path reaches
+                    log_v[2 * q + 1], log_v[2 * q + 2] = above, above
+                    continue
+                u = splits[b, j, q] / width
                 if u >= half:
                     log_v[2 * q + 1], log_v[2 * q + 2] = above, kind(-np.inf)
                 elif u <= -half:
