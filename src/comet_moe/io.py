@@ -88,8 +88,13 @@ def require_regular(path: Path) -> None:
         raise WriteError(f"{path} is a {kind}, and only a regular file is replaced: choose another path")
 
 
-def require_file_path(path: Path) -> None:
-    """Raise WriteError where no file can be written to ``path``: for a command to call before its work."""
+def require_file_path(path: Path, suffix: str | None = None) -> None:
+    """Raise WriteError where no file can be written to ``path``: for a command to call before its work.
+
+    With ``suffix`` the name must end in it, so that a slip does not replace a file of another kind.
+    """
+    if suffix is not None and path.suffix != suffix:
+        raise WriteError(f"{path} must end in {suffix}, the kind of file to be written: choose another path")
     require_regular(path)
     folder = next(parent for parent in path.absolute().parents if parent.exists())
     if not folder.is_dir():

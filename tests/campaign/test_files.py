@@ -44,7 +44,7 @@ def test_an_output_that_is_no_regular_file_is_refused(made, tmp_path, verb, kind
     before, mode = listing(tmp_path), target.lstat().st_mode
     arguments = {
         "report": ["report", made / "image", "-o", target],
-        "export": ["export", made / "image", "-o", target],
+        "export": ["export", made / "image", "--format", "torch", "-o", target],
         "predict": ["predict", made / "ratings", made / "mine.csv", "-o", target],
     }[verb]
     refuse(*arguments)
@@ -56,8 +56,35 @@ def test_a_failed_export_keeps_the_old_file(copy, tmp_path):
     (tmp_path / "model.pt2").write_text("old")
     folder = copy("image")
     (folder / "model.safetensors").write_bytes(b"no weights")
-    refuse("export", folder, "-o", tmp_path / "model.pt2")
+    refuse("export", folder, "--format", "torch", "-o", tmp_path / "model.pt2")
     assert (tmp_path / "model.pt2").read_text() == "old"
+
+
+@pytest.mark.parametrize(
+    ("verb", "name"),
+    [
+        ("export", "model.safetensors"),
+        ("export", "config.yaml"),
+        ("export", "result.json"),
+        ("export", "model.pt2"),  # the default format is ONNX
+        ("report", "metrics.jsonl"),
+        ("report", "model.safetensors"),
+        ("predict", "data.json"),
+        ("inspect", "data.json"),
+    ],
+)
+def test_an_output_of_another_kind_is_not_replaced(made, copy, verb, name):
+    folder = copy("ratings")
+    (folder / "model.pt2").write_text("old")
+    before = (folder / name).read_bytes()
+    arguments = {
+        "export": ["export", folder],
+        "report": ["report", folder],
+        "predict": ["predict", folder, made / "mine.csv"],
+        "inspect": ["data", "inspect", made / "customers.csv", "--targets", "bought"],
+    }[verb]
+    refuse(*arguments, "-o", folder / name, says=name)
+    assert (folder / name).read_bytes() == before
 
 
 @pytest.mark.parametrize(

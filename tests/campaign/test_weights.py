@@ -83,7 +83,7 @@ def test_a_model_file_is_complete_or_refused(copy, made, tmp_path, run, verb, da
     arguments = {
         "evaluate": ["evaluate", folder],
         "predict": ["predict", folder, table, "-o", tmp_path / "out.csv"],
-        "export": ["export", folder, "-o", tmp_path / "out.pt2"],
+        "export": ["export", folder, "--format", "torch", "-o", tmp_path / "out.pt2"],
     }[verb]
     refuse(*arguments, says="model.safetensors")
     assert not (tmp_path / "out.csv").exists()

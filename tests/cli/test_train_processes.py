@@ -130,7 +130,7 @@ def test_spread_experts_have_the_loss_of_one_process_which_can_use_the_run(sprea
     assert two["parameters"] == one["parameters"]
     again = succeed("evaluate", spread / "two", "--json").json
     assert again["test_loss"] == pytest.approx(two["test_loss"], rel=1e-6)
-    succeed("export", spread / "two", "-o", tmp_path / "model.pt2")
+    succeed("export", spread / "two", "-o", tmp_path / "model.onnx")
     pairs = tmp_path / "pairs.csv"
     pairs.write_text("user,item\n1,1\n")
     succeed("predict", spread / "two", pairs, "-o", tmp_path / "predictions.csv")

@@ -112,7 +112,12 @@ def inspect(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", metavar="FILE", help="Write a recipe for the table, to be edited."),
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="FILE",
+            help="Write a recipe for the table to this .yaml file.",
+        ),
     ] = None,
     settings: Annotated[
         list[str] | None,
@@ -130,12 +135,15 @@ def inspect(
     from comet_moe.cli._inspect import print_report, write_recipe
     from comet_moe.data.table_inspect import inspect_table
     from comet_moe.exceptions import RecipeError
+    from comet_moe.io import require_file_path
 
     options = _options("table", settings or [])
     if targets is not None:
         options["targets"] = targets
     if output is not None and not options.get("targets"):
         raise RecipeError("a recipe needs --targets, the names of the columns to predict")
+    if output is not None:
+        require_file_path(output, ".yaml")
     report = inspect_table(table, options)
     if output is not None:
         write_recipe(report, table, options, output)

@@ -30,10 +30,13 @@ def export(
 ) -> None:
     """Write a trained model as ONNX or as a torch program, and check that it computes the same outputs."""
     from comet_moe.export import SIZES, TOLERANCES, export_model
+    from comet_moe.io import require_file_path
     from comet_moe.training.load import example_features, load_run
 
+    suffix = ".onnx" if format == "onnx" else ".pt2"
+    path = output or run / f"model{suffix}"
+    require_file_path(path, suffix)  # before the work
     trained = load_run(run)
-    path = output or run / ("model.onnx" if format == "onnx" else "model.pt2")
     checks = export_model(
         trained.model, lambda rows: example_features(trained, rows), path, format, execution, precision
     )

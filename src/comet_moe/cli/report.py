@@ -20,8 +20,10 @@ def report(
 
     The file is complete: it loads nothing from the network and can be sent as it is.
     """
+    from comet_moe.io import require_file_path
     from comet_moe.report import write_report
 
+    require_file_path(output, ".html")
     file = write_report(folders, output)
     size = file.stat().st_size
     if as_json:
