@@ -29,6 +29,7 @@ extensions = [
     "mathml",
     "sources",
     "captions",
+    "reports",
     "themes",
 ]
 exclude_patterns = ["_build", "_ext"]

@@ -69,3 +69,12 @@ def test_formulas_are_drawn_offline_and_pages_are_accessible(site):
         assert page.console_messages() == []
     finally:
         driver.quit()
+
+
+def test_every_study_has_the_page_of_its_report(site):
+    studies = [path.parent.name for path in ROOT.glob("docs/results/*/study.json")]
+    assert studies
+    for name in studies:
+        page = (site / "results" / name / "README.html").read_text(encoding="utf-8")
+        assert 'href="report.html"' in page
+        assert "plotly" in (site / "results" / name / "report.html").read_text(encoding="utf-8")

@@ -1,6 +1,5 @@
-"""The tables of docs/results/causal_lm from the runs of run.sh: python table.py [FOLDER]"""
+"""The tables of this study from runs.jsonl, or from the folder of run.sh: python table.py [FOLDER]"""
 
-import json
 import sys
 from pathlib import Path
 from statistics import fmean
@@ -8,6 +7,9 @@ from statistics import fmean
 from scipy.stats import t
 
 from comet_moe.analysis.stats import student_t_test, summarise
+
+sys.path.append(str(Path(__file__).parents[1]))
+import raw
 
 LABELS = {
     "dense": "dense, as costly as two experts",
@@ -23,9 +25,10 @@ LABELS = {
 STATISTICS = ("experts_per_sample", "effective_experts", "information", "load_ratio")
 
 
-def _read(folder: Path) -> dict[str, list[dict]]:
-    paths = {gate: sorted(folder.glob(f"{gate}-[0-9].json")) for gate in LABELS}
-    return {gate: [json.loads(path.read_text()) for path in found] for gate, found in paths.items() if found}
+def _read(path: Path) -> dict[str, list[dict]]:
+    runs = raw.read(path)
+    found = {gate: raw.of(runs, gate) for gate in LABELS}
+    return {gate: of for gate, of in found.items() if of}
 
 
 def _print_losses(runs: dict[str, list[dict]]) -> None:
@@ -78,6 +81,6 @@ def _print_specialisation(runs: dict[str, list[dict]]) -> None:
 
 
 if __name__ == "__main__":
-    found = _read(Path(sys.argv[1] if len(sys.argv) > 1 else "runs/causal_lm"))
+    found = _read(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).with_name("runs.jsonl"))
     _print_losses(found)
     _print_specialisation(found)

@@ -1,11 +1,13 @@
-"""The tables of docs/routing.md from the runs of run.sh: python docs/results/routing/table.py [FOLDER]"""
+"""The tables of this study from runs.jsonl, or from the folder of run.sh: python table.py [FOLDER]"""
 
-import json
 import sys
 from pathlib import Path
 from statistics import fmean
 
 from comet_moe.analysis.stats import Summary, student_t_test, summarise
+
+sys.path.append(str(Path(__file__).parents[1]))
+import raw
 
 NETWORKS = {
     "dense": "dense: one expert as costly as two",
@@ -18,22 +20,19 @@ NETWORKS = {
 }
 
 
-def _read_runs(folder: Path, network: str) -> list[dict]:
-    paths = sorted(folder.glob(f"{network}-[0-9]*/result.json"))
-    results = [json.loads(path.read_text()) for path in paths]
-    return [result for result in results if result["status"] == "complete"]
-
-
 def _by_task(runs: list[dict], name: str) -> str:
     tasks = runs[0]["routing"]
     return ", ".join(f"{fmean(run['routing'][task][name] for run in runs):.2f}" for task in tasks)
 
 
-def _print_table(folder: Path, networks: dict[str, str]) -> None:
-    runs = {network: _read_runs(folder, network) for network in networks}
+def _print_table(found: raw.Runs, recipe: str, networks: dict[str, str]) -> None:
+    runs = {
+        network: [run for run in raw.of(found, f"{recipe}/{network}") if run["status"] == "complete"]
+        for network in networks
+    }
     losses = {network: summarise([run["test_loss"] for run in of]) for network, of in runs.items()}
     baseline = losses[next(iter(networks))]
-    print(f"\n{folder.name}\n")
+    print(f"\n{recipe}\n")
     columns = (
         "network",
         "seeds",
@@ -62,12 +61,12 @@ def _p_values(loss: Summary, baseline: Summary | None) -> tuple[str, str]:
     if baseline is None or loss is baseline:
         return "", ""
     below, above = student_t_test(loss, baseline), student_t_test(baseline, loss)
-    return tuple("" if p is None else f"{p:.3f}" for p in (below, above))
+    return tuple("" if p is None else "< 0.001" if p < 0.0005 else f"{p:.3f}" for p in (below, above))
 
 
 if __name__ == "__main__":
-    root = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/routing")
+    found = raw.read(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).with_name("runs.jsonl"))
     for recipe in ("mnist-fashion", "movielens-200k"):
-        _print_table(root / recipe, NETWORKS)
+        _print_table(found, recipe, NETWORKS)
     joint = {f"joint{k}": f"Softmax, joint.k_shared={k}" for k in (4, 3)}
-    _print_table(root / "books", {"softmax": "Softmax"} | joint)
+    _print_table(found, "books", {"softmax": "Softmax"} | joint)

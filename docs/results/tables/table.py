@@ -1,4 +1,4 @@
-"""The tables of docs/results/tables from the runs of run.sh and speed.sh: python table.py [FOLDER]"""
+"""The tables of this study from runs.jsonl, or from the folder of run.sh: python table.py [FOLDER]"""
 
 import json
 import sys
@@ -7,6 +7,9 @@ from statistics import fmean, median
 
 from comet_moe.analysis.stats import student_t_test, summarise
 from comet_moe.training.records import RoutingRecord
+
+sys.path.append(str(Path(__file__).parents[1]))
+import raw
 
 NETWORKS = {
     "trees": "boosted trees (scikit-learn), one model per task",
@@ -22,11 +25,6 @@ NETWORKS = {
 TASKS = {"census": ("income_50k", "never_married"), "movielens": ("liked", "loved")}
 
 
-def _read(folder: Path, name: str) -> list[dict]:
-    file = "peer.json" if name == "torch-rechub" else "result.json"
-    return [json.loads(path.read_text()) for path in sorted(folder.glob(f"{name}-[0-9]*/{file}"))]
-
-
 def _auc(name: str, run: dict, task: str) -> float:
     return run["auc"][task] if name == "torch-rechub" else run["tasks"][task]["auc"]
 
@@ -36,17 +34,17 @@ def _interval(run: dict, task: str) -> str:
     return "" if interval is None else f"{interval[0]:.4f}-{interval[1]:.4f}"
 
 
-def _print_quality(folder: Path) -> None:
-    print(f"\n## {folder.name}\n")
-    tasks = TASKS[folder.name]
+def _print_quality(results: raw.Runs, data: str) -> None:
+    print(f"\n## {data}\n")
+    tasks = TASKS[data]
     columns = ["network", "seeds"]
     for task in tasks:
         columns += [f"AUC {task}", "95 % interval, seed 0", "p, above dense"]
     columns += ["operations per row", "what the gates do"]
     print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
-    dense = _read(folder, "dense")
+    dense = raw.of(results, f"{data}/dense")
     for name, label in NETWORKS.items():
-        runs = _read(folder, name)
+        runs = raw.of(results, f"{data}/{name}")
         if not runs:
             continue
         cells = [label, str(len(runs))]
@@ -82,8 +80,10 @@ def _print_speed(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    root = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/tables")
-    for name in TASKS:
-        if _read(root / name, "dense"):
-            _print_quality(root / name)
-    _print_speed(root / "speed")
+    source = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).with_name("runs.jsonl")
+    found = raw.read(source)
+    for data in TASKS:
+        if raw.of(found, f"{data}/dense"):
+            _print_quality(found, data)
+    if source.is_dir():
+        _print_speed(source / "speed")

@@ -1,11 +1,13 @@
-"""The table of docs/results/upcycling from the runs of run.sh: python table.py [FOLDER]"""
+"""The table of this study from runs.jsonl, or from the folder of run.sh: python table.py [FOLDER]"""
 
-import json
 import sys
 from pathlib import Path
 from statistics import fmean
 
 from comet_moe.analysis.stats import student_t_test, summarise
+
+sys.path.append(str(Path(__file__).parents[1]))
+import raw
 
 LABELS = {
     "dense": "dense",
@@ -16,15 +18,13 @@ LABELS = {
 STATISTICS = ("experts_per_sample", "effective_experts", "information", "load_ratio")
 
 
-def main(folder: Path) -> None:
+def main(path: Path) -> None:
     """Print the table."""
     columns = ("model", "M parameters", "seeds", "accuracy", "dev loss", "p, loss below dense")
     columns += ("experts per token", "effective experts", "information", "load ratio")
     print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
-    runs = {
-        gate: [json.loads(path.read_text()) for path in sorted(folder.glob(f"{gate}-[0-9].json"))]
-        for gate in LABELS
-    }
+    found = raw.read(path)
+    runs = {gate: raw.of(found, gate) for gate in LABELS}
     dense = summarise([run["loss"] for run in runs["dense"]])
     for gate, of in runs.items():
         accuracy, loss = summarise([run["accuracy"] for run in of]), summarise([run["loss"] for run in of])
@@ -39,4 +39,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1] if len(sys.argv) > 1 else "runs/upcycling"))
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).with_name("runs.jsonl"))

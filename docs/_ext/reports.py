@@ -1,0 +1,37 @@
+"""Pages that ``comet-moe report`` draws of the studies in docs/results, made with the site.
+
+A folder with a ``study.json`` gets ``report.html`` beside its page, and its page a link to it. The pages are
+large and follow from the study's files, so they are not in the repository.
+"""
+
+from pathlib import Path
+
+from sphinx.application import Sphinx
+
+from comet_moe.report import write_report
+
+DOCS = Path(__file__).parents[1]
+LINK = '\n\n<p><a href="report.html">The page of <code>comet-moe report</code> about this study</a></p>\n'
+
+
+def add_link(app: Sphinx, name: str, source: list[str]) -> None:
+    """Link the page of a study to its report."""
+    page = Path(app.env.doc2path(name))
+    if (page.parent / "study.json").exists():
+        heading, end, rest = source[0].partition("\n")
+        source[0] = heading + end + LINK + rest
+
+
+def draw(app: Sphinx, error: Exception | None) -> None:
+    """Write the report of each study into the site."""
+    if error is not None or app.builder.format != "html":
+        return
+    for study in sorted(DOCS.glob("results/*/study.json")):
+        write_report([study.parent], Path(app.outdir, study.parent.relative_to(DOCS), "report.html"))
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Link when sources are read, draw when the site is written."""
+    app.connect("source-read", add_link)
+    app.connect("build-finished", draw)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
