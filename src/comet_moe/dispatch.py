@@ -4,7 +4,7 @@ Shapes: B rows, n experts, T gates (tasks), M pairs that at least one gate asks 
 """
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, cast, get_args
 
 import torch
 from torch import Tensor
@@ -16,6 +16,13 @@ from comet_moe.routing import Pairs, Routing
 from comet_moe.static_dispatch import can_run_static, count_slots, counts_are_known, run_static
 
 Execution = Literal["auto", "dense", "sparse"]
+
+
+def check_execution(value: str) -> Execution:
+    """``value`` if it is a way to run experts."""
+    if value not in get_args(Execution):
+        raise ValueError(f'execution must be "auto", "dense" or "sparse", got {value!r}')
+    return cast(Execution, value)
 
 
 def run_experts(

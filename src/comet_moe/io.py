@@ -201,6 +201,8 @@ def load_tensors(path: Path) -> "dict[str, Tensor]":
     """
     from safetensors.torch import load_file
 
+    if path.exists() and not path.is_file():  # a pipe would be waited for
+        raise OSError(f"{path} is not a regular file")
     return {name: _aligned(tensor) for name, tensor in load_file(path).items()}
 
 

@@ -6,7 +6,8 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
-from comet_moe.dispatch import Execution, run_experts
+from comet_moe import checks
+from comet_moe.dispatch import Execution, check_execution, run_experts
 from comet_moe.experts import Experts, ModuleExperts
 from comet_moe.experts.base import count_linear_flops
 from comet_moe.gates.base import Gate
@@ -88,7 +89,7 @@ class MultiGateMoE(nn.Module):
                 )
         self.gates = nn.ModuleList(gates)
         self.execution = execution
-        self.sparse_share = sparse_share
+        self.sparse_share = checks.not_negative("sparse_share", sparse_share)
         self.shared = shared
         self.joint = joint
         self.regularizer = regularizer
@@ -100,9 +101,7 @@ class MultiGateMoE(nn.Module):
 
     @execution.setter
     def execution(self, value: Execution) -> None:
-        if value not in ("auto", "dense", "sparse"):
-            raise ValueError(f'execution must be "auto", "dense" or "sparse", got {value!r}')
-        self._execution = value
+        self._execution = check_execution(value)
 
     def forward(
         self, x: Tensor, keys: Tensor | None = None, mask: Tensor | None = None
@@ -118,6 +117,9 @@ class MultiGateMoE(nn.Module):
             One output (B, ..., u) and one routing for each gate.
         """
         rank = self.experts.input_rank
+        if not isinstance(x, Tensor) or x.layout != torch.strided:
+            kind = x.layout if isinstance(x, Tensor) else type(x).__name__
+            raise ValueError(f"the input must be a dense tensor, got {kind}")
         if x.dim() <= rank:
             raise ValueError(f"the input must have a batch and {rank} more dimensions, got {tuple(x.shape)}")
         batch_shape = x.shape[: x.dim() - rank]

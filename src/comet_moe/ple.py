@@ -11,7 +11,7 @@ from math import prod
 from torch import Tensor, nn
 
 from comet_moe import checks
-from comet_moe.dispatch import Execution, run_experts
+from comet_moe.dispatch import Execution, check_execution, run_experts
 from comet_moe.experts import Experts
 from comet_moe.gates import Gate, SubsetGate
 from comet_moe.moe import SPARSE_SHARE
@@ -76,9 +76,16 @@ class CGC(nn.Module):
         self.num_tasks = checks.at_least_one("num_tasks", num_tasks)
         checks.at_least_one("private", private)
         checks.at_least_one("shared", shared)
+        for name, build in (("experts", experts), ("gate", gate)):
+            if not callable(build):
+                raise ValueError(f"{name} must be a function that builds one, got {build!r}")
         self.num_experts = num_tasks * private + shared
         stacks = [experts(private, in_features) for _ in range(num_tasks)] + [experts(shared, in_features)]
         self.stacks = nn.ModuleList(stacks)
+        for stack, number in zip(stacks, [*num_tasks * [private], shared], strict=True):
+            checks.require_type("what experts builds", stack, Experts)
+            if stack.num_experts != number:
+                raise ValueError(f"experts must build {number} experts, got {stack.num_experts}")
         if len({stack.flops() for stack in stacks}) > 1:
             raise ValueError("experts must build experts of one size, got stacks whose flops() differ")
         every = range(self.num_experts)
@@ -89,8 +96,8 @@ class CGC(nn.Module):
         self.gates = nn.ModuleList(
             SubsetGate(gate(in_features, len(own)), own, self.num_experts) for own in seen
         )
-        self.execution: Execution = execution
-        self.sparse_share = sparse_share
+        self.execution: Execution = check_execution(execution)
+        self.sparse_share = checks.not_negative("sparse_share", sparse_share)
 
     def forward(
         self,
@@ -107,11 +114,12 @@ class CGC(nn.Module):
         Returns:
             One output (B, ..., u) and one routing over all N experts per task; then those of the shared gate.
         """
-        groups = [inputs] * (self.num_tasks + 1) if isinstance(inputs, Tensor) else list(inputs)
-        if len(groups) != self.num_tasks + 1:
+        groups = [inputs] * (self.num_tasks + 1) if isinstance(inputs, Tensor) else inputs
+        if not isinstance(groups, Sequence) or len(groups) != self.num_tasks + 1:
+            given = f"{len(groups)}" if isinstance(groups, Sequence) else type(groups).__name__
             raise ValueError(
                 f"inputs must be one tensor or {self.num_tasks + 1}, one per task and the shared one, got "
-                f"{len(groups)}"
+                f"{given}"
             )
         batch_shape = groups[0].shape[:-1]
         routings = [

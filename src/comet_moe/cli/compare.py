@@ -86,7 +86,7 @@ def compare(
 
     check_extra()  # before the training, not after it
     if page is not None:
-        require_file_path(page)
+        require_file_path(page, ".html")
     out = out or Path("studies") / f"{Path(table.rstrip('/*')).stem}-compare"
     options = _study_options(
         table, targets, features, exclude, tasks, weights, gates, settings, out, storage, resume
@@ -115,6 +115,8 @@ def compare(
     else:
         print_comparison(comparison, rows, recommendation)
         echo(f"page: {file}")
+    if all(row["test_loss_mean"] is None for row in rows):
+        raise typer.Exit(1)
 
 
 def _study_options(

@@ -20,7 +20,7 @@ from comet_moe.config.values import SettingText, read_mapping_or_text
 from comet_moe.config.yaml_text import read_yaml
 from comet_moe.exceptions import RecipeError
 from comet_moe.gate_names import GATE_NAMES
-from comet_moe.typed_files import field_name
+from comet_moe.typed_files import field_name, read_text
 
 AnyConfig = TrainConfig | BertConfig
 ConfigType = TypeVar("ConfigType", bound=Section)
@@ -171,10 +171,7 @@ def read_recipe(recipe: str) -> dict[str, Any]:
     if recipe in packaged:
         text = packaged[recipe].read_text(encoding="utf-8")
     elif recipe.endswith((".yaml", ".yml")) or Path(recipe).exists():
-        try:
-            text = Path(recipe).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise RecipeError(f"recipe {recipe} cannot be read: {error}") from error
+        text = read_text(Path(recipe), RecipeError, "give a YAML file")
     else:
         raise RecipeError(
             f"there is no recipe {recipe!r}: "

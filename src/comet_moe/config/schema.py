@@ -334,14 +334,14 @@ class LossConfig(Section):
         le=1,
         description="α in α·BCE(watched) + (1-α)·MSE(rating), 0.9 and 0.1 in the paper; null for others",
     )
-    weights: dict[str, NonNegativeFloat] = Field(
+    weights: dict[str, Annotated[float, Field(ge=0, le=1e6)]] = Field(
         default={}, description="weight of each task of a table; 1 / number of tasks where it is not given"
     )
     weighting: Literal["fixed", "uncertainty"] = Field(
         default="fixed",
         description="weights of a table's tasks as they are given, or learned with them as a factor",
     )
-    class_weights: dict[str, Literal["balanced"] | dict[str, PositiveFloat]] = Field(
+    class_weights: dict[str, Literal["balanced"] | dict[str, Annotated[float, Field(gt=0, le=1e6)]]] = Field(
         default={},
         description="weight of the classes of a table's tasks: `balanced`, or one for each class",
     )

@@ -103,6 +103,8 @@ def wrap_read_errors(path: Path, kind: str) -> Iterator[None]:
     Damaged bytes make parsers raise nearly anything (zlib.error, EOFError, KeyError, struct.error), so every
     exception is caught: keep all but the library's call out of the block.
     """
+    if path.is_fifo():
+        raise DataError(f"{path} is a pipe, which can be read only once; give a regular {kind}.")
     try:
         yield
     except CometError:

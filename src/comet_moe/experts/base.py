@@ -32,7 +32,7 @@ def swiglu(x: Tensor) -> Tensor:
 
 def get_activation(name: str) -> Callable[[Tensor], Tensor]:
     """The elementwise function called ``name``."""
-    if name not in ACTIVATIONS:
+    if not isinstance(name, str) or name not in ACTIVATIONS:
         raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {name!r}")
     return ACTIVATIONS[name]
 
@@ -103,6 +103,8 @@ class Experts(nn.Module, ABC):
         Mixtures call the stack itself, so that hooks run, such as those of ``fully_shard``.
         """
         if isinstance(counts, Tensor):
+            if counts.dtype != torch.int32:
+                raise ValueError(f"offsets must be torch.int32, got {counts.dtype}")
             return self.sorted_rows(rows, counts)
         return self.dense(rows) if counts is None else self.sparse(rows, counts)
 

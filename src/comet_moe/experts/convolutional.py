@@ -45,8 +45,8 @@ class ConvExperts(Experts):
     ):
         super().__init__()
         self.num_experts = checks.at_least_one("num_experts", num_experts)
-        if len(input_shape) != 3:
-            raise ValueError(f"input_shape must be (channels, height, width), got {tuple(input_shape)}")
+        if not isinstance(input_shape, Sequence) or len(input_shape) != 3:
+            raise ValueError(f"input_shape must be (channels, height, width), got {input_shape!r}")
         if not filters:
             raise ValueError("filters must be the filter counts of at least 1 convolution, got none")
         for name, values in (("input_shape", input_shape), ("filters", filters), ("units", units)):

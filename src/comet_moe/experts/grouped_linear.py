@@ -96,11 +96,15 @@ def _autocast(rows: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tenso
 
 def grouped_linear(rows: Tensor, weight: Tensor, bias: Tensor, counts: list[int]) -> Tensor:
     """Expert e on its ``counts[e]`` consecutive rows: (M, in), (n, out, in), (n, out) -> (M, out)."""
-    if len(counts) != len(weight) or sum(counts) != len(rows):
+    given = np.array(counts)
+    is_valid = given.dtype.kind == "i" and given.shape == weight.shape[:1] and (given >= 0).all()
+    if not is_valid or given.sum() != len(rows):
         raise ValueError(
-            f"counts must be {len(weight)} numbers that sum to {len(rows)} rows, got {len(counts)} that "
-            f"sum to {sum(counts)}"
+            f"counts must be {len(weight)} integers of at least 0 that sum to {len(rows)} rows, got "
+            f"{repr(counts)[:200]}"
         )
+    if rows.shape[1:] != weight.shape[2:]:
+        raise ValueError(f"rows must have shape (M, {weight.shape[2]}), got {tuple(rows.shape)}")
     return _GroupedLinear.apply(*_autocast(rows, weight, bias), counts)
 
 

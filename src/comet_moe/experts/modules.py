@@ -32,6 +32,8 @@ class ModuleExperts(Experts):
 
     def __init__(self, modules: Iterable[nn.Module], input_rank: int = 1):
         super().__init__()
+        if not isinstance(modules, Iterable) or isinstance(modules, str):
+            raise ValueError(f"experts must be a list of modules, got {modules!r}")
         self.members = modules if isinstance(modules, nn.ModuleList) else nn.ModuleList(modules)
         if not len(self.members):
             raise ValueError("experts must be a list of at least 1 module, got an empty one")

@@ -1,5 +1,7 @@
 """Hash routing (Roller et al. 2021): every key belongs to one expert, chosen before training."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -82,6 +84,26 @@ class HashGate(Gate):
         experts = self.assignment[keys].reshape(-1, 1)
         weights = torch.ones(experts.shape, dtype=x.dtype, device=x.device)
         return Routing.from_slots(experts, weights, x.shape[:-1], self.num_experts)
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        given = state_dict.get(f"{prefix}assignment")
+        if given is not None and not given.is_meta and given.numel() and int(given.max()) >= self.num_experts:
+            error_msgs.append(
+                f"{prefix}assignment names expert {int(given.max())}, and the gate has {self.num_experts}"
+            )
+            return
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
 
     def extra_repr(self) -> str:
         """Shown in ``repr(gate)``."""

@@ -21,7 +21,7 @@ from comet_moe.kernels.jit import jit
 from comet_moe.kernels.threads import over_rows
 
 EPSILON = 1e-6
-NODE_COST = 100
+NODE_COST = 40
 """Multiply-adds that take as long as the exponentials and logarithms of a node."""
 
 

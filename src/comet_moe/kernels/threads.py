@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-WORTH_A_THREAD = 500_000
+WORTH_A_THREAD = 1_000_000
 """Multiply-adds below which a further thread costs more time than it saves."""
 
 _is_forked = False

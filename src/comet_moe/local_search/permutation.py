@@ -290,6 +290,12 @@ class Permutation(nn.Module, Stepped):
     ) -> None:
         before = len(missing_keys)
         self._refuse_others(state_dict, prefix, missing_keys, error_msgs)
+        given = state_dict.get(f"{prefix}fixed")
+        if given is not None and given.shape == self.fixed.shape and not given.is_meta:
+            order = torch.arange(self.num_experts, device=given.device).expand(given.shape)
+            if not torch.equal(given.sort(-1).values, order):
+                error_msgs.append(f"{prefix}fixed is not a permutation of {self.num_experts} experts")
+                return
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
@@ -351,6 +357,8 @@ def parameter_groups(model: nn.Module, lr: float) -> list[dict[str, Any]]:
         >>> torch.optim.SGD(groups).param_groups[0]["lr"]
         0.5
     """
+    checks.require_type("model", model, nn.Module)
+    checks.not_negative("lr", lr)
     factors = {id(m.logits): m.lr_factor for m in model.modules() if isinstance(m, Permutation)}
     groups: dict[tuple[float, bool], list[nn.Parameter]] = {(1.0, False): []}
     parameters: Iterable[nn.Parameter] = model.parameters()

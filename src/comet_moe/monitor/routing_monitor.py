@@ -83,6 +83,8 @@ class RoutingMonitor:
             raise ValueError(
                 f"the model must hold a gate of comet_moe.gates, {type(model).__name__} has none"
             )
+        if names is not None and not isinstance(names, Sequence):
+            raise ValueError(f"names must be a list of names, got {names!r}")
         if names is not None and (len(names) != len(found) or len(set(names)) != len(names)):
             raise ValueError(
                 f"names must be {len(found)} different names, one per gate ({', '.join(found)}), got {names}"

@@ -8,6 +8,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 
+from comet_moe import checks
+
 
 @torch.no_grad()
 def clip_grad_norm_(parameters: Iterable[nn.Parameter], max_norm: float, norm_type: float = 2.0) -> Tensor:
@@ -17,6 +19,7 @@ def clip_grad_norm_(parameters: Iterable[nn.Parameter], max_norm: float, norm_ty
 
     torch's own takes tensors and ``DTensor`` of one mesh, not both. Returns the norm of all gradients.
     """
+    checks.not_negative("max_norm", max_norm)
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     by_mesh: dict[Any, list[Tensor]] = {}
     for gradient in gradients:

@@ -9,6 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from comet_moe import checks
 from comet_moe.local_search import Permutation
 from comet_moe.parallel.experts import join_ranks
 
@@ -32,6 +33,7 @@ def data_parallel(module: nn.Module, mesh: DeviceMesh, **options: Any) -> Distri
         mesh: all ranks, with one or two dimensions.
         options: of ``DistributedDataParallel``.
     """
+    checks.require_type("mesh", mesh, DeviceMesh)
     if mesh.ndim > 2 or mesh.size() != dist.get_world_size():
         raise ValueError(
             f"mesh must have 1 or 2 dimensions with all {dist.get_world_size()} ranks, got shape "

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
+from comet_moe import checks
 from comet_moe.experts.base import Experts, check_output
 from comet_moe.gates import Gate
 from comet_moe.gates.ranks import Ranks
@@ -58,6 +59,7 @@ def expert_parallel(
         ...     moe = MoE(experts=DenseExperts(64, 32, 64), gate=TopKGate(32, 64, k=2))
         ...     return expert_parallel(moe, mesh["ep"])
     """
+    checks.require_type("mesh", mesh, DeviceMesh)
     if mesh.ndim != 1:
         raise ValueError(f'mesh must have 1 dimension, such as mesh["ep"], got {mesh.ndim}')
     stacks = [stack for stack in module.modules() if isinstance(stack, Experts)]

@@ -49,7 +49,10 @@ def simulate_ranks(routing: Routing, ranks: int, row_bytes: int, output_bytes: i
         >>> load.load_ratio, load.remote_share
         (1.0, 0.0)
     """
+    checks.require_type("routing", routing, Routing)
     checks.at_least_one("ranks", ranks)
+    checks.not_negative("row_bytes", row_bytes)
+    checks.not_negative("output_bytes", output_bytes)
     sample, expert, _ = routing.pairs()
     rows, n = routing.batch_shape.numel(), routing.num_experts
     home = sample // -(-rows // ranks)

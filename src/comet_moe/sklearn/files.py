@@ -52,10 +52,12 @@ def write_estimator(estimator: Any, path: Path) -> None:
 def read_estimator(kind: type[Any], path: Path) -> Any:
     """The estimator of class ``kind`` that :func:`write_estimator` wrote to ``path``."""
     try:
+        tensors = load_tensors(path)
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-        tensors = load_tensors(path)
-    except SafetensorError as error:
+    except FileNotFoundError:
+        raise
+    except (SafetensorError, OSError) as error:
         raise ValueError(f"{path} is damaged or not a safetensors file ({error}): save it again") from error
     if KEY not in metadata:
         raise ValueError(f"{path} has weights but no estimator: load a file that save() has written")

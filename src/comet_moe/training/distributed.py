@@ -173,6 +173,21 @@ def _number_from_torchrun(name: str, least: int, what: str) -> int:
     return int(text)
 
 
+def _check_torchrun(size: int) -> None:
+    """What torchrun sets for ``size`` processes: without it they would wait for each other."""
+    for name, most in (("RANK", size - 1), ("MASTER_PORT", 65535)):
+        text = os.environ.get(name, "")
+        if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) <= most):
+            raise RunError(
+                f"{name} must be a number from 0 to {most} as WORLD_SIZE is {size}, got {text!r}: start with "
+                f"torchrun, or unset WORLD_SIZE"
+            )
+    if not os.environ.get("MASTER_ADDR"):
+        raise RunError(
+            f"MASTER_ADDR must be set as WORLD_SIZE is {size}: start with torchrun, or unset WORLD_SIZE"
+        )
+
+
 @contextmanager
 def join_processes() -> Iterator[Processes]:
     """The processes of this run, connected if ``torchrun`` started more than one.
@@ -184,6 +199,7 @@ def join_processes() -> Iterator[Processes]:
     if size == 1:
         yield Processes()
         return
+    _check_torchrun(size)
     store, rank, _ = next(rendezvous("env://"))
     # The store outlives a restart by torchrun: what ranks of before have written there must not be read.
     store = PrefixStore(f"comet_moe/{restarts}", store)

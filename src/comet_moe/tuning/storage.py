@@ -11,8 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from comet_moe.exceptions import StudyError, needs_extra
+from comet_moe.exceptions import CometError, StudyError, needs_extra
 from comet_moe.locks import LockTimeout, file_lock
+from comet_moe.typed_files import describe
 
 with needs_extra("tune", "tuning"):
     import optuna
@@ -119,6 +120,7 @@ class Storage:
     def retry(self, operation: Callable[[], T]) -> T:
         """Call ``operation``, again and again while PostgreSQL is unreachable, at most for OUTAGE_SECONDS.
 
+        Damaged values in the storage are a StudyError.
         An operation may have happened although its answer was lost, so that it must be possible to repeat it.
         """
         deadline = time.monotonic() + OUTAGE_SECONDS
@@ -130,6 +132,13 @@ class Storage:
                 is_outage = self._backend != "sqlite" and _is_outage(error)
                 if not is_outage or time.monotonic() > deadline:
                     raise
+            except CometError:
+                raise
+            except (ValueError, LookupError, TypeError, RecursionError) as error:
+                raise StudyError(  # what Optuna raises when it reads values that it has not written
+                    f"storage {without_password(self.url)} is damaged ({describe(error)}): restore it, or "
+                    f"start a new study with another --out"
+                ) from error
             time.sleep(RETRY_SECONDS)
 
     def set_heartbeat(self, seconds: int) -> None:
@@ -199,7 +208,9 @@ def _parse_url(url: str) -> tuple[str, str]:
     except (ArgumentError, ValueError) as error:  # the value is not printed, as it may contain a password
         raise StudyError(f"storage must be {_URL_FORMS}, got something that is not a URL") from error
     backend = parsed.get_backend_name()
-    if backend == "sqlite" and parsed.database and parsed.database != ":memory:":
+    has_file = parsed.database and parsed.database != ":memory:" and "\0" not in parsed.database
+    if parsed.drivername == "sqlite" and has_file and not parsed.query:
+        assert parsed.database is not None
         return backend, sqlite_url(Path(parsed.database))
     if backend == "postgresql":
         driver = parsed.drivername if "+" in parsed.drivername else "postgresql+psycopg"

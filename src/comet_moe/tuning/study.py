@@ -130,7 +130,9 @@ def _create_study(folder: StudyFolder, options: StudyOptions) -> tuple[StudyHand
         queue = TrialQueue(Storage(options.storage), name)
         definition = queue.find_definition()
     definition = definition or _define_study(options)
-    queue = queue or TrialQueue(Storage(options.storage or folder.sqlite_url), name)
+    queue = queue or TrialQueue(
+        Storage(folder.sqlite_url if options.storage is None else options.storage), name
+    )
     saved = queue.create(definition)
     _check_options(saved, options)
     storage = None if options.storage is None else queue.storage.url
@@ -175,7 +177,7 @@ def _load_study(folder: StudyFolder, options: StudyOptions) -> tuple[StudyHandle
             f"the study in {folder.path} names the storage {saved_url}, outside of its folder: if it is "
             f"yours, give it with --storage"
         )
-    queue = TrialQueue(Storage(options.storage or saved_url), record.name)
+    queue = TrialQueue(Storage(saved_url if options.storage is None else options.storage), record.name)
     if without_password(queue.storage.url) != saved_url:
         raise StudyError(f"the study in {folder.path} has another storage, {saved_url}: leave --storage out")
     saved = queue.definition()
