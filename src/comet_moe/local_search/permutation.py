@@ -290,12 +290,9 @@ class Permutation(nn.Module, Stepped):
     ) -> None:
         before = len(missing_keys)
         self._refuse_others(state_dict, prefix, missing_keys, error_msgs)
-        given = state_dict.get(f"{prefix}fixed")
-        if given is not None and given.shape == self.fixed.shape and not given.is_meta:
-            order = torch.arange(self.num_experts, device=given.device).expand(given.shape)
-            if not torch.equal(given.sort(-1).values, order):
-                error_msgs.append(f"{prefix}fixed is not a permutation of {self.num_experts} experts")
-                return
+        if not self._can_be_fixed(state_dict.get(f"{prefix}fixed")):
+            error_msgs.append(f"{prefix}fixed is not a permutation of {self.num_experts} experts")
+            return
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
@@ -308,6 +305,13 @@ class Permutation(nn.Module, Stepped):
             missing_keys[:] = [key for key in missing_keys if key not in load.absent]
         self._cache.soft = self._cache.order = None  # the next pass writes ``fixed`` for the loaded state
         self._read_progress()
+
+    def _can_be_fixed(self, order: Tensor | None) -> bool:
+        """Whether ``order``, if it is of this search's shape, is a permutation or not known yet."""
+        if order is None or order.is_meta or order.shape != self.fixed.shape:
+            return True
+        identity = torch.arange(self.num_experts, device=order.device).expand(order.shape)
+        return bool((order == UNSET).all()) or torch.equal(order.sort(-1).values, identity)
 
     def _refuse_others(
         self, state_dict: dict[str, Any], prefix: str, missing_keys: list[str], error_msgs: list[str]
