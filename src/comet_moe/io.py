@@ -193,6 +193,14 @@ def _without_nan(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def require_readable_files(folder: Path) -> None:
+    """Raise OSError if ``folder``, which other libraries read, has a pipe or a device: they would wait."""
+    if folder.is_dir():
+        for entry in folder.iterdir():
+            if entry.exists() and not (entry.is_file() or entry.is_dir()):
+                raise OSError(f"{entry.name} is not a regular file")
+
+
 def load_tensors(path: Path) -> "dict[str, Tensor]":
     """The tensors of a safetensors file, each in aligned memory.
 

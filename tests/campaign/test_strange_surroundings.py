@@ -8,10 +8,11 @@ import pytest
 import torch
 from outcomes import SMALL, refuse, sets
 
-from comet_moe import MoE, Permutation, RoutingMonitor, parameter_groups
+from comet_moe import MoE, Permutation, PermutedGate, RoutingMonitor, parameter_groups
 from comet_moe.exceptions import StudyError
 from comet_moe.experts import ConvExperts, DenseExperts, ModuleExperts
 from comet_moe.gates import HashGate, TopKGate
+from comet_moe.hf import from_pretrained
 from comet_moe.parallel import clip_grad_norm_, data_parallel, expert_parallel
 from comet_moe.parallel.simulate import simulate_ranks
 from comet_moe.ple import PLE
@@ -60,6 +61,17 @@ def test_a_pipe_as_texts_is_refused(tiny, tmp_path):
     os.mkfifo(file)
     arguments = ["bert", "finetune", "rte", "--model", tiny / "tiny", "--data", data]
     refuse(*arguments, "--out", tmp_path / "run", says="is a pipe")
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_a_pipe_in_a_checkpoint_is_refused(tiny, tmp_path, name):
+    checkpoint = shutil.copytree(tiny / "tiny", tmp_path / "tiny")
+    (checkpoint / name).unlink()
+    os.mkfifo(checkpoint / name)
+    arguments = ["bert", "finetune", "rte", "--model", checkpoint, "--data", tiny / "data"]
+    refuse(*arguments, "--out", tmp_path / "run", says=f"{name} is not a regular file")
+    with pytest.raises(ValueError, match=f"{name} is not a regular file"):
+        from_pretrained(checkpoint)
 
 
 # A study's storage is a stranger's file too.
@@ -227,5 +239,7 @@ def test_a_hash_gate_refuses_experts_that_it_does_not_have():
 def test_a_search_refuses_an_order_that_is_no_permutation():
     search = Permutation(5, steps=3)
     state = {name: torch.full_like(value, 99) for name, value in search.state_dict().items()}
-    with pytest.raises(RuntimeError, match="fixed is not a permutation of 5 experts"):
-        search.load_state_dict(state)
+    gate = PermutedGate(TopKGate(6, 5, k=2), search).eval()
+    search.load_state_dict(state)
+    with pytest.raises(ValueError, match="must be a permutation of 5 experts, got"):
+        gate(torch.zeros(3, 6))

@@ -25,6 +25,7 @@ from comet_moe.io import (
     load_tensors,
     refuse_links,
     remove_files,
+    require_readable_files,
     write_atomically,
     write_error,
 )
@@ -263,6 +264,7 @@ def loading(path: str) -> Iterator[None]:
     Damaged files make it raise nearly anything, so every exception is caught.
     """
     try:
+        require_readable_files(Path(path))
         with _quiet_transformers():
             yield
     except (CometError, MemoryError):

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from comet_moe.hf.memory import FIELD, base_of
 from comet_moe.hf.routers import RouterAdapter, find_adapter, install_gates
 from comet_moe.hf.tokens import TokenReader, pass_tokens
 from comet_moe.hf.upcycling import build_mixture
-from comet_moe.io import align_weights
+from comet_moe.io import align_weights, require_readable_files
 from comet_moe.local_search import Permutation
 from comet_moe.memory import available_memory, in_words
 
@@ -52,6 +53,10 @@ def from_pretrained(
         classes: the classes of gates that are not of this library.
         kwargs: of the class's own ``from_pretrained``: ``dtype``, ``device_map``, and so on.
     """
+    try:
+        require_readable_files(Path(path))
+    except OSError as error:
+        raise ValueError(f"the folder {path} cannot be loaded ({error}): restore it") from error
     where = {name: kwargs[name] for name in HUB_ARGUMENTS if name in kwargs}
     config = kwargs.pop("config", None) or AutoConfig.from_pretrained(path, trust_remote_code=False, **where)
     memory: Description = getattr(config, FIELD, {})

@@ -140,6 +140,7 @@ class SearchCache:
         order: the hard permutation that evaluation uses in stage 1.
         gates: the gates that share the search; each adds itself, also when it is copied.
         load: what is known from the current call of ``load_state_dict``.
+        was_loaded: whether the buffer ``fixed`` was loaded, and not checked since.
     """
 
     def __init__(self) -> None:
@@ -150,6 +151,7 @@ class SearchCache:
         self.order: CachedValue[Tensor] | None = None
         self.gates: WeakSet[nn.Module] = WeakSet()
         self.load: StateDictLoad | None = None
+        self.was_loaded = False
 
     def __reduce__(self) -> tuple[type["SearchCache"], tuple[()]]:
         return SearchCache, ()

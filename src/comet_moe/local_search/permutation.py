@@ -171,7 +171,22 @@ class Permutation(nn.Module, Stepped):
 
     def order(self) -> Tensor:
         """(n,) or (trees, n): gate output i goes to expert order[i], by the hard permutation."""
-        return self._search_order() if self.searching else self.fixed
+        if self.searching:
+            return self._search_order()
+        if self._cache.was_loaded and checks.is_plain_eager(self.fixed):
+            self._check_fixed()
+        return self.fixed
+
+    def _check_fixed(self) -> None:
+        """What was loaded must be a permutation, before experts are looked up by it."""
+        fixed = self.fixed
+        identity = torch.arange(self.num_experts, device=fixed.device).expand(fixed.shape)
+        if not torch.equal(fixed.sort(-1).values, identity):
+            raise ValueError(
+                f"the order of a search must be a permutation of {self.num_experts} experts, got "
+                f"{fixed.flatten().tolist()[:8]}: its weights are damaged, restore them"
+            )
+        self._cache.was_loaded = False
 
     @_run_eagerly
     def shared_soft(self) -> tuple[Tensor, Tensor]:
@@ -290,9 +305,6 @@ class Permutation(nn.Module, Stepped):
     ) -> None:
         before = len(missing_keys)
         self._refuse_others(state_dict, prefix, missing_keys, error_msgs)
-        if not self._can_be_fixed(state_dict.get(f"{prefix}fixed")):
-            error_msgs.append(f"{prefix}fixed is not a permutation of {self.num_experts} experts")
-            return
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
@@ -304,14 +316,8 @@ class Permutation(nn.Module, Stepped):
         if load.is_complete:
             missing_keys[:] = [key for key in missing_keys if key not in load.absent]
         self._cache.soft = self._cache.order = None  # the next pass writes ``fixed`` for the loaded state
+        self._cache.was_loaded = True
         self._read_progress()
-
-    def _can_be_fixed(self, order: Tensor | None) -> bool:
-        """Whether ``order``, if it is of this search's shape, is a permutation or not known yet."""
-        if order is None or order.is_meta or order.shape != self.fixed.shape:
-            return True
-        identity = torch.arange(self.num_experts, device=order.device).expand(order.shape)
-        return bool((order == UNSET).all()) or torch.equal(order.sort(-1).values, identity)
 
     def _refuse_others(
         self, state_dict: dict[str, Any], prefix: str, missing_keys: list[str], error_msgs: list[str]
