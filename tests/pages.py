@@ -35,6 +35,15 @@ NOT_RUN = {
     "--max-restarts 3 -m comet_moe train movielens --set parallel.experts=4 --out runs/m1": "two machines",
     'srun torchrun --nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint "$(hostname):29500" '
     '--rdzv-id "$SLURM_JOB_ID" -m comet_moe train movielens --set parallel.experts=4 --out runs/m1': "Slurm",
+    "comet-moe ablate movielens --set data.path=DATA/movielens-1m --set data.split=authors "
+    "--set training.patience=10 --set training.threads=1 "
+    "--gates dense,comet+,topk,comet,dselect,topk+,hash+,hash,softmax --seeds 1 --workers 2 "
+    "--out studies/movielens": "hours on the authors' files",
+    "comet-moe tune docs/results/tuning/recipe.yaml --set data.path=DATA/movielens-100k "
+    "--gates dense,topk,topk+,dselect,comet,comet+ --trials 100 --workers 2 "
+    "--out studies/tuning": "600 trials",
+    "comet-moe tune docs/results/tuning/recipe.yaml --set data.path=DATA/movielens-100k --set model.units=48 "
+    "--gates dense --trials 40 --workers 2 --out studies/control": "40 trials on data of the user",
     "comet-moe table PATH... [--format md|tex|csv] [--json] [--top 5]": "a synopsis",
     "comet-moe curves PATH... [--format md|csv] [--json] [--pair comet+:topk]... [--repeats 1000] "
     "[--seed 0]": "a synopsis",
@@ -52,7 +61,9 @@ RUN_BY = {
     "docs/index.md": "tests/test_readme.py",
     "docs/report.md": "tests/cli/test_page_commands.py",
     "docs/results/ablation/README.md": "tests/cli/test_page_commands.py",
+    "docs/results/movielens/README.md": "tests/cli/test_page_commands.py",
     "docs/results/multidigits/README.md": "tests/cli/test_page_commands.py",
+    "docs/results/tuning/README.md": "tests/cli/test_page_commands.py",
     "docs/routing.md": "tests/cli/test_tutorial_pages.py",
     "docs/tables.md": "tests/cli/test_tables_page.py",
     "docs/training.md": "tests/cli/test_page_commands.py",
