@@ -125,8 +125,8 @@ class _Worker:
         except Exception as error:
             reason = f"{type(error).__name__}: {_one_line(error)}"
             result = ResultRecord(status="failed", reason=reason)
+        run.drop_checkpoint()  # before the trial is finished: no one comes back to it after a kill
         self.queue.finish(claim, result)
-        run.drop_checkpoint()
         if not self.config.keep_models:
             self.folder.keep_best_model(claim.gate, runner.folder)
 
