@@ -193,11 +193,16 @@ def _without_nan(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def is_endless(path: Path) -> bool:
+    """Whether ``path`` is a pipe, a device or a socket, also behind a link: reading it may never end."""
+    return path.exists() and not (path.is_file() or path.is_dir())
+
+
 def require_readable_files(folder: Path) -> None:
     """Raise OSError if ``folder``, which other libraries read, has a pipe or a device: they would wait."""
     if folder.is_dir():
         for entry in folder.iterdir():
-            if entry.exists() and not (entry.is_file() or entry.is_dir()):
+            if is_endless(entry):
                 raise OSError(f"{entry.name} is not a regular file")
 
 
@@ -209,7 +214,7 @@ def load_tensors(path: Path) -> "dict[str, Tensor]":
     """
     from safetensors.torch import load_file
 
-    if path.exists() and not path.is_file():  # a pipe would be waited for
+    if is_endless(path):
         raise OSError(f"{path} is not a regular file")
     return {name: _aligned(tensor) for name, tensor in load_file(path).items()}
 

@@ -54,13 +54,17 @@ def test_a_pipe_as_a_table_is_refused(tmp_path, table):
     refuse("data", "inspect", tmp_path / table, says=table)
 
 
-def test_a_pipe_as_texts_is_refused(tiny, tmp_path):
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_a_pipe_as_texts_is_refused(tiny, tmp_path, kind):
     data = shutil.copytree(tiny / "data", tmp_path / "data")
     file = next(data.rglob("train.tsv"))
     file.unlink()
-    os.mkfifo(file)
+    if kind == "pipe":
+        os.mkfifo(file)
+    else:
+        file.symlink_to("/dev/zero")
     arguments = ["bert", "finetune", "rte", "--model", tiny / "tiny", "--data", data]
-    refuse(*arguments, "--out", tmp_path / "run", says="is a pipe")
+    refuse(*arguments, "--out", tmp_path / "run", says="is a pipe or a device")
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])

@@ -12,6 +12,7 @@ from typing import Any
 import pandas as pd
 
 from comet_moe.exceptions import CometError, DataError
+from comet_moe.io import is_endless
 from comet_moe.memory import require_memory
 
 
@@ -103,8 +104,8 @@ def wrap_read_errors(path: Path, kind: str) -> Iterator[None]:
     Damaged bytes make parsers raise nearly anything (zlib.error, EOFError, KeyError, struct.error), so every
     exception is caught: keep all but the library's call out of the block.
     """
-    if path.is_fifo():
-        raise DataError(f"{path} is a pipe, which can be read only once; give a regular {kind}.")
+    if is_endless(path):
+        raise DataError(f"{path} is a pipe or a device; give a regular {kind}.")
     try:
         yield
     except CometError:

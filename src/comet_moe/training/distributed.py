@@ -165,10 +165,14 @@ def count_restarts() -> int:
     return _number_from_torchrun("TORCHELASTIC_RESTART_COUNT", 0, "restarts")
 
 
+def _is_number(text: str, least: int, most: int) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 10 and least <= int(text) <= most
+
+
 def _number_from_torchrun(name: str, least: int, what: str) -> int:
     """The number in an environment variable of torchrun; ``least`` where it is not set."""
     text = os.environ.get(name, str(least))
-    if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) >= least):
+    if not _is_number(text, least, 10**9):
         raise RunError(f"{name} must be a number of {what}, got {text!r}: start with torchrun, or unset it")
     return int(text)
 
@@ -177,7 +181,7 @@ def _check_torchrun(size: int) -> None:
     """What torchrun sets for ``size`` processes: without it they would wait for each other."""
     for name, most in (("RANK", size - 1), ("MASTER_PORT", 65535)):
         text = os.environ.get(name, "")
-        if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) <= most):
+        if not _is_number(text, 0, most):
             raise RunError(
                 f"{name} must be a number from 0 to {most} as WORLD_SIZE is {size}, got {text!r}: start with "
                 f"torchrun, or unset WORLD_SIZE"

@@ -208,10 +208,9 @@ def _parse_url(url: str) -> tuple[str, str]:
     except (ArgumentError, ValueError) as error:  # the value is not printed, as it may contain a password
         raise StudyError(f"storage must be {_URL_FORMS}, got something that is not a URL") from error
     backend = parsed.get_backend_name()
-    has_file = parsed.database and parsed.database != ":memory:" and "\0" not in parsed.database
-    if parsed.drivername == "sqlite" and has_file and not parsed.query:
-        assert parsed.database is not None
-        return backend, sqlite_url(Path(parsed.database))
+    file = parsed.database or ":memory:"
+    if parsed.drivername == "sqlite" and file != ":memory:" and "\0" not in file and not parsed.query:
+        return backend, sqlite_url(Path(file))
     if backend == "postgresql":
         driver = parsed.drivername if "+" in parsed.drivername else "postgresql+psycopg"
         return backend, parsed.set(drivername=driver).render_as_string(hide_password=False)
