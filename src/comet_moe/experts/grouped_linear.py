@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from comet_moe import checks
-from comet_moe.kernels.grouped_mm import MIN_GROUPS, Products, can_group, multiply, rows_from
+from comet_moe.kernels.grouped_mm import can_group, grouped_mm, grouped_mm_backward
 from comet_moe.kernels.sorted_mm import sorted_mm
 
 ALIGNED = 8
@@ -119,11 +119,10 @@ class _GroupedLinear(torch.autograd.Function):
         rows_need_grad, weight_needs_grad, *_ = ctx.needs_input_grad
         ctx.save_for_backward(rows if weight_needs_grad else None, weight if rows_need_grad else None)
         ctx.counts = counts
-        groups = _Groups(counts)
-        if groups.are_many() and can_group(rows, weight, bias):
-            return _forward_together(rows, weight, bias, groups)
+        if can_group(rows, weight, bias):
+            return grouped_mm(rows, weight, bias, np.cumsum(counts))
         out = rows.new_empty(rows.shape[0], weight.shape[1])
-        for expert, start, stop in groups:
+        for expert, start, stop in _slices(counts):
             torch.addmm(bias[expert], rows[start:stop], weight[expert].t(), out=out[start:stop])
         return out
 
@@ -142,21 +141,15 @@ class _GroupedLinear(torch.autograd.Function):
                 None,
             )
         grad = grad.contiguous()
+        given = [tensor for tensor in (grad, rows, weight) if tensor is not None]
+        if can_group(*given):
+            grads = grouped_mm_backward(grad, rows, weight, np.cumsum(ctx.counts), bias_needs_grad)
+            return *grads, None
         experts, width = len(ctx.counts), grad.shape[1]
         grad_rows = grad.new_empty(len(grad), weight.shape[2]) if rows_need_grad else None
-        grad_weight = grad.new_empty(experts, width, rows.shape[1]) if weight_needs_grad else None
-        grad_bias = grad.new_empty(experts, width) if bias_needs_grad else None
-        for result in (grad_weight, grad_bias):
-            if result is not None:
-                for expert, count in enumerate(ctx.counts):
-                    if not count:
-                        result[expert].zero_()
-        groups = _Groups(ctx.counts)
-        given = [tensor for tensor in (grad, rows, weight) if tensor is not None]
-        if groups.are_many() and can_group(*given):
-            _backward_together(grad, rows, weight, groups, grad_rows, grad_weight, grad_bias)
-            return grad_rows, grad_weight, grad_bias, None
-        for expert, start, stop in groups:
+        grad_weight = grad.new_zeros(experts, width, rows.shape[1]) if weight_needs_grad else None
+        grad_bias = grad.new_zeros(experts, width) if bias_needs_grad else None
+        for expert, start, stop in _slices(ctx.counts):
             part = grad[start:stop]
             if grad_rows is not None:
                 torch.mm(part, weight[expert], out=grad_rows[start:stop])
@@ -167,67 +160,10 @@ class _GroupedLinear(torch.autograd.Function):
         return grad_rows, grad_weight, grad_bias, None
 
 
-class _Groups:
-    """The experts that have rows: ``expert``, ``first`` row and ``count`` of rows, each (g,)."""
-
-    def __init__(self, counts: list[int]):
-        of_all = np.array(counts, np.int64)
-        self.expert = of_all.nonzero()[0]
-        self.count = of_all[self.expert]
-        self.first = self.count.cumsum() - self.count
-
-    def are_many(self) -> bool:
-        """Whether one call for all products is faster than one call for each."""
-        return len(self.expert) >= MIN_GROUPS
-
-    def __iter__(self) -> Iterator[tuple[int, int, int]]:
-        """Expert, first row, and the row after the last."""
-        return zip(self.expert.tolist(), self.first.tolist(), (self.first + self.count).tolist(), strict=True)
-
-
-def _forward_together(rows: Tensor, weight: Tensor, bias: Tensor, groups: _Groups) -> Tensor:
-    outputs, inputs = weight.shape[1:]
-    expert_of_row = torch.from_numpy(groups.expert.repeat(groups.count))
-    out = bias.index_select(0, expert_of_row)
-    product = Products(
-        m=groups.count,
-        n=outputs,
-        k=inputs,
-        a=rows_from(rows, groups.first),
-        b=rows_from(weight.flatten(0, 1), groups.expert * outputs, transposed=True),
-        c=rows_from(out, groups.first),
-        adds=True,
-    )
-    multiply([product], rows.dtype)
-    return out
-
-
-def _backward_together(
-    grad: Tensor,
-    rows: Tensor | None,
-    weight: Tensor | None,
-    groups: _Groups,
-    grad_rows: Tensor | None,
-    grad_weight: Tensor | None,
-    grad_bias: Tensor | None,
-) -> None:
-    """All products of all experts at once; the gradient of a bias is a row of ones times its gradients."""
-    outputs = grad.shape[1]
-    products = []
-    if grad_rows is not None and weight is not None:
-        a = rows_from(grad, groups.first)
-        b = rows_from(weight.flatten(0, 1), groups.expert * outputs)
-        c = rows_from(grad_rows, groups.first)
-        products.append(Products(groups.count, grad_rows.shape[1], outputs, a, b, c))
-    if grad_weight is not None and rows is not None:
-        a = rows_from(grad, groups.first, transposed=True)
-        b = rows_from(rows, groups.first)
-        c = rows_from(grad_weight.flatten(0, 1), groups.expert * outputs)
-        products.append(Products(outputs, rows.shape[1], groups.count, a, b, c))
-    if grad_bias is not None:
-        longest = int(groups.count.max())
-        ones = grad.new_ones(1, longest)
-        a = rows_from(ones, np.zeros_like(groups.first))
-        c = rows_from(grad_bias, groups.expert)
-        products.append(Products(1, outputs, groups.count, a, rows_from(grad, groups.first), c))
-    multiply(products, grad.dtype)
+def _slices(counts: list[int]) -> Iterator[tuple[int, int, int]]:
+    """Of each expert that has rows: expert, first row, and the row after the last."""
+    stop = 0
+    for expert, count in enumerate(counts):
+        start, stop = stop, stop + count
+        if count:
+            yield expert, start, stop

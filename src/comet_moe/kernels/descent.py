@@ -19,8 +19,8 @@ from torch.utils.flop_counter import register_flop_formula
 from comet_moe.kernels.autograd import as_array
 from comet_moe.kernels.jit import is_plain_cpu
 from comet_moe.kernels.soft_trees import soft_trees
-from comet_moe.kernels.threads import over_rows
-from comet_moe.kernels.walk import walk
+from comet_moe.kernels.threads import count_threads, over_rows
+from comet_moe.kernels.walk import walk, walk_in_team
 
 SLOTS_PER_TREE = 8
 """Slots per tree that a sample has at first; one that reaches more experts is walked a second time."""
@@ -90,15 +90,11 @@ def descend(x: Tensor, trees: Trees, gamma: float) -> Descent:
     rows = _read_rows(x, trees)
     shape = len(rows), k * min(SLOTS_PER_TREE, n)
     expert, weight = np.zeros(shape, np.int64), np.zeros(shape, rows.dtype)
-    results = over_rows(
-        lambda first, last: walk(first, last, rows, *trees, gamma, expert, weight, _NO_INDICES, _NO_INDICES),
-        len(rows),
-        len(rows) * k * n.bit_length() * p,
+    outputs = (expert, weight, _NO_INDICES, _NO_INDICES)
+    most_experts, visited, finite = _walk_rows(
+        len(rows), len(rows) * k * n.bit_length() * p, rows, *trees, gamma, *outputs
     )
-    if len(results) == 1:
-        return Descent(expert, weight, *results[0])
-    most_experts, visited, finite = zip(*results, strict=True)
-    return Descent(expert, weight, max(most_experts), sum(visited), all(finite))
+    return Descent(expert, weight, most_experts, visited, finite)
 
 
 def descend_again(x: Tensor, trees: Trees, gamma: float, first: Descent) -> tuple[Tensor, Tensor, Tensor]:
@@ -113,12 +109,18 @@ def descend_again(x: Tensor, trees: Trees, gamma: float, first: Descent) -> tupl
     expert, weight = np.empty((1, len(sample)), np.int64), np.empty((1, len(sample)), rows.dtype)
     expert[0, fits[sample]], weight[0, fits[sample]] = first.expert[used], first.weight[used]
     chosen = np.flatnonzero(~fits)
-    over_rows(
-        lambda start, stop: walk(start, stop, rows, *trees, gamma, expert, weight, offsets, chosen),
-        len(chosen),
-        int(count[chosen].sum()) * p,
-    )
+    work = int(count[chosen].sum()) * p
+    _walk_rows(len(chosen), work, rows, *trees, gamma, expert, weight, offsets, chosen)
     return torch.from_numpy(sample), torch.from_numpy(expert[0]), torch.from_numpy(weight[0])
+
+
+def _walk_rows(rows: int, work: int, *arguments: Any) -> tuple[int, int, bool]:
+    """:func:`walk` in threads: the most experts of a row, nodes visited, whether all logits are finite."""
+    summary = np.empty((count_threads(rows, work), 3), np.int64)
+    if over_rows(walk, walk_in_team, rows, work, *arguments, summary) == 1:
+        most_experts, visited, finite = summary[0].tolist()
+        return most_experts, visited, bool(finite)
+    return int(summary[:, 0].max()), int(summary[:, 1].sum()), bool(summary[:, 2].all())
 
 
 def _read_rows(x: Tensor, trees: Trees) -> Any:

@@ -20,6 +20,7 @@ from torch import Tensor
 from comet_moe.kernels.autograd import differentiable_backward
 from comet_moe.kernels.bfloat16 import as_storage, load, store
 from comet_moe.kernels.jit import can_run_compiled, is_plain_cpu, jit
+from comet_moe.kernels.team import run_in_team
 from comet_moe.kernels.threads import over_rows
 
 
@@ -134,11 +135,8 @@ class _Mix(torch.autograd.Function):
             layout.start.numpy(),
             as_storage(out),
         )
-        over_rows(
-            lambda first, last: _forward(first, last, *arrays, *epilogue, seed),
-            samples,
-            z.numel() * weights.shape[1],
-        )
+        work = z.numel() * weights.shape[1]
+        over_rows(_forward, _forward_in_team, samples, work, *arrays, *epilogue, seed)
         return out
 
     @staticmethod
@@ -166,11 +164,8 @@ class _Mix(torch.autograd.Function):
             as_storage(grad_z),
             grad_weights.numpy(),
         )
-        over_rows(
-            lambda first, last: _backward(first, last, *arrays, *epilogue, ctx.seed),
-            len(start) - 1,
-            2 * z.numel() * weights.shape[1],
-        )
+        work = 2 * z.numel() * weights.shape[1]
+        over_rows(_backward, _backward_in_team, len(start) - 1, work, *arrays, *epilogue, ctx.seed)
         return grad_z, grad_weights, None, None, None
 
 
@@ -222,6 +217,7 @@ def _fill_factors(z: Any, relu: bool, dropout: float, seed: int, factors: Any) -
 
 @jit
 def _forward(
+    part: int,
     first: int,
     last: int,
     z: Any,
@@ -259,6 +255,7 @@ def _forward(
 
 @jit
 def _backward(
+    part: int,
     first: int,
     last: int,
     z: Any,
@@ -291,3 +288,41 @@ def _backward(
                 grad_weights[m, t] = dot
             for c in range(u):
                 store(grad_z, (row, c), total[c] * factor[c])
+
+
+@jit
+def _forward_in_team(
+    team: Any,
+    parts: int,
+    rows: int,
+    z: Any,
+    weights: Any,
+    pair_row: Any,
+    start: Any,
+    out: Any,
+    relu: bool,
+    dropout: float,
+    seed: int,
+) -> bool:
+    arguments = (z, weights, pair_row, start, out, relu, dropout, seed)
+    return run_in_team(_forward, team, parts, rows, arguments)
+
+
+@jit
+def _backward_in_team(
+    team: Any,
+    parts: int,
+    rows: int,
+    z: Any,
+    weights: Any,
+    pair_row: Any,
+    start: Any,
+    grad: Any,
+    grad_z: Any,
+    grad_weights: Any,
+    relu: bool,
+    dropout: float,
+    seed: int,
+) -> bool:
+    arguments = (z, weights, pair_row, start, grad, grad_z, grad_weights, relu, dropout, seed)
+    return run_in_team(_backward, team, parts, rows, arguments)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from comet_moe.kernels.autograd import as_array, first_order_only
 from comet_moe.kernels.jit import jit
+from comet_moe.kernels.team import run_in_team
 from comet_moe.kernels.threads import over_rows
 
 EPSILON = 1e-6
@@ -56,7 +57,7 @@ class _SoftTrees(torch.autograd.Function):
         contributions, paths = alphas.new_empty(rows, k, n), alphas.new_empty(rows, k, n)
         results = (weights, contributions, paths, entropy)
         arrays = (as_array(splits), as_array(alphas), *(result.numpy() for result in results))
-        over_rows(lambda first, last: _forward(first, last, gamma, *arrays), rows, NODE_COST * alphas.numel())
+        over_rows(_forward, _forward_in_team, rows, NODE_COST * alphas.numel(), gamma, *arrays)
         ctx.save_for_backward(splits, contributions, paths)
         ctx.gamma = gamma
         ctx.set_materialize_grads(False)
@@ -83,9 +84,7 @@ class _SoftTrees(torch.autograd.Function):
         grad_splits, grad_alphas = splits.new_empty(splits.shape), splits.new_empty(paths.shape)
         inputs = (splits, contributions, paths, total, grad_paths, grad_entropy)
         arrays = (*(as_array(given) for given in inputs), grad_splits.numpy(), grad_alphas.numpy())
-        over_rows(
-            lambda first, last: _backward(first, last, ctx.gamma, *arrays), rows, NODE_COST * paths.numel()
-        )
+        over_rows(_backward, _backward_in_team, rows, NODE_COST * paths.numel(), ctx.gamma, *arrays)
         return grad_splits, grad_alphas, None
 
 
@@ -116,6 +115,7 @@ def _log_sides(u: Any) -> Any:
 
 @jit
 def _forward(
+    part: int,
     first: int,
     last: int,
     gamma: float,
@@ -179,6 +179,7 @@ def _forward(
 
 @jit
 def _backward(
+    part: int,
     first: int,
     last: int,
     gamma: float,
@@ -223,3 +224,42 @@ def _backward(
                     by_left = kind(2) / left - kind(2) / (kind(3) - kind(2) * left)
                     by_right = kind(2) / right - kind(2) / (kind(3) - kind(2) * right)
                     grad_splits[b, j, q] = (grad_left * by_left - grad_right * by_right) / width
+
+
+@jit
+def _forward_in_team(
+    team: Any,
+    parts: int,
+    rows: int,
+    gamma: float,
+    splits: Any,
+    alphas: Any,
+    weights: Any,
+    contributions: Any,
+    paths: Any,
+    entropy: Any,
+) -> bool:
+    arguments = (gamma, splits, alphas, weights, contributions, paths, entropy)
+    return run_in_team(_forward, team, parts, rows, arguments)
+
+
+@jit
+def _backward_in_team(
+    team: Any,
+    parts: int,
+    rows: int,
+    gamma: float,
+    splits: Any,
+    contributions: Any,
+    paths: Any,
+    total_grad: Any,
+    grad_paths: Any,
+    grad_entropy: Any,
+    grad_splits: Any,
+    grad_alphas: Any,
+) -> bool:
+    arguments = (
+        *(gamma, splits, contributions, paths, total_grad, grad_paths, grad_entropy, grad_splits),
+        grad_alphas,
+    )
+    return run_in_team(_backward, team, parts, rows, arguments)

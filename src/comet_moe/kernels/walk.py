@@ -13,6 +13,7 @@ import numpy as np
 
 from comet_moe.kernels.jit import jit, jit_inline, wide_vectors
 from comet_moe.kernels.soft_trees import _first_deep, _leaf_at, _log_sides
+from comet_moe.kernels.team import run_in_team
 
 GROUP = 8
 """Samples that walk together."""
@@ -24,6 +25,7 @@ SINGLE_ROWS = 64
 
 @jit
 def walk(
+    part: int,
     first: int,
     last: int,
     x: Any,
@@ -36,12 +38,14 @@ def walk(
     out_weight: Any,
     offsets: Any,
     chosen: Any,
-) -> Any:
+    summary: Any,
+) -> None:
     """Walk rows first..last-1 of x, or rows chosen[first..last-1].
 
     Nothing is checked here: :mod:`comet_moe.kernels.descent` makes sure that all sizes agree.
 
     Args:
+        part: row of ``summary`` to write.
         first, last: rows of x, or indices into ``chosen``.
         x: (rows, p); as the next four, contiguous and of one floating-point type.
         split_weight, split_bias: (k, n-1, p), (k, n-1).
@@ -51,16 +55,14 @@ def walk(
             reaches more experts than its capacity gets minus their number in its first slot.
         offsets: (rows + 1,) where the pairs of each row begin, or empty.
         chosen: rows to walk, or empty for all of them.
-
-    Returns:
-        The largest number of experts of a row, the number of nodes and leaves visited, and whether all logits
-        are finite.
+        summary: (parts, 3): the largest number of experts of a row, the number of nodes and leaves visited,
+            and 1 if all logits are finite, else 0.
     """
     k, n, _ = leaf_weight.shape
     levels = _levels(n)
     chains, stacks = GROUP * k, GROUP * _stack_size(k, levels)
     leaves = max(k * n, GROUP * GROUP_LEAVES)
-    return _walk(
+    most_experts, visited, finite = _walk(
         first,
         last,
         x.reshape(x.size),
@@ -77,6 +79,32 @@ def walk(
         np.empty(chains + 5 * GROUP + 2 * stacks + leaves, np.int64),
         np.empty(2 * chains + GROUP + stacks + n + leaves, x.dtype),
     )
+    summary[part, 0], summary[part, 1], summary[part, 2] = most_experts, visited, finite
+
+
+@jit
+def walk_in_team(
+    team: Any,
+    parts: int,
+    rows: int,
+    x: Any,
+    split_weight: Any,
+    split_bias: Any,
+    leaf_weight: Any,
+    leaf_bias: Any,
+    gamma: float,
+    out_expert: Any,
+    out_weight: Any,
+    offsets: Any,
+    chosen: Any,
+    summary: Any,
+) -> bool:
+    """:func:`walk` in the threads of ``team``."""
+    arguments = (
+        *(x, split_weight, split_bias, leaf_weight, leaf_bias, gamma, out_expert, out_weight, offsets, chosen),
+        summary,
+    )
+    return run_in_team(walk, team, parts, rows, arguments)
 
 
 @jit_inline
