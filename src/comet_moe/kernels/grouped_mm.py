@@ -11,6 +11,7 @@ All matrices are row-major. MKL is column-major, so a product C = A B is given t
 """
 
 import ctypes
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -55,9 +56,8 @@ def grouped_mm(rows: Tensor, weight: Tensor, bias: Tensor, stops: npt.NDArray[np
     outputs, inputs = weight.shape[1:]
     out = rows.new_empty(len(rows), outputs)
     arrays = (rows.numpy(), weight.numpy(), bias.numpy(), out.numpy())
-    over_rows(
-        _forward, _forward_in_team, len(rows), len(rows) * inputs * outputs, _gemm(rows.dtype), stops, *arrays
-    )
+    work = len(rows) * inputs * outputs
+    over_rows(_forward, _forward_in_team, len(rows), work, _gemm(rows.dtype), stops, *arrays)
     return out
 
 
@@ -82,17 +82,23 @@ def grouped_mm_backward(
     grad_rows = grad_weight = grad_bias = None
     if weight is not None:
         grad_rows = grad.new_empty(len(grad), weight.shape[2])
-        arrays = (grad.numpy(), weight.numpy(), grad_rows.numpy())
+        factors = (grad.numpy(), weight.numpy())
         work = grad.numel() * weight.shape[2]
-        over_rows(_backward_rows, _backward_rows_in_team, len(grad), work, function, stops, *arrays)
+        over_rows(
+            *(_backward_rows, _backward_rows_in_team, len(grad), work),
+            *(function, stops, *factors, grad_rows.numpy()),
+        )
     if rows is not None or needs_bias:
         factor = grad.new_empty(len(grad), 0) if rows is None else rows
         grad_weight = grad.new_empty(experts, outputs, factor.shape[1])
         grad_bias = grad.new_empty(experts if needs_bias else 0, outputs)
-        arrays = (grad.numpy(), factor.numpy(), grad_weight.numpy(), grad_bias.numpy())
+        results = (grad_weight.numpy(), grad_bias.numpy())
         # A unit of work is one row of the gradient of an expert's weights times one row of the expert.
         units, work = grad.numel(), grad.numel() * factor.shape[1]
-        over_rows(_backward_weight, _backward_weight_in_team, units, work, function, stops, *arrays)
+        over_rows(
+            *(_backward_weight, _backward_weight_in_team, units, work),
+            *(function, stops, grad.numpy(), factor.numpy(), *results),
+        )
     return (
         grad_rows,
         grad_weight if rows is not None else None,
@@ -116,8 +122,7 @@ if NUMBA_ENABLED:
     from numba.core import cgutils
     from numba.extending import intrinsic
 
-    @intrinsic
-    def _call_gemm(
+    def _generate_gemm(
         context: Any, function: Any, flags: Any, sizes: Any, scales: Any, addresses: Any, strides: Any
     ) -> Any:
         """BLAS's C = alpha op(A) op(B) + beta C, column-major; every argument is passed by its address."""
@@ -145,6 +150,8 @@ if NUMBA_ENABLED:
 
         return types.none(function, flags, sizes, scales, addresses, strides), generate
 
+    _call_gemm: Callable[..., None] = intrinsic(_generate_gemm)
+
 else:
 
     def _call_gemm(*arguments: Any) -> None:
@@ -163,7 +170,7 @@ def _address(matrix: Any, row: int) -> int:
 @jit
 def _first_expert(stops: Any, row: int) -> int:
     """The expert of a row."""
-    return np.searchsorted(stops, row, side="right")
+    return int(np.searchsorted(stops, row, side="right"))
 
 
 @jit
@@ -181,9 +188,7 @@ def _forward(
                 out[row] = bias[expert]
             addresses = (_address(weight[expert], 0), _address(rows, start), _address(out, start))
             sizes = (outputs, stop - start, inputs)
-            _call_gemm(
-                gemm, (TRANSPOSED, PLAIN), sizes, (one, one), addresses, (inputs, inputs, outputs)
-            )
+            _call_gemm(gemm, (TRANSPOSED, PLAIN), sizes, (one, one), addresses, (inputs, inputs, outputs))
             start = stop
         expert += 1
 
@@ -244,9 +249,7 @@ def _backward_weight(
             own_grad = _address(grad, start) + low * grad.itemsize
             addresses = (_address(rows, start), own_grad, _address(grad_weight[expert], low))
             sizes = (inputs, high - low, count)
-            _call_gemm(
-                gemm, (PLAIN, TRANSPOSED), sizes, (one, zero), addresses, (inputs, outputs, inputs)
-            )
+            _call_gemm(gemm, (PLAIN, TRANSPOSED), sizes, (one, zero), addresses, (inputs, outputs, inputs))
         start = stops[expert]
 
 
@@ -276,4 +279,6 @@ def _backward_weight_in_team(
     grad_weight: Any,
     grad_bias: Any,
 ) -> bool:
-    return run_in_team(_backward_weight, team, parts, units, (gemm, stops, grad, rows, grad_weight, grad_bias))
+    return run_in_team(
+        _backward_weight, team, parts, units, (gemm, stops, grad, rows, grad_weight, grad_bias)
+    )

@@ -123,7 +123,7 @@ def _source_checksum() -> str:
 
 def _private_options_are_tested() -> bool:
     """Whether numba and llvmlite are of versions whose private options are known to work."""
-    import llvmlite  # type: ignore[import-untyped]
+    import llvmlite
     import numba
 
     return _is_below(numba.__version__, NUMBA_LIMIT) and _is_below(llvmlite.__version__, LLVMLITE_LIMIT)

@@ -6,6 +6,7 @@ threads run compiled code only: none of them waits for the interpreter's lock, w
 """
 
 import ctypes
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,9 @@ def openmp_team() -> Team | None:
     openmp = ctypes.CDLL(str(libraries[0]))  # torch has loaded it already: this gives the same library
     functions = (openmp.GOMP_parallel, openmp.omp_get_thread_num, openmp.omp_get_num_threads)
     start, number, size = (ctypes.cast(function, ctypes.c_void_p).value for function in functions)
-    assert start and number and size
+    assert start is not None
+    assert number is not None
+    assert size is not None
     return start, number, size
 
 
@@ -37,8 +40,7 @@ if NUMBA_ENABLED:
     from numba.core import cgutils
     from numba.extending import intrinsic
 
-    @intrinsic
-    def run_in_team(context: Any, loop: Any, team: Any, parts: Any, rows: Any, arguments: Any) -> Any:
+    def _run_in_team(context: Any, loop: Any, team: Any, parts: Any, rows: Any, arguments: Any) -> Any:
         """Calls ``loop(part, first, last, *arguments)`` for ``parts`` ranges that cover all rows, in a team.
 
         For compiled functions only. A nested or limited team may be smaller than requested: each member takes
@@ -100,7 +102,10 @@ if NUMBA_ENABLED:
 
         return types.boolean(loop, team, parts, rows, arguments), generate
 
+    run_in_team: Callable[..., bool] = intrinsic(_run_in_team)
+
 else:
 
-    def run_in_team(loop: Any, team: Any, parts: Any, rows: Any, arguments: Any) -> Any:
+    def run_in_team(loop: Any, team: Any, parts: int, rows: int, arguments: Any) -> bool:
         """Only called by compiled functions, which do not exist without numba."""
+        raise NotImplementedError

@@ -15,7 +15,7 @@ import torch
 
 from comet_moe.kernels.team import openmp_team
 
-WORTH_A_THREAD = 100_000
+WORTH_A_THREAD = 250_000
 """Multiply-adds below which a further thread costs more time than it saves."""
 
 _is_forked = False

@@ -101,7 +101,18 @@ def walk_in_team(
 ) -> bool:
     """:func:`walk` in the threads of ``team``."""
     arguments = (
-        *(x, split_weight, split_bias, leaf_weight, leaf_bias, gamma, out_expert, out_weight, offsets, chosen),
+        *(
+            x,
+            split_weight,
+            split_bias,
+            leaf_weight,
+            leaf_bias,
+            gamma,
+            out_expert,
+            out_weight,
+            offsets,
+            chosen,
+        ),
         summary,
     )
     return run_in_team(walk, team, parts, rows, arguments)
