@@ -24,12 +24,6 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def swiglu(x: Tensor) -> Tensor:
-    """silu(a) · b of the halves (a, b): (..., 2h) -> (..., h)."""
-    gate, up = x.chunk(2, -1)
-    return F.silu(gate) * up
-
-
 def get_activation(name: str) -> Callable[[Tensor], Tensor]:
     """The elementwise function called ``name``."""
     if not isinstance(name, str) or name not in ACTIVATIONS:

@@ -2,10 +2,11 @@
 
 from torch import Tensor
 
-from comet_moe.experts.base import Experts, get_activation, swiglu
+from comet_moe.experts.base import Experts, get_activation
 from comet_moe.experts.dense_layer import check_probability
 from comet_moe.experts.grouped_linear import GroupedLinear
 from comet_moe.kernels.mix import Epilogue
+from comet_moe.kernels.swiglu import swiglu
 
 
 class FeedForwardExperts(Experts):

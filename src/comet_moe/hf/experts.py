@@ -10,7 +10,7 @@ Shapes: N tokens, k choices, n experts, p features, h hidden units.
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from comet_moe.dispatch import run_sparse
 from comet_moe.exceptions import needs_extra
@@ -18,8 +18,10 @@ from comet_moe.experts import Experts
 from comet_moe.experts.grouped_linear import grouped_linear
 from comet_moe.kernels.mix import Epilogue
 from comet_moe.kernels.plan import plan_from_pairs
+from comet_moe.kernels.swiglu import swiglu
 
 with needs_extra("hf", "comet_moe.hf"):
+    from transformers.activations import SiLUActivation
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 NAME = "comet_moe"
@@ -44,6 +46,12 @@ def sparse_experts_forward(
     return mixed.squeeze(1).to(hidden_states.dtype)
 
 
+def _is_swiglu(module: Any) -> bool:
+    """Whether the experts of ``module`` multiply silu of the first half by the second, as most models do."""
+    is_default = getattr(type(module)._apply_gate, "__name__", "") == "_default_apply_gate"
+    return is_default and type(module.act_fn) in (nn.SiLU, SiLUActivation)
+
+
 class _TransformersExperts:
     """The experts of a module of transformers, as :func:`run_sparse` needs them; nothing is copied."""
 
@@ -56,7 +64,8 @@ class _TransformersExperts:
         """(M, p) -> (M, p)."""
         module = self.module
         if module.has_gate:
-            hidden = module._apply_gate(self._layer(rows, "gate_up_proj", counts))
+            gate_up = self._layer(rows, "gate_up_proj", counts)
+            hidden = swiglu(gate_up) if _is_swiglu(module) else module._apply_gate(gate_up)
         else:
             hidden = module.act_fn(self._layer(rows, "up_proj", counts))
         out = self._layer(hidden, "down_proj", counts)

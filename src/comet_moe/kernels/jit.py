@@ -76,7 +76,7 @@ def is_plain_cpu(tensor: Tensor) -> bool:
     return tensor.is_cpu and type(tensor) in PLAIN_TENSOR_TYPES
 
 
-def jit(function: Function, allocates: bool = True) -> Function:
+def jit(function: Function, allocates: bool = True, reassociates: bool = True) -> Function:
     """``function`` compiled at its first call, cached on disk where possible. Releases the GIL.
 
     Where numba is missing it stays as it is; :func:`can_run_compiled` keeps it from being called.
@@ -85,12 +85,15 @@ def jit(function: Function, allocates: bool = True) -> Function:
         function: its arguments are numbers and arrays.
         allocates: False if it makes no arrays of its own; it then need not count references, which takes
             time in inner loops.
+        reassociates: False if its sums must be computed in the order in which they are written.
     """
     if not NUMBA_ENABLED:
         return function
     import numba
 
-    options: dict[str, Any] = {"nogil": True, "fastmath": FASTMATH}
+    # As in numpy, a division by zero is no error: checks for it would keep loops from vectorising.
+    options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
+    options["fastmath"] = FASTMATH if reassociates else {"contract"}
     if not allocates and _accepts_option("_nrt"):
         options["_nrt"] = False
     # The name is part of the cache's file name. By itself numba looks for changes only in the file that holds
@@ -108,7 +111,7 @@ def jit_inline(function: Function) -> Function:
         return function
     import numba
 
-    compiled: Any = numba.njit(nogil=True, fastmath=FASTMATH, inline="always")(function)
+    compiled: Any = numba.njit(nogil=True, error_model="numpy", fastmath=FASTMATH, inline="always")(function)
     return compiled
 
 

@@ -1,0 +1,133 @@
+"""SwiGLU in one pass over its input, with its gradient.
+
+Shapes: M rows, h features. With the halves (a, b) of a row of x (M, 2h) and s = 1 / (1 + exp(-a)),
+
+    y = a s b,   dx = (g b s (1 + a (1 - s)), g a s)   for the gradient g of y
+
+torch's operators read and write the halves once for each of them. x and y may be bfloat16; the loops compute
+in float32.
+"""
+
+from functools import partial
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from comet_moe.kernels.autograd import differentiable_backward
+from comet_moe.kernels.bfloat16 import as_storage, load, store
+from comet_moe.kernels.jit import can_run_compiled, is_plain_cpu, jit, wide_vectors
+from comet_moe.kernels.team import run_in_team
+from comet_moe.kernels.threads import over_rows
+
+SIGMOID_COST = 8
+"""Multiply-adds that take as long as a sigmoid."""
+
+
+def swiglu(x: Tensor) -> Tensor:
+    """silu(a) · b of the halves (a, b): (..., 2h) -> (..., h)."""
+    if x.dtype in (torch.float32, torch.bfloat16) and is_plain_cpu(x) and can_run_compiled():
+        return _SwiGLU.apply(x)
+    return swiglu_torch(x)
+
+
+def swiglu_torch(x: Tensor) -> Tensor:
+    """The definition, by torch's operators."""
+    gate, up = x.chunk(2, -1)
+    return F.silu(gate) * up
+
+
+class _SwiGLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        rows = _as_rows(x)
+        out = rows.new_empty(len(rows), x.shape[-1] // 2)
+        arrays = as_storage(rows), as_storage(out)
+        over_rows(_forward, _forward_in_team, len(rows), SIGMOID_COST * out.numel(), *arrays)
+        return out.reshape(*x.shape[:-1], out.shape[-1])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None]:
+        (x,) = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            (result,) = differentiable_backward(swiglu_torch, (x,), [grad], (True,))
+            return (result,)
+        rows = _as_rows(x)
+        grad_rows = torch.empty_like(rows)
+        given = as_storage(rows), as_storage(_as_rows(grad))
+        work = 2 * SIGMOID_COST * grad.numel()
+        over_rows(_backward, _backward_in_team, len(rows), work, *given, as_storage(grad_rows))
+        return (grad_rows.reshape(x.shape),)
+
+
+def _as_rows(x: Tensor) -> Tensor:
+    """(..., width) -> (M, width), contiguous."""
+    return x.reshape(prod(x.shape[:-1]), x.shape[-1]).contiguous()
+
+
+@partial(jit, reassociates=False)
+def _sigmoid(a: Any) -> Any:
+    """1 / (1 + exp(-a)) in float32, by operations that vectorise.
+
+    exp(t) = 2^n exp(r) with t = n log 2 + r, |r| <= log(2) / 2, and exp(r) by its series up to r^7 / 7!,
+    whose next term is below 2^-24. log 2 is subtracted in two parts, the first of few bits, so that n times
+    it is exact.
+    """
+    one = np.float32(1)
+    t = min(max(-a, np.float32(-87)), np.float32(88))
+    n = np.floor(t * np.float32(1.4426950408889634) + np.float32(0.5))
+    r = (t - n * np.float32(0.693359375)) + n * np.float32(2.1219444005469057e-4)
+    series = np.float32(1 / 5040) * r + np.float32(1 / 720)
+    series = series * r + np.float32(1 / 120)
+    series = series * r + np.float32(1 / 24)
+    series = series * r + np.float32(1 / 6)
+    series = series * r + np.float32(1 / 2)
+    series = (series * r + one) * r + one
+    power = np.int32(np.int32(np.int32(n) + np.int32(127)) << np.int32(23)).view(np.float32)
+    return one / (one + series * power)
+
+
+@jit
+def _put(array: Any, index: int, value: Any) -> None:
+    """:func:`store`, which numba cannot expand twice in one function."""
+    store(array, index, value)
+
+
+@partial(jit, reassociates=False)
+def _forward(part: int, first: int, last: int, x: Any, out: Any) -> None:
+    wide_vectors()
+    half = out.shape[1]
+    for row in range(first, last):
+        for c in range(half):
+            a = load(x[row, c])
+            store(out, (row, c), a * _sigmoid(a) * load(x[row, half + c]))
+
+
+@partial(jit, reassociates=False)
+def _backward(part: int, first: int, last: int, x: Any, grad: Any, grad_x: Any) -> None:
+    wide_vectors()
+    half = grad.shape[1]
+    one = np.float32(1)
+    for row in range(first, last):
+        # As arrays of their own, whose overlap is checked once, both halves are written by one loop.
+        gates, ups = x[row, :half], x[row, half:]
+        grad_gates, grad_ups = grad_x[row, :half], grad_x[row, half:]
+        for c in range(half):
+            a, b, g = load(gates[c]), load(ups[c]), load(grad[row, c])
+            s = _sigmoid(a)
+            _put(grad_gates, c, g * b * s * (one + a * (one - s)))
+            _put(grad_ups, c, g * a * s)
+
+
+@jit
+def _forward_in_team(team: Any, parts: int, rows: int, x: Any, out: Any) -> bool:
+    return run_in_team(_forward, team, parts, rows, (x, out))
+
+
+@jit
+def _backward_in_team(team: Any, parts: int, rows: int, x: Any, grad: Any, grad_x: Any) -> bool:
+    return run_in_team(_backward, team, parts, rows, (x, grad, grad_x))
