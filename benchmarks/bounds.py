@@ -21,6 +21,7 @@ from comet_moe.experts import DenseExperts
 from comet_moe.experts.grouped_linear import grouped_linear
 from comet_moe.gates import HashGate
 from comet_moe.kernels.descent import descend, read_trees
+from comet_moe.kernels.grouped_mm import grouped_mm, grouped_mm_backward
 from comet_moe.kernels.mix import gather_rows, mix
 
 Part = tuple[str, Function]
@@ -68,6 +69,27 @@ def dispatch(n: int, p: int, u: int) -> Iterator[Part]:
     yield "reference", lambda: x @ weight.t()
 
 
+def uneven_products() -> Iterator[Part]:
+    """Products of 16 experts of 256 x 256 with 40 to 230 rows; the reference is one product of all rows."""
+    counts = [40, 48, 53, 59, 66, 79, 88, 101, 107, 126, 129, 142, 163, 205, 230, 230]
+    rows, grad = torch.randn(sum(counts), 256), torch.randn(sum(counts), 256)
+    weight, bias, stops = torch.randn(16, 256, 256), torch.randn(16, 256), np.cumsum(counts)
+    slices = [slice(stop - count, stop) for stop, count in zip(stops, counts, strict=True)]
+    yield "all experts in shares", lambda: grouped_mm(rows, weight, bias, stops)
+    yield (
+        "one expert after the other",
+        lambda: [torch.addmm(b, rows[s], w.t()) for s, w, b in zip(slices, weight, bias, strict=True)],
+    )
+    yield "gradients, all experts in shares", lambda: grouped_mm_backward(grad, rows, weight, stops, True)
+    yield (
+        "gradients, one expert after the other",
+        lambda: [
+            (grad[s] @ w, grad[s].t() @ rows[s], grad[s].sum(0)) for s, w in zip(slices, weight, strict=True)
+        ],
+    )
+    yield "reference", lambda: rows @ weight[0].t()
+
+
 def show_ratios(title: str | None, parts: Sequence[Part], seconds: float, calls: int = 1) -> None:
     """Print the times of ``parts`` divided by the time of the last one, as a Markdown table."""
     print(f"| {title} | ratio | quartiles |\n|---|---|---|")
@@ -80,6 +102,7 @@ def show_ratios(title: str | None, parts: Sequence[Part], seconds: float, calls:
 if __name__ == "__main__":
     with torch.no_grad():
         show_ratios(one_row.__doc__, list(one_row()), 8, 200)
+        show_ratios(uneven_products.__doc__, list(uneven_products()), 10)
         for shape in ((8, 256, 256), (16, 512, 512), (8, 768, 1024)):
             show_ratios(
                 f"{dispatch.__doc__} n={shape[0]} p={shape[1]} u={shape[2]}", list(dispatch(*shape)), 15
