@@ -9,6 +9,7 @@ from command import comet_moe, refusal, succeed
 
 from comet_moe.analysis.reading import read_lines
 from comet_moe.analysis.records import TrialRecord
+from comet_moe.cli._compare import recommend
 from comet_moe.training.records import ResultRecord
 from made_tables import TASKS, customers, write_table
 
@@ -62,6 +63,40 @@ def test_gates_and_trees_are_compared_and_the_comparison_resumes(tmp_path, table
     assert ("note: boosted trees had a lower one" in done.err) == (fitted < best)
     refused = refusal_after_note("predict", out, table, "-o", tmp_path / "p.csv", "--keep", "id")
     assert "has no column id to keep" in refused
+
+
+def make_row(gate, loss, p_dense=None, operations=1000.0, verdict="routes"):
+    return {
+        "gate": gate,
+        "test_loss_mean": loss,
+        "test_loss_se": 0.1,
+        "trials_used": 5,
+        "p_dense": p_dense,
+        "flops_per_sample_mean": operations,
+        "verdict": verdict,
+    }
+
+
+@pytest.mark.parametrize(
+    ("rows", "sentence"),
+    [
+        (
+            [make_row("dense", 50.0), make_row("topk", 51.0, 0.9)],
+            "Use dense: its test loss is the lowest of 2.",
+        ),
+        ([make_row("dense", 50.0), make_row("topk", 49.0, 0.2)], "Use dense, one network as costly"),
+        ([make_row("dense", 50.0), make_row("topk", 49.0, 0.01, 1050.0)], "a dense network of the same cost"),
+        # As on MovieLens-100K, where a dense network of as many operations was level with Top-2.
+        (
+            [make_row("dense", 50.0), make_row("topk", 49.0, 0.01, 1500.0)],
+            "takes 1.5 times as many operations",
+        ),
+        ([make_row("dense", 50.0), make_row("trees", 48.0, 0.01, None)], "Use boosted trees"),
+        ([make_row("dense", None), make_row("topk", None)], "No run is complete"),
+    ],
+)
+def test_the_recommendation_says_what_was_shown(rows, sentence):
+    assert sentence in recommend(rows)
 
 
 @pytest.mark.slow

@@ -25,6 +25,13 @@ from comet_moe.tuning.study import StudyOptions
 
 LEVEL = 0.05
 
+SAME_COST = 1.1
+"""A network with at most so many times the operations of another is as costly.
+
+Targets with gates of their own select more experts together than each of them, so that a mixture may take
+more operations than `dense`, whose cost is that of the experts of one target.
+"""
+
 Row = dict[str, Any]
 
 
@@ -75,31 +82,39 @@ class Comparison:
             write_text(file, "".join(record.model_dump_json() + "\n" for record in records))
         return records[:seeds]
 
-    def recommend(self, rows: Sequence[Row]) -> str:
-        """One sentence: what to use on this table, and why."""
-        complete = {row["gate"]: row for row in rows if row["test_loss_mean"] is not None}
-        if not complete:
-            return "No run is complete: see the reasons in the study folder."
-        best = min(complete.values(), key=lambda row: row["test_loss_mean"])
-        name, dense = best["gate"], complete.get("dense")
-        if name == TREES:
-            rivals = [row for row in complete.values() if row["gate"] != TREES]
-            shown = all(_is_above(row, best) for row in rivals)
-            return (
-                f"Use boosted trees: their test loss is the lowest"
-                f"{'' if shown else ', though not significantly below that of every network'}."
-            )
-        if name == "dense" or dense is None or best["p_dense"] is None:
-            return f"Use {name}: its test loss is the lowest of {len(complete)}."
-        if best["p_dense"] < LEVEL:
-            return (
-                f"Use {name}: its test loss is below that of a dense network of the same cost "
-                f"(p = {best['p_dense']:.3f}), and it {_routes(best)}."
-            )
+
+def recommend(rows: Sequence[Row]) -> str:
+    """One sentence: what to use on this table, and why."""
+    complete = {row["gate"]: row for row in rows if row["test_loss_mean"] is not None}
+    if not complete:
+        return "No run is complete: see the reasons in the study folder."
+    best = min(complete.values(), key=lambda row: row["test_loss_mean"])
+    name, dense = best["gate"], complete.get("dense")
+    if name == TREES:
+        rivals = [row for row in complete.values() if row["gate"] != TREES]
+        shown = all(_is_above(row, best) for row in rivals)
+        return (
+            f"Use boosted trees: their test loss is the lowest"
+            f"{'' if shown else ', though not significantly below that of every network'}."
+        )
+    if name == "dense" or dense is None or best["p_dense"] is None:
+        return f"Use {name}: its test loss is the lowest of {len(complete)}."
+    if best["p_dense"] >= LEVEL:
         return (
             f"Use dense, one network as costly as the selected experts: {name} has the lowest test loss, but "
             f"not significantly lower (p = {best['p_dense']:.2f})."
         )
+    times = best["flops_per_sample_mean"] / dense["flops_per_sample_mean"]
+    if times <= SAME_COST:
+        return (
+            f"Use {name}: its test loss is below that of a dense network of the same cost "
+            f"(p = {best['p_dense']:.3f}), and it {_routes(best)}."
+        )
+    return (
+        f"Use {name} or a wider dense network: the test loss of {name} is below that of dense "
+        f"(p = {best['p_dense']:.3f}), and it {_routes(best)}, but it takes {times:.1f} times as many "
+        f"operations. Compare it with a dense network as costly: --gates dense with a larger --set gate.k."
+    )
 
 
 def _routes(row: Row) -> str:
@@ -151,7 +166,8 @@ MAIN_METRICS = {"binary": "auc", "multiclass": "accuracy", "regression": "mse", 
 
 _NOTES = (
     "Mean ± standard error over seeds, on the test rows. p: one-sided t-test that the test loss is below "
-    "that of dense, one network as costly as the selected experts, or of scikit-learn's boosted trees.",
+    "that of dense, one network as costly as the experts that one target selects, or of scikit-learn's "
+    "boosted trees.",
 )
 
 

@@ -80,7 +80,7 @@ def compare(
     The columns' types are inferred; `comet-moe data inspect TABLE` shows them. The comparison is a study like
     those of `comet-moe tune`: it can be stopped, resumed, and run by several machines.
     """
-    from comet_moe.cli._compare import Comparison, print_comparison
+    from comet_moe.cli._compare import Comparison, print_comparison, recommend
     from comet_moe.io import require_file_path
     from comet_moe.report import check_extra, write_report
 
@@ -97,7 +97,7 @@ def compare(
     _train(options, seeds, workers, minutes)
     rows = comparison.rows(seeds if trees else 0)
     file = write_report([out], page or out / "compare.html")
-    recommendation = comparison.recommend(rows)
+    recommendation = recommend(rows)
     if as_json:
         best = min(
             (row for row in rows if row["test_loss_mean"] is not None),
