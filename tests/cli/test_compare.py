@@ -122,6 +122,10 @@ def test_a_time_budget_ends_with_fewer_seeds(tmp_path, table):
             ["--targets", "bought", "--set", "training.epoch=1"],
             "there is no setting training.epoch, did you mean training.epochs?",
         ),
+        (
+            ["--targets", "bought", "--gates", "dense,softmax", "--set", "gate.k=4"],
+            "the gate softmax has no setting k",
+        ),
     ],
 )
 def test_a_wrong_argument_is_one_sentence_and_leaves_nothing(tmp_path, table, arguments, message):

@@ -52,9 +52,10 @@ class Comparison:
     @classmethod
     def prepare(cls, options: StudyOptions) -> "Comparison":
         """Prepare the table once, before the workers need it; its errors come before any training."""
-        for gate in options.gates or ():
-            load_train_config(options.recipe, [*options.settings, f"gate={gate}"])
-        config = load_train_config(options.recipe, options.settings)
+        # With each gate, since a setting may be one that the recipe's own gate does not have.
+        choices = [[f"gate={gate}"] for gate in options.gates or ()] or [[]]
+        configs = [load_train_config(options.recipe, [*options.settings, *choice]) for choice in choices]
+        config = configs[0]  # their data and losses are the same
         dataset = load_dataset(config)
         return cls(options.out, dataset, table_tasks(read_schema(dataset.meta), config.loss))
 

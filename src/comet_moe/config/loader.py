@@ -223,7 +223,8 @@ def validation_message(error: ValidationError) -> str:
     context = problem.get("ctx", {})
     match problem["type"]:
         case "extra_forbidden":
-            return f"there is no setting {key}{_nearest(key)}"
+            tags = [str(part) for part in problem["loc"] if part in _UNION_TAGS]
+            return _no_such_setting(key, tags[0] if tags else None)
         case "missing":
             return f"the setting {key} is missing"
         case "union_tag_not_found":
@@ -247,11 +248,14 @@ _UNION_TAGS = {
 """What pydantic adds to the path of a setting to say which member of a union it is in."""
 
 
-def _nearest(key: str) -> str:
-    """ ", did you mean a.b?" where a setting has nearly the name ``key``, else nothing."""
+def _no_such_setting(key: str, member: str | None) -> str:
+    """What is wrong with ``key``, which the gate or model ``member`` does not have, but another one may."""
     names = {name for kind in (TrainConfig, BertConfig) for name in _setting_names(kind)}
+    if key in names and member is not None:
+        section, _, name = key.partition(".")
+        return f"the {section} {member} has no setting {name}"
     near = get_close_matches(key, names, n=1, cutoff=0.85)
-    return f", did you mean {near[0]}?" if near else ""
+    return f"there is no setting {key}" + (f", did you mean {near[0]}?" if near else "")
 
 
 def _setting_names(section: Any, prefix: str = "") -> Iterator[str]:
