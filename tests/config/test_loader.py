@@ -56,7 +56,7 @@ def test_a_saved_configuration_is_a_recipe(tmp_path):
         ("multidigits", ["gate.kk=2"], "there is no setting gate.kk"),
         ("multidigits", ["gate=topk", "gate.k=99"], "gate.k must be at most 8, the number of experts"),
         ("bert-rte", ["gate=topk", "gate.k=5"], "gate.k must be at most 4, the number of experts"),
-        ("multidigits", ["gate=softmax", "gate.k=2"], "there is no setting gate.k"),
+        ("multidigits", ["gate=softmax", "gate.k=2"], "the gate softmax has no setting k"),
         ("multidigits", ["training.epochs=many"], "training.epochs: .* got 'many'"),
         ("multidigits", ["loss.alpha=0.5"], "loss.alpha must stay unset for a model of kind image"),
         ("multidigits", ["training"], "a setting has the form a.b=c, got 'training'"),
