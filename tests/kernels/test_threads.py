@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from comet_moe.kernels import threads
+from comet_moe.kernels import grouped_mm, threads
+from comet_moe.kernels import jit as jit_module
 from comet_moe.kernels.jit import NUMBA_ENABLED, jit
 from comet_moe.kernels.team import openmp_team, run_in_team
 from comet_moe.kernels.threads import WORTH_A_THREAD, over_rows, run_in_pool
@@ -57,6 +58,19 @@ def test_without_openmp_rows_go_to_a_pool(monkeypatch):
     seen, sizes = make_arrays()
     assert over_rows(count, None, 1001, 100 * WORTH_A_THREAD, seen, sizes, 0) == 3
     assert (seen == 1).all()
+
+
+def test_versions_of_numba_that_were_not_tested_use_the_pool_and_torch_products(monkeypatch):
+    monkeypatch.setattr(jit_module, "NUMBA_LIMIT", (0, 1))
+    cached = (openmp_team, grouped_mm._gemm)
+    for function in cached:
+        function.cache_clear()
+    try:
+        assert openmp_team() is None
+        assert not grouped_mm.can_group(torch.zeros(1))
+    finally:
+        for function in cached:
+            function.cache_clear()
 
 
 @pytest.mark.skipif(openmp_team() is None, reason="torch has another library of threads here")

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from comet_moe.checks import has_dispatch_mode
-from comet_moe.kernels.jit import NUMBA_ENABLED, can_run_compiled, jit
+from comet_moe.kernels.jit import NUMBA_ENABLED, can_run_compiled, internals_are_tested, jit
 from comet_moe.kernels.team import run_in_team
 from comet_moe.kernels.threads import over_rows
 
@@ -108,7 +108,12 @@ def grouped_mm_backward(
 
 @cache
 def _gemm(dtype: torch.dtype) -> int | None:
-    """The address of MKL's product of matrices of this type; None where torch has no MKL."""
+    """The address of MKL's product of matrices of this type; None where torch has no MKL.
+
+    Nor with versions of numba for which :func:`_call_gemm` was not tested.
+    """
+    if not internals_are_tested():
+        return None
     for path in sorted((Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*")):
         function = getattr(ctypes.CDLL(str(path)), FUNCTIONS[dtype], None)
         if function is not None:

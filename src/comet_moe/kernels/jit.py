@@ -32,7 +32,7 @@ NUMBA_ENABLED = find_spec("numba") is not None and os.environ.get("NUMBA_DISABLE
 COMPILED_TYPES = (torch.float32, torch.float64)
 
 NUMBA_LIMIT, LLVMLITE_LIMIT = (0, 69), (0, 51)
-"""Private options of numba and llvmlite are used below these versions only: later ones are not tested yet."""
+"""Internals of numba and llvmlite are used below these versions only: later ones are not tested yet."""
 
 _portable = False
 
@@ -124,8 +124,10 @@ def _source_checksum() -> str:
     return digest.hexdigest()
 
 
-def _private_options_are_tested() -> bool:
-    """Whether numba and llvmlite are of versions whose private options are known to work."""
+def internals_are_tested() -> bool:
+    """Whether numba is there, and numba and llvmlite are of versions whose internals are known to work."""
+    if not NUMBA_ENABLED:
+        return False
     import llvmlite
     import numba
 
@@ -144,7 +146,7 @@ def _accepts_option(name: str) -> bool:
         from numba.core.cpu import CPUTargetOptions
     except ImportError:
         return False
-    return _private_options_are_tested() and hasattr(CPUTargetOptions, name)
+    return internals_are_tested() and hasattr(CPUTargetOptions, name)
 
 
 def _prefer_wide_vectors(function: Any) -> None:
@@ -156,7 +158,7 @@ def _prefer_wide_vectors(function: Any) -> None:
 @cache
 def _accepts_wide_vectors() -> bool:
     """Whether llvmlite lets us set the attribute and LLVM reads it, tried on an empty function."""
-    if not _private_options_are_tested():
+    if not internals_are_tested():
         return False
     from llvmlite import binding, ir
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from comet_moe.kernels.jit import NUMBA_ENABLED
+from comet_moe.kernels.jit import NUMBA_ENABLED, internals_are_tested
 
 Team = tuple[int, int, int]
 """Addresses of OpenMP's functions: start a team, number of the calling thread, size of its team."""
@@ -21,9 +21,13 @@ Team = tuple[int, int, int]
 
 @cache
 def openmp_team() -> Team | None:
-    """The functions of the OpenMP library that torch has loaded; None where it has another (macOS)."""
+    """The functions of the OpenMP library that torch has loaded.
+
+    None where it has another (macOS), and with versions of numba that were not tested with
+    :func:`run_in_team`.
+    """
     libraries = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*"))
-    if not libraries:
+    if not libraries or not internals_are_tested():
         return None
     openmp = ctypes.CDLL(str(libraries[0]))  # torch has loaded it already: this gives the same library
     functions = (openmp.GOMP_parallel, openmp.omp_get_thread_num, openmp.omp_get_num_threads)
@@ -40,67 +44,74 @@ if NUMBA_ENABLED:
     from numba.core import cgutils
     from numba.extending import intrinsic
 
+    WORD, INT = ir.IntType(64), ir.IntType(32)
+    POINTER = ir.IntType(8).as_pointer()
+    MEMBER = ir.FunctionType(ir.VoidType(), [POINTER])
+    START = ir.FunctionType(ir.VoidType(), [MEMBER.as_pointer(), POINTER, INT, INT])
+    QUESTION = ir.FunctionType(INT, [])
+
     def _run_in_team(context: Any, loop: Any, team: Any, parts: Any, rows: Any, arguments: Any) -> Any:
         """Calls ``loop(part, first, last, *arguments)`` for ``parts`` ranges that cover all rows, in a team.
 
-        For compiled functions only. A nested or limited team may be smaller than requested: each member takes
-        every size-th part. True if no call failed, which they can only for want of memory.
+        For compiled functions only. True if no call failed, which it can only for want of memory. In C:
+
+            struct {long failed, parts, rows, start, number, size; ...} shared = {0, parts, rows, team, ...};
+            void member(shared *s) {
+                for (long part = s->number(); part < s->parts; part += s->size())
+                    if (loop(part, s->rows * part / s->parts, s->rows * (part + 1) / s->parts, ...))
+                        s->failed = 1;
+            }
+            start(member, &shared, parts, 0);
+            return !shared.failed;
+
+        A nested or limited team may be smaller than ``parts``: each member takes every size-th part.
         """
-        integer = types.int64
-        called = loop.get_call_type(context, (integer, integer, integer, *arguments.types), {})
+        called = loop.get_call_type(context, (types.int64,) * 3 + arguments.types, {})
 
         def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
             _, team, parts, rows, arguments = values
-            tuple_type = signature.args[4]
-            compiled = loop.dispatcher.get_compile_result(called)
-            context.active_code_library.add_linking_library(compiled.library)
-            word, byte = ir.IntType(64), ir.IntType(8)
-            count = len(tuple_type)
-            shared = [parts, rows, *cgutils.unpack_tuple(builder, team, 3)]
-            shared += [builder.extract_value(arguments, i) for i in range(count)]
-            struct = ir.LiteralStructType([word, *(value.type for value in shared)])
+            own = [builder.extract_value(arguments, i) for i in range(len(signature.args[4]))]
+            shared = [WORD(0), parts, rows, *cgutils.unpack_tuple(builder, team, 3), *own]
+            struct = ir.LiteralStructType([value.type for value in shared])
             address = cgutils.alloca_once(builder, struct)
-            builder.store(word(0), cgutils.gep_inbounds(builder, address, 0, 0))
-            for position, value in enumerate(shared, 1):
+            for position, value in enumerate(shared):
                 builder.store(value, cgutils.gep_inbounds(builder, address, 0, position))
-
-            name = builder.module.get_unique_name(f"{builder.function.name}.member")
-            body_type = ir.FunctionType(ir.VoidType(), [byte.as_pointer()])
-            body = ir.Function(builder.module, body_type, name)
-            body.linkage = "internal"
-            inner = ir.IRBuilder(body.append_basic_block())
-            own = inner.bitcast(body.args[0], struct.as_pointer())
-            parts_, rows_, _, number, size, *given = (
-                inner.load(cgutils.gep_inbounds(inner, own, 0, position))
-                for position in range(1, len(shared) + 1)
-            )
-
-            def ask(function: Any) -> Any:
-                pointer = inner.inttoptr(function, ir.FunctionType(ir.IntType(32), []).as_pointer())
-                return inner.sext(inner.call(pointer, []), word)
-
-            with cgutils.for_range_slice(inner, ask(number), parts_, ask(size), word) as (part, _):
-                first = inner.sdiv(inner.mul(rows_, part), parts_)
-                last = inner.sdiv(inner.mul(rows_, inner.add(part, word(1))), parts_)
-                status, _ = context.call_internal_no_propagate(
-                    inner, compiled.fndesc, called, [part, first, last, *given]
-                )
-                with inner.if_then(status.is_error, likely=False):
-                    inner.store(word(1), cgutils.gep_inbounds(inner, own, 0, 0))
-            inner.ret_void()
-
-            start_type = ir.FunctionType(
-                ir.VoidType(), [body_type.as_pointer(), byte.as_pointer(), ir.IntType(32), ir.IntType(32)]
-            )
-            start = builder.inttoptr(shared[2], start_type.as_pointer())
-            threads = builder.trunc(parts, ir.IntType(32))
+            member = _generate_member(context, builder, struct, loop.dispatcher, called)
+            start = builder.inttoptr(shared[3], START.as_pointer())
             builder.call(
-                start, [body, builder.bitcast(address, byte.as_pointer()), threads, ir.IntType(32)(0)]
+                start, [member, builder.bitcast(address, POINTER), builder.trunc(parts, INT), INT(0)]
             )
             failed = builder.load(cgutils.gep_inbounds(builder, address, 0, 0))
-            return builder.icmp_signed("==", failed, word(0))
+            return builder.icmp_signed("==", failed, WORD(0))
 
         return types.boolean(loop, team, parts, rows, arguments), generate
+
+    def _generate_member(context: Any, caller: Any, struct: Any, dispatcher: Any, called: Any) -> Any:
+        """The function that each member of the team runs."""
+        compiled = dispatcher.get_compile_result(called)
+        context.active_code_library.add_linking_library(compiled.library)
+        name = caller.module.get_unique_name(f"{caller.function.name}.member")
+        member = ir.Function(caller.module, MEMBER, name)
+        member.linkage = "internal"
+        builder = ir.IRBuilder(member.append_basic_block())
+        shared = builder.bitcast(member.args[0], struct.as_pointer())
+        fields = [cgutils.gep_inbounds(builder, shared, 0, i) for i in range(len(struct.elements))]
+        parts, rows, _, number, size, *arguments = (builder.load(field) for field in fields[1:])
+
+        def ask(function: Any) -> Any:
+            answer = builder.call(builder.inttoptr(function, QUESTION.as_pointer()), [])
+            return builder.sext(answer, WORD)
+
+        with cgutils.for_range_slice(builder, ask(number), parts, ask(size), WORD) as (part, _):
+            first = builder.sdiv(builder.mul(rows, part), parts)
+            last = builder.sdiv(builder.mul(rows, builder.add(part, WORD(1))), parts)
+            status, _ = context.call_internal_no_propagate(
+                builder, compiled.fndesc, called, [part, first, last, *arguments]
+            )
+            with builder.if_then(status.is_error, likely=False):
+                builder.store(WORD(1), fields[0])
+        builder.ret_void()
+        return member
 
     run_in_team: Callable[..., bool] = intrinsic(_run_in_team)
 
