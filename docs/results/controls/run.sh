@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What of local search's gain is the search? docs/results/ablation/controls/run.sh DATA [FOLDER] [FAMILIES] [SEEDS] [WORKERS]
+# What of local search's gain is the search? docs/results/controls/run.sh DATA [FOLDER] [FAMILIES] [SEEDS] [WORKERS]
 # DATA has the folder movielens-1m. Each family of gates (hash, topk, comet) has six networks; run it again to resume.
 set -euo pipefail
 data=$1 out=${2:-studies/controls} families=${3:-"hash topk comet"} seeds=${4:-10} workers=${5:-2}
