@@ -126,6 +126,18 @@ def fsdp(mesh):
     train_both(whole, spread)
 
 
+def fsdp_in_evaluation(mesh):
+    """Parameters are freed after each use, also where compiled loops have read them."""
+    whole, spread = networks()
+    fully_shard(spread.moe, mesh=mesh)
+    fully_shard(spread, mesh=mesh)
+    x = torch.randn(B, P, generator=torch.Generator().manual_seed(3))
+    whole.eval(), spread.eval()
+    with torch.no_grad():
+        for _ in range(2):
+            close(spread(x)[0], whole(x)[0], "outputs")
+
+
 def fsdp_around_expert_parallelism(mesh):
     """Experts over "ep" and their shards over "dp"; all other parameters over both."""
     whole, spread = networks()
@@ -317,6 +329,7 @@ def checkpoints(mesh):
 
 CHECKS_ON_2 = {
     "fully_shard": fsdp,
+    "fully_shard in evaluation": fsdp_in_evaluation,
     "static graph through a search": static_graph_through_a_search,
     "clipping": clipping,
     "activation checkpointing": activation_checkpointing,

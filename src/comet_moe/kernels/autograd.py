@@ -4,8 +4,9 @@ from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 
 
 def as_array(tensor: Tensor) -> Any:
@@ -14,6 +15,17 @@ def as_array(tensor: Tensor) -> Any:
     ``force`` detaches, and resolves a lazy negation.
     """
     return tensor.contiguous().numpy(force=True)
+
+
+def parameter_as_array(tensor: Tensor) -> Any:
+    """As :func:`as_array`, for a parameter or its gradient.
+
+    ``Tensor.numpy`` marks memory as fixed for good. In a process group parameters go another way, which takes
+    a few microseconds more, since ``fully_shard`` frees their memory between two uses.
+    """
+    if distributed.is_available() and distributed.is_initialized():
+        return np.from_dlpack(tensor.detach().resolve_neg().contiguous())
+    return as_array(tensor)
 
 
 def first_order_only(backward: Callable[..., tuple[Tensor | None, ...]]) -> Callable[..., Any]:

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from comet_moe.checks import has_dispatch_mode
+from comet_moe.kernels.autograd import parameter_as_array
 from comet_moe.kernels.jit import NUMBA_ENABLED, can_run_compiled, internals_are_tested, jit
 from comet_moe.kernels.team import run_in_team
 from comet_moe.kernels.threads import over_rows
@@ -55,7 +56,7 @@ def grouped_mm(rows: Tensor, weight: Tensor, bias: Tensor, stops: npt.NDArray[np
     """
     outputs, inputs = weight.shape[1:]
     out = rows.new_empty(len(rows), outputs)
-    arrays = (rows.numpy(), weight.numpy(), bias.numpy(), out.numpy())
+    arrays = (rows.numpy(), parameter_as_array(weight), parameter_as_array(bias), out.numpy())
     work = len(rows) * inputs * outputs
     over_rows(_forward, _forward_in_team, len(rows), work, _gemm(rows.dtype), stops, *arrays)
     return out
@@ -82,7 +83,7 @@ def grouped_mm_backward(
     grad_rows = grad_weight = grad_bias = None
     if weight is not None:
         grad_rows = grad.new_empty(len(grad), weight.shape[2])
-        factors = (grad.numpy(), weight.numpy())
+        factors = (grad.numpy(), parameter_as_array(weight))
         work = grad.numel() * weight.shape[2]
         over_rows(
             *(_backward_rows, _backward_rows_in_team, len(grad), work),
@@ -92,7 +93,7 @@ def grouped_mm_backward(
         factor = grad.new_empty(len(grad), 0) if rows is None else rows
         grad_weight = grad.new_empty(experts, outputs, factor.shape[1])
         grad_bias = grad.new_empty(experts if needs_bias else 0, outputs)
-        results = (grad_weight.numpy(), grad_bias.numpy())
+        results = (parameter_as_array(grad_weight), parameter_as_array(grad_bias))
         # A unit of work is one row of the gradient of an expert's weights times one row of the expert.
         units, work = grad.numel(), grad.numel() * factor.shape[1]
         over_rows(
