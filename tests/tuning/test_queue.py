@@ -77,6 +77,27 @@ def test_results_and_reasons_of_failures_are_stored(storage_url):
     assert trials["comet", 1].status == "running"
 
 
+@pytest.mark.parametrize("status", ["complete", "pruned"])
+def test_a_worker_that_is_killed_while_it_stores_a_result_has_not_failed(storage_url, monkeypatch, status):
+    queue, definition = create_queue(storage_url, trials=1, gates=["topk"])
+    result = RESULT.model_copy(update={"status": status, "reason": "pruned after epoch 1 by median"})
+    claim = queue.claim(definition)
+    with monkeypatch.context() as patch:
+        patch.setattr(queue.storage.optuna, "set_trial_state_values", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            queue.finish(claim, result)
+    queue.mark_lost(claim)
+    assert queue.records(definition)[0].status == "waiting"
+    queue.fill(definition)
+    queue.finish(queue.claim(definition), result)
+    (trial,) = queue.records(definition)
+    assert (trial.status, trial.attempts, trial.epochs) == (status, 2, RESULT.epochs)
+
+
+def interrupt(*arguments, **options):
+    raise KeyboardInterrupt
+
+
 def test_an_epoch_without_a_finite_loss_can_be_reported(storage_url):
     queue, definition = create_queue(storage_url, trials=1, gates=["topk"])
     queue.report(queue.claim(definition), 1, None)

@@ -217,7 +217,8 @@ class TrialQueue:
         kept = json.loads(result.model_dump_json(include=set(RESULT_FIELDS - {"status", "reason"})))
         kept["routing"] = {owner: gate.model_dump() for owner, gate in trial_routing(result).items()}
         if result.status == "pruned":
-            self._end(claim, TrialState.PRUNED, reason=result.reason, result=kept)
+            # Not as ``reason``, which tells of a failure, also where a worker is killed before the next line.
+            self._end(claim, TrialState.PRUNED, pruned=result.reason, result=kept)
         else:
             self._end(claim, TrialState.COMPLETE, [result.validation_loss], result=kept)
 
@@ -357,7 +358,7 @@ def _record(definition: StudyDefinition, gate: str, index: int, attempts: list[F
         if attempt.state == TrialState.COMPLETE:
             status, result = "complete", json.loads(attempt.user_attrs["result"])
         elif attempt.state == TrialState.PRUNED:
-            status, reason = "pruned", attempt.user_attrs["reason"]
+            status, reason = "pruned", attempt.user_attrs["pruned"]
             result = json.loads(attempt.user_attrs["result"])
         elif "reason" in attempt.user_attrs:
             status, reason = "failed", attempt.user_attrs["reason"]
