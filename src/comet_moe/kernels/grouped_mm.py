@@ -260,31 +260,15 @@ def _backward_weight(
 
 
 @jit
-def _forward_in_team(
-    team: Any, parts: int, units: int, gemm: int, stops: Any, rows: Any, weight: Any, bias: Any, out: Any
-) -> bool:
-    return run_in_team(_forward, team, parts, units, (gemm, stops, rows, weight, bias, out))
+def _forward_in_team(team: Any, parts: int, rows: int, *arguments: Any) -> bool:
+    return run_in_team(_forward, team, parts, rows, arguments)
 
 
 @jit
-def _backward_rows_in_team(
-    team: Any, parts: int, units: int, gemm: int, stops: Any, grad: Any, weight: Any, grad_rows: Any
-) -> bool:
-    return run_in_team(_backward_rows, team, parts, units, (gemm, stops, grad, weight, grad_rows))
+def _backward_rows_in_team(team: Any, parts: int, rows: int, *arguments: Any) -> bool:
+    return run_in_team(_backward_rows, team, parts, rows, arguments)
 
 
 @jit
-def _backward_weight_in_team(
-    team: Any,
-    parts: int,
-    units: int,
-    gemm: int,
-    stops: Any,
-    grad: Any,
-    rows: Any,
-    grad_weight: Any,
-    grad_bias: Any,
-) -> bool:
-    return run_in_team(
-        _backward_weight, team, parts, units, (gemm, stops, grad, rows, grad_weight, grad_bias)
-    )
+def _backward_weight_in_team(team: Any, parts: int, rows: int, *arguments: Any) -> bool:
+    return run_in_team(_backward_weight, team, parts, rows, arguments)

@@ -291,38 +291,10 @@ def _backward(
 
 
 @jit
-def _forward_in_team(
-    team: Any,
-    parts: int,
-    rows: int,
-    z: Any,
-    weights: Any,
-    pair_row: Any,
-    start: Any,
-    out: Any,
-    relu: bool,
-    dropout: float,
-    seed: int,
-) -> bool:
-    arguments = (z, weights, pair_row, start, out, relu, dropout, seed)
+def _forward_in_team(team: Any, parts: int, rows: int, *arguments: Any) -> bool:
     return run_in_team(_forward, team, parts, rows, arguments)
 
 
 @jit
-def _backward_in_team(
-    team: Any,
-    parts: int,
-    rows: int,
-    z: Any,
-    weights: Any,
-    pair_row: Any,
-    start: Any,
-    grad: Any,
-    grad_z: Any,
-    grad_weights: Any,
-    relu: bool,
-    dropout: float,
-    seed: int,
-) -> bool:
-    arguments = (z, weights, pair_row, start, grad, grad_z, grad_weights, relu, dropout, seed)
+def _backward_in_team(team: Any, parts: int, rows: int, *arguments: Any) -> bool:
     return run_in_team(_backward, team, parts, rows, arguments)

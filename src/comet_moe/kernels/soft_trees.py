@@ -227,39 +227,10 @@ def _backward(
 
 
 @jit
-def _forward_in_team(
-    team: Any,
-    parts: int,
-    rows: int,
-    gamma: float,
-    splits: Any,
-    alphas: Any,
-    weights: Any,
-    contributions: Any,
-    paths: Any,
-    entropy: Any,
-) -> bool:
-    arguments = (gamma, splits, alphas, weights, contributions, paths, entropy)
+def _forward_in_team(team: Any, parts: int, rows: int, *arguments: Any) -> bool:
     return run_in_team(_forward, team, parts, rows, arguments)
 
 
 @jit
-def _backward_in_team(
-    team: Any,
-    parts: int,
-    rows: int,
-    gamma: float,
-    splits: Any,
-    contributions: Any,
-    paths: Any,
-    total_grad: Any,
-    grad_paths: Any,
-    grad_entropy: Any,
-    grad_splits: Any,
-    grad_alphas: Any,
-) -> bool:
-    arguments = (
-        *(gamma, splits, contributions, paths, total_grad, grad_paths, grad_entropy, grad_splits),
-        grad_alphas,
-    )
+def _backward_in_team(team: Any, parts: int, rows: int, *arguments: Any) -> bool:
     return run_in_team(_backward, team, parts, rows, arguments)

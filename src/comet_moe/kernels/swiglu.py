@@ -124,10 +124,10 @@ def _backward(part: int, first: int, last: int, x: Any, grad: Any, grad_x: Any) 
 
 
 @jit
-def _forward_in_team(team: Any, parts: int, rows: int, x: Any, out: Any) -> bool:
-    return run_in_team(_forward, team, parts, rows, (x, out))
+def _forward_in_team(team: Any, parts: int, rows: int, *arguments: Any) -> bool:
+    return run_in_team(_forward, team, parts, rows, arguments)
 
 
 @jit
-def _backward_in_team(team: Any, parts: int, rows: int, x: Any, grad: Any, grad_x: Any) -> bool:
-    return run_in_team(_backward, team, parts, rows, (x, grad, grad_x))
+def _backward_in_team(team: Any, parts: int, rows: int, *arguments: Any) -> bool:
+    return run_in_team(_backward, team, parts, rows, arguments)

@@ -83,38 +83,8 @@ def walk(
 
 
 @jit
-def walk_in_team(
-    team: Any,
-    parts: int,
-    rows: int,
-    x: Any,
-    split_weight: Any,
-    split_bias: Any,
-    leaf_weight: Any,
-    leaf_bias: Any,
-    gamma: float,
-    out_expert: Any,
-    out_weight: Any,
-    offsets: Any,
-    chosen: Any,
-    summary: Any,
-) -> bool:
+def walk_in_team(team: Any, parts: int, rows: int, *arguments: Any) -> bool:
     """:func:`walk` in the threads of ``team``."""
-    arguments = (
-        *(
-            x,
-            split_weight,
-            split_bias,
-            leaf_weight,
-            leaf_bias,
-            gamma,
-            out_expert,
-            out_weight,
-            offsets,
-            chosen,
-        ),
-        summary,
-    )
     return run_in_team(walk, team, parts, rows, arguments)
 
 
