@@ -39,6 +39,10 @@ NOT_RUN = {
     "--set training.patience=10 --set training.threads=1 "
     "--gates dense,comet+,topk,comet,dselect,topk+,hash+,hash,softmax --seeds 1 --workers 2 "
     "--out studies/movielens": "hours on the authors' files",
+    "comet-moe ablate books --set data.path=DATA/book-crossing --set data.any_size=true "
+    "--set training.threads=1 "
+    "--gates dense,dense-wide,softmax,hash,hash+,topk,topk+,dselect,comet,comet+ --seeds 5 --workers 2 "
+    "--out studies/books": "50 runs on data of the user",
     "comet-moe tune docs/results/tuning/recipe.yaml --set data.path=DATA/movielens-100k "
     "--gates dense,topk,topk+,dselect,comet,comet+ --trials 100 --workers 2 "
     "--out studies/tuning": "600 trials",

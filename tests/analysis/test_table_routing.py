@@ -115,6 +115,29 @@ def test_a_sentence_says_whether_a_mixture_pays(losses, beginning, end):
     assert end in sentence
 
 
+@pytest.mark.parametrize(
+    ("verdict", "end"),
+    [
+        (
+            "static",
+            "the only test). But it does not route (static): something else than its choice of experts pays.",
+        ),
+        ("static / collapsed", "does not route (static / collapsed)"),
+        ("routes / static", "the only test)."),
+        ("dense", "the only test)."),
+        (None, "the only test)."),
+    ],
+)
+def test_a_gate_that_does_not_route_has_another_reason_to_be_better(verdict, end):
+    lines = [trial("dense", at, 1.0, 5 + at / 10) for at in range(3)]
+    lines += [trial("topk", at, 1.0, 4.5 + at / 10) for at in range(3)]
+    rows = [row | {"verdict": verdict} for row in rows_of(lines).values()]
+    sentence = does_a_mixture_pay(rows, lambda p: f"p {p:.0e}")
+    assert sentence.startswith("Does a mixture pay on this data? Yes: ")
+    assert end in sentence
+    assert sentence.endswith(end) or "does not route" in end
+
+
 def test_there_is_no_sentence_without_dense_or_without_a_mixture():
     assert answer({"topk": [1, 2], "comet": [1, 2]}) is None
     assert answer({"dense": [1, 2], "dense-wide": [1, 2]}) is None

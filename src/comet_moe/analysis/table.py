@@ -194,7 +194,8 @@ def does_a_mixture_pay(rows: list[dict[str, Any]], format_p: Callable[[float], s
     best = min(tested, key=lambda row: (row["p_dense"], row["test_loss_mean"]))
     found = f"{format_p(best['p_dense'])}, {_among(len(tested))}"
     if best["significant_dense"]:
-        return f"{question} Yes: the test loss of {best['gate']} is below that of {DENSE} ({found})."
+        answer = f"{question} Yes: the test loss of {best['gate']} is below that of {DENSE} ({found})."
+        return f"{answer}{_unless_it_routes(best['verdict'])}"
     if best["p_dense"] > 1 - SIGNIFICANCE_LEVEL:
         closest = min(tested, key=lambda row: row["test_loss_mean"])
         reverse = format_p(1 - best["p_dense"])  # the largest of the p-values that dense is below a gate
@@ -206,6 +207,13 @@ def does_a_mixture_pay(rows: list[dict[str, Any]], format_p: Callable[[float], s
         f"{question} That is not shown: no test loss is significantly below that of {DENSE}; the closest is "
         f"that of {best['gate']} ({found})."
     )
+
+
+def _unless_it_routes(verdict: str | None) -> str:
+    """What to say of a gate that has the lower loss, and the same experts for nearly all samples."""
+    if verdict is None or not set(verdict.split(" / ")) <= {"static", "collapsed"}:
+        return ""
+    return f" But it does not route ({verdict}): something else than its choice of experts pays."
 
 
 def _among(tests: int) -> str:
