@@ -65,6 +65,7 @@ RUN_BY = {
     "docs/index.md": "tests/test_readme.py",
     "docs/report.md": "tests/cli/test_page_commands.py",
     "docs/results/ablation/README.md": "tests/cli/test_page_commands.py",
+    "docs/results/books/README.md": "tests/cli/test_page_commands.py",
     "docs/results/movielens/README.md": "tests/cli/test_page_commands.py",
     "docs/results/multidigits/README.md": "tests/cli/test_page_commands.py",
     "docs/results/tuning/README.md": "tests/cli/test_page_commands.py",
