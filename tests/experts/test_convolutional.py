@@ -1,6 +1,8 @@
-"""The arguments of ConvExperts."""
+"""ConvExperts: arguments, and the order of ReLU and pooling."""
 
 import pytest
+import torch
+from torch.nn import functional as F
 
 from comet_moe.experts import ConvExperts
 
@@ -24,3 +26,36 @@ GOOD = {"num_experts": 2, "input_shape": (1, 12, 12), "filters": (3, 4), "kernel
 def test_sizes_that_make_no_network_are_refused(changed, message):
     with pytest.raises(ValueError, match=message):
         ConvExperts(**{**GOOD, **changed})
+
+
+def relu_before_pooling(experts, x, expert):
+    """The maps of one expert in the order of the paper: convolution, ReLU, pooling."""
+    for kernel, bias in zip(experts.kernels, experts.biases, strict=True):
+        x = F.max_pool2d(F.relu(F.conv2d(x, kernel[expert], bias[expert])), 2)
+    return x.flatten(1)
+
+
+@pytest.mark.parametrize("path", ["dense", "sparse", "sorted_rows"])
+def test_relu_after_pooling_has_the_outputs_and_gradients_of_relu_before_it(path):
+    torch.manual_seed(0)
+    experts = ConvExperts(num_experts=2, input_shape=(1, 14, 14), filters=(3, 2), kernel_size=3)
+    with torch.no_grad():  # small whole numbers: many ties within a window, and sums without rounding
+        for parameter in experts.parameters():
+            parameter.copy_(torch.randint(-1, 2, parameter.shape))
+    x = torch.randint(-2, 3, (6, 1, 14, 14)).float()
+    if path == "dense":
+        actual = experts.dense(x)
+        expected = torch.stack([relu_before_pooling(experts, x, expert) for expert in range(2)], dim=1)
+    else:
+        rows, offsets = torch.cat([x, x]), torch.tensor([6, 12], dtype=torch.int32)
+        actual = getattr(experts, path)(rows, [6, 6] if path == "sparse" else offsets)
+        expected = torch.cat([relu_before_pooling(experts, x, expert) for expert in range(2)])
+    assert (expected > 0).any()
+    assert (expected == 0).any()
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+    cotangent = torch.randint(-2, 3, expected.shape).float()
+    parameters = [*experts.kernels, *experts.biases]
+    gradients = torch.autograd.grad(actual, parameters, cotangent)
+    torch.testing.assert_close(
+        gradients, torch.autograd.grad(expected, parameters, cotangent), rtol=0, atol=0
+    )

@@ -15,7 +15,8 @@ from comet_moe.experts.grouped_linear import GroupedLinear, sorted_linear
 class ConvExperts(Experts):
     """n CNNs: for each filter count a convolution, ReLU and 2x2 max pooling; then ReLU dense layers.
 
-    Convolutions are unpadded. Without dense layers the flattened maps are the output.
+    Convolutions are unpadded. Without dense layers the flattened maps are the output. ReLU is computed after
+    the pooling, on a quarter of the values: outputs and gradients are those of ReLU before it.
 
     Args:
         num_experts: n.
@@ -90,7 +91,7 @@ class ConvExperts(Experts):
         for depth, (kernel, bias) in enumerate(zip(self.kernels, self.biases, strict=True)):
             groups = self.num_experts if depth else 1
             x = F.conv2d(x, kernel.flatten(0, 1), bias.flatten(), groups=groups)
-            x = F.max_pool2d(F.relu(x), 2)
+            x = F.relu(F.max_pool2d(x, 2))
         hidden = x.unflatten(1, (self.num_experts, -1)).flatten(2)
         for layer in self._layers():
             hidden = F.relu(layer.each(hidden))
@@ -122,7 +123,7 @@ class ConvExperts(Experts):
             patches = F.unfold(rows, size).transpose(1, 2).flatten(0, 1)  # (M · height · width, C · size²)
             maps = sorted_linear(patches, kernel.flatten(2), bias, offsets * (height * width))
             maps = maps.unflatten(0, (rows.shape[0], height * width)).transpose(1, 2)
-            rows = F.max_pool2d(F.relu(maps.unflatten(2, (height, width))), 2)
+            rows = F.relu(F.max_pool2d(maps.unflatten(2, (height, width)), 2))
         hidden = rows.flatten(1)
         for layer in self._layers():
             hidden = F.relu(layer.sorted_rows(hidden, offsets))
@@ -134,5 +135,5 @@ class ConvExperts(Experts):
     def _features(self, group: Tensor, expert: int) -> Tensor:
         """Flattened maps of one expert: (m, C, H, W) -> (m, F)."""
         for kernel, bias in zip(self.kernels, self.biases, strict=True):
-            group = F.max_pool2d(F.relu(F.conv2d(group, kernel[expert], bias[expert])), 2)
+            group = F.relu(F.max_pool2d(F.conv2d(group, kernel[expert], bias[expert]), 2))
         return group.flatten(1)
