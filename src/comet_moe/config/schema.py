@@ -196,6 +196,7 @@ class TopKConfig(GateSection):
     )
     groups: Size = Field(default=1, description="groups into which the experts are divided")
     top_groups: Size = Field(default=1, description="best groups, among whose experts are chosen")
+    scale: PositiveFloat = Field(default=1.0, description="factor on the weights")
 
 
 class SwitchConfig(GateSection):
