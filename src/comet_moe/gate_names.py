@@ -1,7 +1,8 @@
 """The names of the gates in recipes, runs and tables, in the order of tables. No imports."""
 
-DENSE_KINDS = ("dense", "dense-wide")
-"""No mixture: one expert as costly as the k selected ones, or with as many parameters as all experts."""
+DENSE_KINDS = ("dense", "dense-wide", "dense-per-task")
+"""No mixture: one expert as costly as the k selected ones, one with as many parameters as all experts, or one
+for each task, together as costly as k."""
 
 GATE_KINDS = (
     *DENSE_KINDS,

@@ -1,4 +1,4 @@
-"""The dense networks: one expert as costly as k, or with as many parameters as all."""
+"""The dense networks: one expert as costly as k, one with as many parameters as all, or one for each task."""
 
 import pytest
 import torch
@@ -45,6 +45,27 @@ def test_recipes_have_a_dense_network_of_either_size(recipe, meta):
     assert parameters(wide.experts) == pytest.approx(parameters(mixture.experts), rel=0.1)
     assert not list(dense.gates.parameters())
     assert n > 1
+
+
+@pytest.mark.parametrize(("recipe", "meta"), [("movielens", RATING), ("multimnist", IMAGE)])
+def test_one_expert_for_each_task_costs_together_as_much_as_k_experts(recipe, meta):
+    mixture = build_model(load_train_config(recipe, ["gate=topk"]), meta).moe
+    per_task = build_model(load_train_config(recipe, ["gate=dense-per-task"]), meta).moe
+    assert per_task.experts.num_experts == 2
+    expected = mixture.gates[0].k * mixture.experts.flops()
+    assert 2 * per_task.experts.flops() == pytest.approx(expected, rel=0.1)
+    assert not list(per_task.gates.parameters())
+
+
+def test_each_task_trains_only_its_own_expert():
+    model = build_model(load_train_config("multimnist", ["gate=dense-per-task"]), IMAGE)
+    outputs, routings = model({"image": torch.rand(5, 1, 36, 36)})
+    outputs[1].sum().backward()
+    for kernel in model.moe.experts.kernels:
+        assert not kernel.grad[0].any()
+        assert kernel.grad[1].any()
+    assert [routing.weights[0].tolist() for routing in routings] == [[1.0, 0.0], [0.0, 1.0]]
+    assert [routing.statistics()["num_choices"] for routing in routings] == [1, 1]  # nothing to choose
 
 
 def test_k_of_the_dense_network_can_be_set():

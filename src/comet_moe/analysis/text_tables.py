@@ -32,6 +32,7 @@ _PAPER_NAMES = {
     "relu": "ReLU",
     "dense": "Dense",
     "dense-wide": "Dense-wide",
+    "dense-per-task": "Dense per task",
     "dselect": "DSelect-k",
     "comet": "COMET",
 }

@@ -161,13 +161,13 @@ def build_student(config: BertConfig, teacher: Any, data: TaskData, importance: 
 def expert_sizes(config: BertConfig, neurons: int) -> tuple[int, int, int]:
     """Experts per layer, neurons of each, and how many of these all experts have.
 
-    Without a mixture it is one expert: ``dense`` has the neurons of k experts, ``dense-wide`` of all, at most
-    the ``neurons`` of the teacher's layer.
+    Without a mixture it is one expert: ``dense-wide`` has the neurons of all experts, the others have
+    those of k, at most the ``neurons`` of the teacher's layer.
     """
     experts, gate = config.experts, config.gate
     if not isinstance(gate, DenseConfig):
         return experts.count, experts.size, experts.shared
-    size = min(neurons, experts.size * (gate.k if gate.name == "dense" else experts.count))
+    size = min(neurons, experts.size * (experts.count if gate.name == "dense-wide" else gate.k))
     return 1, size, min(experts.shared, size)
 
 

@@ -19,7 +19,7 @@ from comet_moe.config.schema import Section, TrainConfig
 from comet_moe.config.values import SettingText, read_mapping_or_text
 from comet_moe.config.yaml_text import read_yaml
 from comet_moe.exceptions import RecipeError
-from comet_moe.gate_names import GATE_NAMES
+from comet_moe.gate_names import DENSE_KINDS, GATE_NAMES
 from comet_moe.typed_files import field_name, read_text
 
 AnyConfig = TrainConfig | BertConfig
@@ -305,7 +305,7 @@ def _gate_settings(name: Any, gates: Mapping[str, Any]) -> dict[str, Any]:
 
 def _common_k(kind: str, gates: Mapping[str, Any]) -> dict[str, Any]:
     """The k of ``topk``, or else of ``comet``, for the kinds that recipes seldom name."""
-    if kind not in ("dense", "dense-wide", "sigmoid", "relu"):
+    if kind not in (*DENSE_KINDS, "sigmoid", "relu"):
         return {}
     given = next((gates[name]["k"] for name in ("topk", "comet") if "k" in (gates.get(name) or {})), None)
     return {} if given is None else {"k": given}

@@ -160,12 +160,13 @@ class GateSection(Section):
 
 
 class DenseConfig(Section):
-    """No mixture: one expert of another size."""
+    """No mixture: one expert of another size, or one for each task."""
 
-    name: Literal["dense", "dense-wide"] = Field(
-        description="no mixture: one expert as costly as `k` experts, or with as many parameters as all"
+    name: Literal["dense", "dense-wide", "dense-per-task"] = Field(
+        description="no mixture: one expert as costly as `k` experts, one with as many parameters as all, or "
+        "one for each task, together as costly as `k`"
     )
-    k: Size = Field(default=2, description="number of experts whose cost the one expert has")
+    k: Size = Field(default=2, description="number of experts whose cost the network has")
 
 
 class SoftmaxConfig(GateSection):

@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+from comet_moe.gate_names import DENSE_KINDS
 from comet_moe.gates.base import Gate
 from comet_moe.gates.comet import CometGate
 from comet_moe.gates.dselect_k import DSelectKGate
@@ -58,8 +59,8 @@ def build_gate(
     """The gate called ``kind``, without local search; settings that it does not have are not used.
 
     Args:
-        kind: "dense", "dense-wide" (both need one expert), "softmax", "hash", "topk", "switch", "sigmoid",
-            "dselect", "relu" or "comet".
+        kind: "dense", "dense-wide", "dense-per-task" (which need one expert), "softmax", "hash", "topk",
+            "switch", "sigmoid", "dselect", "relu" or "comet".
         in_features: p.
         num_experts: n.
         k: experts per sample; for "relu" the number that it aims at; "switch" has 1.
@@ -83,7 +84,7 @@ def build_gate(
     """
     if information and kind in ("comet", "dselect"):
         entropy = 0.0
-    if kind in ("dense", "dense-wide"):
+    if kind in DENSE_KINDS:
         gate: Gate = UniformGate(num_experts)
     elif kind == "softmax":
         gate = SoftmaxGate(in_features, num_experts)

@@ -221,6 +221,7 @@ def _build_rating_model(config: TrainConfig, meta: dict[str, Any]) -> Model:
         embedding_width=shape.embedding,
         experts=build_experts(
             config,
+            len(tasks),
             lambda n, factor: DenseExperts(
                 n, in_features, scale_widths((shape.units,), factor)[0], dropout=shape.dropout
             ),
@@ -239,6 +240,7 @@ def _build_image_model(config: TrainConfig, meta: dict[str, Any]) -> Model:
         tasks=tasks,
         experts=build_experts(
             config,
+            len(tasks),
             lambda n, factor: ConvExperts(
                 n,
                 (channels, height, width),

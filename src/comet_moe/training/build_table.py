@@ -32,6 +32,7 @@ def build_table_model(config: TrainConfig, meta: dict[str, Any]) -> TableModel:
     if shape.mixture == "mmoe":
         experts = build_experts(
             config,
+            len(tasks),
             lambda n, factor: MLPExperts(
                 n, in_features, scale_widths(shape.units, factor), dropout=shape.dropout
             ),

@@ -11,7 +11,7 @@ import torch
 
 from comet_moe.config.schema import CometConfig, DenseConfig, DSelectKConfig, GateSection, TrainConfig
 from comet_moe.experts import Experts
-from comet_moe.gates import Gate, Regularizer
+from comet_moe.gates import Gate, Regularizer, SubsetGate
 from comet_moe.gates.build import build_gate, check_z_loss, default_load_balance
 from comet_moe.local_search import Permutation, PermutedGate
 from comet_moe.models.single_expert import build_wider_expert, operations, parameters
@@ -21,11 +21,14 @@ from comet_moe.training.table_parts import key_column, read_schema
 ExpertsType = TypeVar("ExpertsType", bound=Experts)
 
 
-def build_experts(config: TrainConfig, build: Callable[[int, float], ExpertsType]) -> ExpertsType:
-    """The experts of the mixture, or the one expert of a network without.
+def build_experts(
+    config: TrainConfig, num_tasks: int, build: Callable[[int, float], ExpertsType]
+) -> ExpertsType:
+    """The experts of the mixture, or those of a network without: one, or one for each task.
 
     Args:
         config: configuration of the run.
+        num_tasks: number of tasks.
         build: ``build(num_experts, factor)`` builds experts whose layers are wider by a factor.
     """
     gate, n = config.gate, config.model.experts
@@ -33,8 +36,11 @@ def build_experts(config: TrainConfig, build: Callable[[int, float], ExpertsType
         return build(n, 1.0)
     with torch.device("meta"):
         one = build(1, 1.0)
-    cost_of, count = (operations, min(gate.k, n)) if gate.name == "dense" else (parameters, n)
-    return cast(ExpertsType, build_wider_expert(partial(build, 1), cost_of, count * cost_of(one)))
+    if gate.name == "dense-wide":
+        return cast(ExpertsType, build_wider_expert(partial(build, 1), parameters, n * parameters(one)))
+    count = num_tasks if gate.name == "dense-per-task" else 1
+    target = min(gate.k, n) * operations(one) // count
+    return cast(ExpertsType, build_wider_expert(partial(build, count), operations, target))
 
 
 def build_gates(config: TrainConfig, meta: dict[str, Any], in_features: int, num_tasks: int) -> list[Gate]:
@@ -48,6 +54,8 @@ def build_gates(config: TrainConfig, meta: dict[str, Any], in_features: int, num
     """
     n, search = config.num_experts, config.search
     gates = [build_one_gate(config, meta, in_features, n, task) for task in range(num_tasks)]
+    if config.gate.name == "dense-per-task":
+        return [SubsetGate(gate, experts=[task], num_experts=num_tasks) for task, gate in enumerate(gates)]
     if not config.uses_search:
         return gates
     build_search = partial(build_permutation, config, meta, n)

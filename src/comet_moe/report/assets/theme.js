@@ -3,8 +3,8 @@
 /* How gates look: colour and marker show the family, a dashed line and an open marker show local search (+). */
 
 const MARKERS = {
-  dense: "cross", "dense-wide": "bowtie", softmax: "circle", hash: "square", topk: "triangle-up", switch: "triangle-down",
-  sigmoid: "hourglass", dselect: "diamond", relu: "triangle-right", comet: "star",
+  dense: "cross", "dense-wide": "bowtie", "dense-per-task": "pentagon", softmax: "circle", hash: "square",
+  topk: "triangle-up", switch: "triangle-down", sigmoid: "hourglass", dselect: "diamond", relu: "triangle-right", comet: "star",
 };
 const OUTLINES = {
   circle: "M-4,0a4,4 0 1,0 8,0a4,4 0 1,0 -8,0Z",
@@ -14,6 +14,7 @@ const OUTLINES = {
   "triangle-right": "M4.6,0L-3.6,4.6V-4.6Z",
   cross: "M-1.6,-4.6H1.6V-1.6H4.6V1.6H1.6V4.6H-1.6V1.6H-4.6V-1.6H-1.6Z",
   hourglass: "M-4,-4.4H4L-4,4.4H4Z",
+  pentagon: "M0,-5L4.8,-1.5L2.9,4H-2.9L-4.8,-1.5Z",
   bowtie: "M-4.4,-4V4L4.4,-4V4Z",
   diamond: "M0,-5L4.4,0L0,5L-4.4,0Z",
   star: "M0,-5.4L1.4,-1.8L5.2,-1.7L2.2,.7L3.2,4.4L0,2.3L-3.2,4.4L-2.2,.7L-5.2,-1.7L-1.4,-1.8Z",
