@@ -121,6 +121,20 @@ def test_half_precision_and_settings_are_kept():
         assert student(**inputs(batch())).logits.dtype == torch.bfloat16
 
 
+def test_top_1_with_a_scale_of_the_number_of_experts_gives_an_expert_at_least_its_whole_output():
+    weights = {}
+    for scale in (1, 4):
+        torch.manual_seed(0)
+        student = convert_bert(tiny_bert(), "topk", 4, 12, 4, k=1, scale=scale)
+        routings = []
+        with torch.no_grad():
+            student(**inputs(batch(padded=False)), routings=routings)
+        weights[scale] = routings[0].top(1)[0]  # the first layer, whose input is the same
+    torch.testing.assert_close(weights[4], 4 * weights[1])
+    assert weights[1].max() < 1  # the largest of four probabilities, at least a quarter
+    assert weights[4].min() >= 1
+
+
 @pytest.mark.parametrize(
     ("model", "settings", "says"),
     [
