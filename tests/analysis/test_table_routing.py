@@ -104,6 +104,11 @@ def answer(losses):
             "No: ",
             "closest of which is topk",
         ),
+        (
+            {"dense": [5, 5.1, 5.2], "dense-per-task": [4, 4.2], "topk": [4, 4.1, 4.2]},
+            "Yes: ",
+            "topk has 4.10, one expert for each task without a gate 4.10.",
+        ),
         ({"dense": [5, 5.1, 5.2], "topk": [5, 5.1, 5.2]}, "That is not shown: ", "topk (p 5e-01, the only"),
         ({"dense": [5], "topk": [4, 4.1]}, "That takes two trials", ""),
         ({"dense": [5, 5.1, 5.2], "dense-wide": [4, 4.1, 4.2], "topk": [5, 5.1, 5.2]}, "That is not", "topk"),

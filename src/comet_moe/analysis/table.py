@@ -25,6 +25,8 @@ from comet_moe.gate_names import DENSE_KINDS, GATE_KINDS
 COMET_GATES = ("comet", "comet+")
 DENSE = "dense"
 """No mixture, one expert as costly as the selected ones: what every gate is compared with."""
+PER_TASK = "dense-per-task"
+"""No mixture, one expert for each task: what a gate ends as that gives each task one expert for all samples."""
 EXISTING_GATES = tuple(kind for kind in GATE_KINDS if kind not in (*COMET_GATES, *DENSE_KINDS))
 
 TTest = Callable[[Summary, Summary], float | None]
@@ -195,7 +197,7 @@ def does_a_mixture_pay(rows: list[dict[str, Any]], format_p: Callable[[float], s
     found = f"{format_p(best['p_dense'])}, {_among(len(tested))}"
     if best["significant_dense"]:
         answer = f"{question} Yes: the test loss of {best['gate']} is below that of {DENSE} ({found})."
-        return f"{answer}{_unless_it_routes(best['verdict'])}"
+        return f"{answer}{_unless_it_routes(best['verdict'])}{_beside_one_expert_per_task(best, rows)}"
     if best["p_dense"] > 1 - SIGNIFICANCE_LEVEL:
         closest = min(tested, key=lambda row: row["test_loss_mean"])
         reverse = format_p(1 - best["p_dense"])  # the largest of the p-values that dense is below a gate
@@ -214,6 +216,15 @@ def _unless_it_routes(verdict: str | None) -> str:
     if verdict is None or not set(verdict.split(" / ")) <= {"static", "collapsed"}:
         return ""
     return f" But it does not route ({verdict}): something else than its choice of experts pays."
+
+
+def _beside_one_expert_per_task(best: dict[str, Any], rows: list[dict[str, Any]]) -> str:
+    """The loss of the network that a gate becomes if it gives each task an expert of its own."""
+    loss = next((row["test_loss_mean"] for row in rows if row["gate"] == PER_TASK), None)
+    if loss is None:
+        return ""
+    own = f"{best['gate']} has {best['test_loss_mean']:.2f}"
+    return f" {own}, one expert for each task without a gate {loss:.2f}."
 
 
 def _among(tests: int) -> str:
