@@ -26,7 +26,7 @@ COMET_GATES = ("comet", "comet+")
 DENSE = "dense"
 """No mixture, one expert as costly as the selected ones: what every gate is compared with."""
 PER_TASK = "dense-per-task"
-"""No mixture, one expert for each task: what a gate ends as that gives each task one expert for all samples."""
+"""No mixture, one expert for each task: what a gate becomes that gives each task one for all samples."""
 EXISTING_GATES = tuple(kind for kind in GATE_KINDS if kind not in (*COMET_GATES, *DENSE_KINDS))
 
 TTest = Callable[[Summary, Summary], float | None]
