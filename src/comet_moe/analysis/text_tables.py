@@ -14,6 +14,7 @@ from comet_moe.analysis.render import (
     TextTable,
     choose_decimals,
     escape_tex,
+    format_p_equation,
     format_p_value,
     number_cell,
 )
@@ -133,7 +134,7 @@ def _routing_cells(row: Row) -> list[Cell]:
 def result_notes(results: Sequence[tuple[Study, list[Row]]], top_percent: float) -> list[str]:
     """Whether a mixture pays in each study, and how to read the tables."""
     studies = [study for study, _ in results]
-    answers = [(study, does_a_mixture_pay(rows, _p_equation)) for study, rows in results]
+    answers = [(study, does_a_mixture_pay(rows, format_p_equation)) for study, rows in results]
     notes = [
         answer if len(studies) == 1 else f"{study.title}: {answer}" for study, answer in answers if answer
     ]
@@ -147,11 +148,6 @@ def result_notes(results: Sequence[tuple[Study, list[Row]]], top_percent: float)
     if any(study.kind != "tuning" for study in studies):
         notes.append(_OTHER_NOTE)
     return notes
-
-
-def _p_equation(p: float) -> str:
-    text = format_p_value(p, " ")
-    return f"p {text}" if text.startswith("<") else f"p = {text}"
 
 
 def _result_cells(

@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from comet_moe.analysis.reading import read_lines, read_studies
-from comet_moe.analysis.render import Cell, Column, TextTable, format_p_value, number_cell
+from comet_moe.analysis.render import Cell, Column, TextTable, format_p_equation, format_p_value, number_cell
 from comet_moe.analysis.stats import Summary, summarise, summarise_metrics, welch_t_test
 from comet_moe.analysis.table import compare_gates
 from comet_moe.cli._text import echo
 from comet_moe.cli.table import print_tables
 from comet_moe.config import load_train_config
 from comet_moe.data import Dataset
+from comet_moe.gate_names import DENSE_KINDS
 from comet_moe.io import write_text
 from comet_moe.models import Task
 from comet_moe.training.batches import load_dataset
@@ -90,7 +91,7 @@ def recommend(rows: Sequence[Row]) -> str:
     if not complete:
         return "No run is complete: see the reasons in the study folder."
     best = min(complete.values(), key=lambda row: row["test_loss_mean"])
-    name, dense = best["gate"], complete.get("dense")
+    name = best["gate"]
     if name == TREES:
         rivals = [row for row in complete.values() if row["gate"] != TREES]
         shown = all(_is_above(row, best) for row in rivals)
@@ -98,27 +99,40 @@ def recommend(rows: Sequence[Row]) -> str:
             f"Use boosted trees: their test loss is the lowest"
             f"{'' if shown else ', though not significantly below that of every network'}."
         )
-    if name == "dense" or dense is None or best["p_dense"] is None:
+    dense = min(
+        (complete[kind] for kind in _AS_COSTLY_AS_SELECTED if kind in complete),
+        key=lambda row: row["test_loss_mean"],
+        default=None,
+    )
+    p = None if dense is None else _test(best, _loss(dense))
+    if dense is None or dense is best or p is None:
         return f"Use {name}: its test loss is the lowest of {len(complete)}."
-    if best["p_dense"] >= LEVEL:
+    plain, found = dense["gate"], format_p_equation(p)
+    if p >= LEVEL:
         return (
-            f"Use dense, one network as costly as the selected experts: {name} has the lowest test loss, but "
-            f"not significantly lower (p = {best['p_dense']:.2f})."
+            f"Use {plain}, {_AS_COSTLY_AS_SELECTED[plain]} as costly as the selected experts: {name} has the "
+            f"lowest test loss, but not significantly lower ({found})."
         )
     times = best["flops_per_sample_mean"] / dense["flops_per_sample_mean"]
     if times <= SAME_COST:
         return (
-            f"Use {name}: its test loss is below that of a dense network of the same cost "
-            f"(p = {best['p_dense']:.3f}), and it {_routes(best)}."
+            f"Use {name}: its test loss is below that of a dense network of the same cost ({found}), "
+            f"and it {_routes(best)}."
         )
     return (
-        f"Use {name} or a wider dense network: the test loss of {name} is below that of dense "
-        f"(p = {best['p_dense']:.3f}), and it {_routes(best)}, but it takes {times:.1f} times as many "
-        f"operations. Compare it with a dense network as costly: --gates dense with a larger --set gate.k."
+        f"Use {name} or a wider dense network: the test loss of {name} is below that of {plain} "
+        f"({found}), and it {_routes(best)}, but it takes {times:.1f} times as many operations. Compare it "
+        f"with a dense network as costly: --gates {plain} with a larger --set gate.k."
     )
 
 
+_AS_COSTLY_AS_SELECTED = {"dense": "one network", "dense-per-task": "one network for each task, together"}
+"""The networks without a mixture that a gate is to be better than."""
+
+
 def _routes(row: Row) -> str:
+    if row["gate"] in DENSE_KINDS:
+        return "has no gate"
     return {"routes": "routes", "dense": "uses all experts"}.get(row["verdict"], f"is {row['verdict']}")
 
 
