@@ -43,6 +43,12 @@ NOT_RUN = {
     "--set training.threads=1 "
     "--gates dense,dense-wide,softmax,hash,hash+,topk,topk+,dselect,comet,comet+ --seeds 5 --workers 2 "
     "--out studies/books": "50 runs on data of the user",
+    "comet-moe ablate multifashionmnist --set data.path=DATA/fashion-mnist --set data.any_size=true "
+    "--set data.options.train_size=4000 --set data.options.validation_size=2000 "
+    "--set data.options.test_size=4000 --set training.batch_size=128 --set training.learning_rate=1e-3 "
+    "--set training.epochs=40 --set training.patience=5 --set search.epochs=3 --set training.threads=1 "
+    "--gates dense,dense-per-task,softmax,topk,topk+,dselect,comet,comet+ --seeds 5 --workers 2 "
+    "--out studies/multifashionmnist": "40 runs on data of the user",
     "comet-moe tune docs/results/tuning/recipe.yaml --set data.path=DATA/movielens-100k "
     "--gates dense,topk,topk+,dselect,comet,comet+ --trials 100 --workers 2 "
     "--out studies/tuning": "600 trials",
@@ -65,9 +71,11 @@ RUN_BY = {
     "docs/index.md": "tests/test_readme.py",
     "docs/report.md": "tests/cli/test_page_commands.py",
     "docs/results/ablation/README.md": "tests/cli/test_page_commands.py",
+    "docs/results/bert/README.md": "tests/cli/test_page_commands.py",
     "docs/results/books/README.md": "tests/cli/test_page_commands.py",
     "docs/results/movielens/README.md": "tests/cli/test_page_commands.py",
     "docs/results/multidigits/README.md": "tests/cli/test_page_commands.py",
+    "docs/results/multifashionmnist/README.md": "tests/cli/test_page_commands.py",
     "docs/results/tuning/README.md": "tests/cli/test_page_commands.py",
     "docs/routing.md": "tests/cli/test_tutorial_pages.py",
     "docs/tables.md": "tests/cli/test_tables_page.py",
