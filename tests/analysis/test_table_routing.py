@@ -105,9 +105,19 @@ def answer(losses):
             "closest of which is topk",
         ),
         (
-            {"dense": [5, 5.1, 5.2], "dense-per-task": [4, 4.2], "topk": [4, 4.1, 4.2]},
-            "Yes: ",
-            "topk has 4.10, one expert for each task without a gate 4.10.",
+            {"dense": [5, 5.1, 5.2], "dense-per-task": [4, 4.1, 4.2], "topk": [4, 4.1, 4.2]},
+            "That is not shown: no test loss is significantly below that of dense and of dense-per-task; ",
+            "",
+        ),
+        (
+            {"dense": [5, 5.1, 5.2], "dense-per-task": [4, 4.1, 4.2], "topk": [3, 3.1, 3.2]},
+            "Yes: the test loss of topk is below that of dense and of dense-per-task (p ",
+            "",
+        ),
+        (
+            {"dense": [5, 5.1, 5.2], "dense-per-task": [3, 3.1, 3.2], "topk": [4, 4.1, 4.2]},
+            "No: the test loss of dense or of dense-per-task is below that of every gate (p ",
+            "closest of which is topk",
         ),
         ({"dense": [5, 5.1, 5.2], "topk": [5, 5.1, 5.2]}, "That is not shown: ", "topk (p 5e-01, the only"),
         ({"dense": [5], "topk": [4, 4.1]}, "That takes two trials", ""),

@@ -65,52 +65,50 @@ def test_gates_and_trees_are_compared_and_the_comparison_resumes(tmp_path, table
     assert "has no column id to keep" in refused
 
 
-def make_row(gate, loss, operations=1000.0):
+def make_row(gate, loss, p_dense=None, operations=1000.0, p_per_task=None):
     return {
         "gate": gate,
         "test_loss_mean": loss,
         "test_loss_se": 0.1,
         "trials_used": 5,
+        "p_dense": p_dense,
+        "p_per_task": p_per_task,
         "flops_per_sample_mean": operations,
         "verdict": "routes",
     }
+
+
+PLAIN = [make_row("dense", 50.0), make_row("dense-per-task", 48.0, 0.001)]
 
 
 @pytest.mark.parametrize(
     ("rows", "sentence"),
     [
         (
-            [make_row("dense", 50.0), make_row("topk", 51.0)],
+            [make_row("dense", 50.0), make_row("topk", 51.0, 0.9)],
             "Use dense: its test loss is the lowest of 2.",
         ),
-        ([make_row("dense", 50.0), make_row("topk", 49.9)], "Use dense, one network as costly"),
-        ([make_row("dense", 50.0), make_row("topk", 49.0, 1050.0)], "a dense network of the same cost"),
+        ([make_row("dense", 50.0), make_row("topk", 49.0, 0.2)], "Use dense, one network as costly"),
+        ([make_row("dense", 50.0), make_row("topk", 49.0, 0.01, 1050.0)], "a dense network of the same cost"),
         # As on MovieLens-100K, where a dense network of as many operations was level with Top-2.
         (
-            [make_row("dense", 50.0), make_row("topk", 49.0, 1500.0)],
+            [make_row("dense", 50.0), make_row("topk", 49.0, 0.01, 1500.0)],
             "takes 1.5 times as many operations",
         ),
-        ([make_row("dense", 50.0), make_row("trees", 48.0, None)], "Use boosted trees"),
+        ([make_row("dense", 50.0), make_row("trees", 48.0, 0.01, None)], "Use boosted trees"),
         ([make_row("dense", None), make_row("topk", None)], "No run is complete"),
         (
-            [
-                make_row("dense", 50.0),
-                make_row("dense-per-task", 48.0),
-                make_row("comet", 47.9),
-            ],
+            [*PLAIN, make_row("comet", 47.9, 1e-4, p_per_task=0.3)],
             "Use dense-per-task, one network for each task, together as costly as the selected experts: ",
         ),
         (
-            [
-                make_row("dense", 50.0),
-                make_row("dense-per-task", 48.0),
-                make_row("comet", 46.0),
-            ],
-            "Use comet: its test loss is below that of a dense network of the same cost (p < 0.001), and it ",
+            [*PLAIN, make_row("comet", 46.0, 1e-5, p_per_task=1e-4)],
+            "of the same cost (dense-per-task, p < 0.001), and it routes.",
         ),
+        (PLAIN, "of the same cost (dense, p = 0.001), and it has no gate."),
         (
-            [make_row("dense", 50.0), make_row("dense-wide", 48.0)],
-            "below that of a dense network of the same cost (p < 0.001), and it has no gate.",
+            [make_row("dense", 50.0), make_row("dense-wide", 48.0, 0.01, 4000.0)],
+            "Use dense-wide: its test loss is below that of dense (p = 0.010). It takes 4.0 times as many",
         ),
     ],
 )

@@ -144,9 +144,3 @@ def test_each_loader_refuses_recipes_of_the_other_kind():
         load_train_config("bert-rte")
     with pytest.raises(RecipeError, match=r"multidigits is not for COMET-BERT, .*: use `comet-moe train`"):
         load_bert_config("multidigits")
-
-
-def test_the_scale_of_a_top_k_gate_is_set_for_all_gates_of_its_kind():
-    for gate in ("topk", "topk+"):
-        config = load_train_config("movielens", [f"gate={gate}", "gates.topk.scale=4"])
-        assert config.gate.scale == 4

@@ -1,11 +1,14 @@
 """TopKGate: which experts it keeps, its noise and its logits."""
 
+import pytest
 import torch
 from gate_laws import assert_glorot_and_zero, assert_slots_equal_dense
 from hypothesis import given
 from hypothesis import strategies as st
 
+from comet_moe.config import load_train_config
 from comet_moe.gates import TopKGate
+from comet_moe.training.build import build_model
 
 
 @given(n=st.integers(1, 30), k=st.integers(1, 40))
@@ -71,3 +74,12 @@ def test_slots_hold_the_weights_of_training():
         for normalize in ("selected", "all"):
             gate, x = TopKGate(6, n, k, normalize=normalize).eval(), torch.randn(50, 6)
             assert_slots_equal_dense(gate, x)
+
+
+@pytest.mark.parametrize("gate", ["topk", "topk+"])
+def test_a_recipe_sets_the_scale_of_its_gates(gate):
+    meta = {"name": "movielens", "num_users": 30, "num_items": 20, "rows": {"train": 100}}
+    model = build_model(load_train_config("movielens", [f"gate={gate}", "gates.topk.scale=4"]), meta).eval()
+    _, routings = model({"user": torch.arange(5), "item": torch.arange(5)})
+    for routing in routings:
+        torch.testing.assert_close(routing.weights.sum(-1), torch.full((5,), 4.0))

@@ -68,6 +68,13 @@ def test_each_task_trains_only_its_own_expert():
     assert [routing.statistics()["num_choices"] for routing in routings] == [1, 1]  # nothing to choose
 
 
+def test_a_joint_choice_of_experts_leaves_networks_without_a_gate_alone():
+    settings = ["gate=dense-per-task", "joint.k_shared=1"]
+    model = build_model(load_train_config("multimnist", settings), IMAGE)
+    _, routings = model({"image": torch.rand(5, 1, 36, 36)})
+    assert [routing.weights[0].tolist() for routing in routings] == [[1.0, 0.0], [0.0, 1.0]]
+
+
 def test_k_of_the_dense_network_can_be_set():
     one, four = (
         build_model(load_train_config("movielens", ["gate=dense", f"gate.k={k}"]), RATING).moe.experts

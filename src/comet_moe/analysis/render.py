@@ -68,10 +68,10 @@ def format_p_value(p: float | None, space: str = "") -> str:
     return "" if p is None else f"<{space}0.001" if p < 0.001 else f"{p:.3f}"
 
 
-def format_p_equation(p: float) -> str:
+def format_p_equation(p: float, space: str = " ") -> str:
     """``p = 0.012`` or ``p < 0.001``, within a sentence."""
-    text = format_p_value(p, " ")
-    return f"p {text}" if text.startswith("<") else f"p = {text}"
+    text = format_p_value(p, space)
+    return f"p{space}{text}" if text.startswith("<") else f"p{space}={space}{text}"
 
 
 def to_markdown(table: TextTable) -> str:

@@ -26,7 +26,7 @@ COMET_GATES = ("comet", "comet+")
 DENSE = "dense"
 """No mixture, one expert as costly as the selected ones: what every gate is compared with."""
 PER_TASK = "dense-per-task"
-"""No mixture, one expert for each task: what a gate becomes that gives each task one for all samples."""
+"""No mixture, one expert for each task, together as costly: what a gate may become that does not route."""
 EXISTING_GATES = tuple(kind for kind in GATE_KINDS if kind not in (*COMET_GATES, *DENSE_KINDS))
 
 TTest = Callable[[Summary, Summary], float | None]
@@ -48,8 +48,9 @@ def compare_gates(study: Study, top_percent: float = TOP_PERCENT) -> list[dict[s
     ``test_loss_mean`` and the other means are over ``trials_used`` trials: the best ``top_percent`` % by
     validation loss in a tuning study, all complete ones elsewhere. ``p_existing``: Student's t-test of COMET
     and COMET+ against ``best_existing``, the gate of ``EXISTING_GATES`` with the lowest mean test loss.
-    ``p_search``: Welch's t-test of a gate with local search against the same without. ``p_dense``: Welch's
-    t-test of a gate against ``dense``, if the study has it. ``asterisk``: the test that the paper marks is
+    ``p_search``: Welch's t-test of a gate with local search against the same without. ``p_dense`` and
+    ``p_per_task``: Welch's t-test of a gate against ``dense`` and ``dense-per-task``, if the study has them.
+    ``asterisk``: the test that the paper marks is
     significant, p_existing in a tuning study and p_search elsewhere. ``lowest``: the gate has the lowest mean
     test loss of the study.
 
@@ -63,7 +64,8 @@ def compare_gates(study: Study, top_percent: float = TOP_PERCENT) -> list[dict[s
     lowest = _lowest(gates.values())
     return [
         _describe(study, gate)
-        | _test(study, gate, best_existing, _without_search(gate, gates), gates.get(DENSE))
+        | _test(study, gate, best_existing, _without_search(gate, gates))
+        | _test_against_dense(gate, gates)
         | {"lowest": gate is lowest}
         for gate in gates.values()
     ]
@@ -138,21 +140,24 @@ def _without_search(gate: _Gate, gates: dict[str, _Gate]) -> _Gate | None:
     return gates.get(gate.name[:-1]) if gate.name.endswith("+") else None
 
 
-def _test(
-    study: Study, gate: _Gate, best_existing: _Gate | None, plain: _Gate | None, dense: _Gate | None
-) -> dict[str, Any]:
+def _test_against_dense(gate: _Gate, gates: dict[str, _Gate]) -> dict[str, Any]:
+    p_dense, p_per_task = (
+        None if gate.name == name else _p_value(welch_t_test, gate, gates.get(name))
+        for name in (DENSE, PER_TASK)
+    )
+    return {"p_dense": p_dense, "significant_dense": is_significant(p_dense), "p_per_task": p_per_task}
+
+
+def _test(study: Study, gate: _Gate, best_existing: _Gate | None, plain: _Gate | None) -> dict[str, Any]:
     existing = best_existing if gate.name in COMET_GATES else None
     p_existing = _p_value(student_t_test, gate, existing)
     p_search = _p_value(welch_t_test, gate, plain)
-    p_dense = _p_value(welch_t_test, gate, None if gate is dense else dense)
     return {
         "best_existing": existing and existing.name,
         "p_existing": p_existing,
         "significant_existing": is_significant(p_existing),
         "p_search": p_search,
         "significant_search": is_significant(p_search),
-        "p_dense": p_dense,
-        "significant_dense": is_significant(p_dense),
         "asterisk": bool(is_significant(p_existing if study.kind == "tuning" else p_search)),
     }
 
@@ -178,8 +183,14 @@ def _mean(trials: pd.DataFrame, column: str) -> float | None:
     return None if summary is None else summary.mean
 
 
+def p_against_dense(row: dict[str, Any]) -> tuple[float, str] | None:
+    """The larger p-value of a row against ``dense`` and ``dense-per-task``, and which it is; None without."""
+    tests = [(row["p_dense"], DENSE), (row["p_per_task"], PER_TASK)]
+    return max(((p, name) for p, name in tests if p is not None), default=None)
+
+
 def does_a_mixture_pay(rows: list[dict[str, Any]], format_p: Callable[[float], str]) -> str | None:
-    """Whether a gate has a lower test loss than ``dense``, in one sentence; None without ``dense``.
+    """Whether a gate has a lower test loss than the dense networks of the same cost; None without ``dense``.
 
     Args:
         rows: of one study, from `compare_gates`.
@@ -189,24 +200,26 @@ def does_a_mixture_pay(rows: list[dict[str, Any]], format_p: Callable[[float], s
     dense = next((row for row in rows if row["gate"] == DENSE), None)
     if dense is None or dense["test_loss_mean"] is None or not mixtures:
         return None
-    tested = [row for row in mixtures if row["p_dense"] is not None]
+    tested = [(test[0], row) for row in mixtures if (test := p_against_dense(row)) is not None]
     question = "Does a mixture pay on this data?"
     if not tested:
         return f"{question} That takes two trials of {DENSE} and of another gate to test."
-    best = min(tested, key=lambda row: (row["p_dense"], row["test_loss_mean"]))
-    found = f"{format_p(best['p_dense'])}, {_among(len(tested))}"
-    if best["significant_dense"]:
-        answer = f"{question} Yes: the test loss of {best['gate']} is below that of {DENSE} ({found})."
-        return f"{answer}{_unless_it_routes(best['verdict'])}{_beside_one_expert_per_task(best, rows)}"
-    if best["p_dense"] > 1 - SIGNIFICANCE_LEVEL:
-        closest = min(tested, key=lambda row: row["test_loss_mean"])
-        reverse = format_p(1 - best["p_dense"])  # the largest of the p-values that dense is below a gate
+    has_both = any(row["p_per_task"] is not None for row in mixtures)
+    both, either = (f"{DENSE} {word} {PER_TASK}" if has_both else DENSE for word in ("and of", "or of"))
+    p, best = min(tested, key=lambda test: (test[0], test[1]["test_loss_mean"]))
+    found = f"{format_p(p)}, {_among(len(tested))}"
+    if is_significant(p):
+        answer = f"{question} Yes: the test loss of {best['gate']} is below that of {both} ({found})."
+        return f"{answer}{_unless_it_routes(best['verdict'])}"
+    if p > 1 - SIGNIFICANCE_LEVEL:
+        closest = min((row for _, row in tested), key=lambda row: row["test_loss_mean"])
+        reverse = format_p(1 - p)  # the largest of the p-values that dense is below a gate
         return (
-            f"{question} No: the test loss of {DENSE} is below that of every gate ({reverse} or less), the "
+            f"{question} No: the test loss of {either} is below that of every gate ({reverse} or less), the "
             f"closest of which is {closest['gate']}."
         )
     return (
-        f"{question} That is not shown: no test loss is significantly below that of {DENSE}; the closest is "
+        f"{question} That is not shown: no test loss is significantly below that of {both}; the closest is "
         f"that of {best['gate']} ({found})."
     )
 
@@ -216,15 +229,6 @@ def _unless_it_routes(verdict: str | None) -> str:
     if verdict is None or not set(verdict.split(" / ")) <= {"static", "collapsed"}:
         return ""
     return f" But it does not route ({verdict}): something else than its choice of experts pays."
-
-
-def _beside_one_expert_per_task(best: dict[str, Any], rows: list[dict[str, Any]]) -> str:
-    """The loss of the network that a gate becomes if it gives each task an expert of its own."""
-    loss = next((row["test_loss_mean"] for row in rows if row["gate"] == PER_TASK), None)
-    if loss is None:
-        return ""
-    own = f"{best['gate']} has {best['test_loss_mean']:.2f}"
-    return f" {own}, one expert for each task without a gate {loss:.2f}."
 
 
 def _among(tests: int) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from comet_moe.analysis.reading import read_lines, read_studies
 from comet_moe.analysis.render import Cell, Column, TextTable, format_p_equation, format_p_value, number_cell
 from comet_moe.analysis.stats import Summary, summarise, summarise_metrics, welch_t_test
-from comet_moe.analysis.table import compare_gates
+from comet_moe.analysis.table import DENSE, compare_gates, p_against_dense
 from comet_moe.cli._text import echo
 from comet_moe.cli.table import print_tables
 from comet_moe.config import load_train_config
@@ -99,25 +99,25 @@ def recommend(rows: Sequence[Row]) -> str:
             f"Use boosted trees: their test loss is the lowest"
             f"{'' if shown else ', though not significantly below that of every network'}."
         )
-    dense = min(
-        (complete[kind] for kind in _AS_COSTLY_AS_SELECTED if kind in complete),
-        key=lambda row: row["test_loss_mean"],
-        default=None,
-    )
-    p = None if dense is None else _test(best, _loss(dense))
-    if dense is None or dense is best or p is None:
+    against = None if name == DENSE else p_against_dense(best)
+    if against is None:
         return f"Use {name}: its test loss is the lowest of {len(complete)}."
-    plain, found = dense["gate"], format_p_equation(p)
+    (p, plain), found = against, format_p_equation(against[0])
     if p >= LEVEL:
         return (
             f"Use {plain}, {_AS_COSTLY_AS_SELECTED[plain]} as costly as the selected experts: {name} has the "
             f"lowest test loss, but not significantly lower ({found})."
         )
-    times = best["flops_per_sample_mean"] / dense["flops_per_sample_mean"]
+    times = best["flops_per_sample_mean"] / complete[plain]["flops_per_sample_mean"]
     if times <= SAME_COST:
         return (
-            f"Use {name}: its test loss is below that of a dense network of the same cost ({found}), "
-            f"and it {_routes(best)}."
+            f"Use {name}: its test loss is below that of a dense network of the same cost ({plain}, "
+            f"{found}), and it {_routes(best)}."
+        )
+    if name in DENSE_KINDS:
+        return (
+            f"Use {name}: its test loss is below that of {plain} ({found}). It takes {times:.1f} times as "
+            f"many operations."
         )
     return (
         f"Use {name} or a wider dense network: the test loss of {name} is below that of {plain} "

@@ -454,5 +454,5 @@ class TrainConfig(Section):
 
     @property
     def num_experts(self) -> int:
-        """Number of experts in the mixture; 1 without a mixture."""
+        """Number of experts that a gate chooses among; 1 without a mixture."""
         return 1 if isinstance(self.gate, DenseConfig) else self.model.experts

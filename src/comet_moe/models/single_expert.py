@@ -1,4 +1,4 @@
-"""The baseline without a mixture: one expert, widened until it costs as much as several."""
+"""The baselines without a mixture: experts whose widths change until they have a given cost."""
 
 from collections.abc import Callable, Sequence
 
@@ -21,7 +21,7 @@ def build_wider_expert(build: BuildExpert, cost_of: Callable[[Experts], int], ta
     Args:
         build: builds an expert for a factor on its widths; its cost grows with the factor.
         cost_of: operations per row (:func:`operations`) or number of parameters (:func:`parameters`).
-        target: the cost to come close to; the factor is at most target / cost_of(build(1)).
+        target: the cost to come close to; the factor is at most 1 or target / cost_of(build(1)).
     """
 
     def cost(factor: float) -> int:

@@ -50,8 +50,7 @@ def format_p(p: float | None) -> str:
 
 def format_p_equation(p: float) -> str:
     """``p = 0.012`` or ``p < 0.001``."""
-    text = format_p(p)
-    return f"p{NO_BREAK_SPACE}{'' if text.startswith('<') else f'={NO_BREAK_SPACE}'}{text}"
+    return render.format_p_equation(p, NO_BREAK_SPACE)
 
 
 def format_scaled(value: float | None) -> str:

@@ -42,7 +42,7 @@ def _epochs(run: Run) -> Data:
     records = {
         owner: [epoch.validation.routing[owner] for epoch in run.epochs]
         for owner, record in first.items()
-        if len(record.share_of_samples) > 1
+        if record.choices > 1
     }
     return {
         owner: {
@@ -65,7 +65,7 @@ def _groups(run: Run) -> Data:
             for name, groups in record.groups.items()
         }
         for owner, record in run.routing.items()
-        if record.groups and len(record.share_of_samples) > 1
+        if record.groups and record.choices > 1
     }
 
 
@@ -77,7 +77,7 @@ def _load(run: Run) -> Data:
             "weight": round_numbers(record.share_of_weight, 4),
         }
         for owner, record in run.routing.items()
-        if len(record.share_of_samples) > 1
+        if record.choices > 1
     }
 
 

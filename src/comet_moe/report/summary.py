@@ -7,6 +7,7 @@ from typing import Any
 from comet_moe.analysis.defaults import TOP_PERCENT
 from comet_moe.analysis.study import Study
 from comet_moe.analysis.table import does_a_mixture_pay
+from comet_moe.gate_names import DENSE_KINDS
 from comet_moe.report.format import (
     MISSING,
     choose_decimals,
@@ -108,6 +109,8 @@ def does_the_best_route(rows: list[Row]) -> str:
     best = next((row for row in rows if row["lowest"]), None)
     if best is None or best["verdict"] is None:
         return ""
+    if best["gate"] in DENSE_KINDS:
+        return f"Does it route? {best['gate']} has no gate."
     if best["verdict"] == "dense":
         return f"Does it route? {best['gate']} does not choose: every sample uses all of its experts."
     words = [f"{owner} {numbers['verdict']}" for owner, numbers in best["routing"].items()]

@@ -24,7 +24,8 @@ class MoEClassifier(ClassifierMixin, BaseMoE):
 
     Args:
         gate: name of the gate, "comet", "topk", "softmax" and others; with local search if it ends in "+";
-            "dense" is a network without a mixture that costs as much as ``k`` experts.
+            "dense" is a network without a mixture that costs as much as ``k`` experts, "dense-per-task" one
+            with an expert for each task.
         experts: number of experts.
         k: experts per sample; settings that a gate does not have are not used.
         units: widths of the layers of each expert.

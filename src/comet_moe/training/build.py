@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from comet_moe.config.schema import ImageModelConfig, RatingModelConfig, TrainConfig
+from comet_moe.config.schema import DenseConfig, ImageModelConfig, RatingModelConfig, TrainConfig
 from comet_moe.data import Dataset
 from comet_moe.devices import make_placement
 from comet_moe.exceptions import RecipeError
@@ -170,7 +170,7 @@ def build_model(config: TrainConfig, meta: dict[str, Any], copies: int = 1) -> M
         if config.joint.k_shared is not None or config.loss.balance == "together":
             raise RecipeError("joint.k_shared and loss.balance=together are for model.mixture mmoe only")
         return model
-    if config.joint.k_shared is not None:
+    if config.joint.k_shared is not None and not isinstance(config.gate, DenseConfig):  # which choose nothing
         model.moe.joint = JointSelection(config.joint.k_shared, config.joint.k_private, config.joint.score)
     if config.loss.balance == "together" and regularizer:
         model.moe.regularizer = regularizer
