@@ -48,7 +48,7 @@ NOT_RUN = {
     "--set data.options.test_size=4000 --set training.batch_size=128 --set training.learning_rate=1e-3 "
     "--set training.epochs=40 --set training.patience=5 --set search.epochs=3 --set training.threads=1 "
     "--gates dense,dense-per-task,softmax,topk,topk+,dselect,comet,comet+ --seeds 5 --workers 2 "
-    "--out studies/multifashionmnist": "40 runs on data of the user",
+    "--out studies/multifashionmnist/all": "40 runs on data of the user",
     "comet-moe tune docs/results/tuning/recipe.yaml --set data.path=DATA/movielens-100k "
     "--gates dense,topk,topk+,dselect,comet,comet+ --trials 100 --workers 2 "
     "--out studies/tuning": "600 trials",
