@@ -15,7 +15,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 import raw
 
 USED = 0.01
-"""An expert is one of a task's if it has more than this share of the weight."""
+"""A task has an expert if its gate gives it more than this share of the weight."""
 
 Results = list[dict[str, Any]]
 
