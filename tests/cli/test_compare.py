@@ -10,6 +10,7 @@ from command import comet_moe, refusal, succeed
 from comet_moe.analysis.reading import read_lines
 from comet_moe.analysis.records import TrialRecord
 from comet_moe.cli._compare import recommend
+from comet_moe.cli.compare import _gates
 from comet_moe.training.records import ResultRecord
 from made_tables import TASKS, customers, write_table
 
@@ -114,6 +115,19 @@ PLAIN = [make_row("dense", 50.0), make_row("dense-per-task", 48.0, 0.001)]
 )
 def test_the_recommendation_says_what_was_shown(rows, sentence):
     assert sentence in recommend(rows)
+
+
+@pytest.mark.parametrize(
+    ("given", "targets", "resume", "gates"),
+    [
+        (None, 1, False, ["dense", "softmax", "topk", "sigmoid", "comet", "comet+"]),
+        (None, 2, False, ["dense", "dense-per-task", "softmax", "topk", "sigmoid", "comet", "comet+"]),
+        (None, 2, True, None),
+        ("topk,comet", 2, True, ["topk", "comet"]),
+    ],
+)
+def test_several_targets_are_compared_with_one_expert_for_each(given, targets, resume, gates):
+    assert _gates(given, targets, resume) == gates
 
 
 @pytest.mark.slow

@@ -44,7 +44,7 @@ def compare(
         str | None,
         typer.Option(
             help="Gates to compare, separated by commas (+ is local search).",
-            show_default=",".join(DEFAULT_GATES),
+            show_default=f"{','.join(DEFAULT_GATES)}; with several targets dense-per-task, too",
         ),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, max=10_000, help="Number of seeds per gate.")] = DEFAULT_SEEDS,
@@ -158,15 +158,21 @@ def _study_options(
         kind="ablation",
         recipe="table",
         out=out,
-        gates=list(DEFAULT_GATES)
-        if gates is None and not resume
-        else None
-        if gates is None
-        else split_names(gates, "--gates"),
+        gates=_gates(gates, len(names), resume),
         settings=[*(f"{key}={_as_text(value)}" for key, value in given.items()), *(settings or [])],
         storage=storage,
         resume=resume,
     )
+
+
+def _gates(given: str | None, num_targets: int, resume: bool) -> list[str] | None:
+    """The gates to compare; None for those of the study that is resumed."""
+    if given is not None:
+        return split_names(given, "--gates")
+    if resume:
+        return None
+    dense, *mixtures = DEFAULT_GATES
+    return [dense, *(["dense-per-task"] if num_targets > 1 else []), *mixtures]
 
 
 def _train(options: "StudyOptions", seeds: int, workers: int | None, minutes: float | None) -> None:
