@@ -41,8 +41,8 @@ NOT_RUN = {
     "--out studies/movielens": "hours on the authors' files",
     "comet-moe ablate books --set data.path=DATA/book-crossing --set data.any_size=true "
     "--set training.threads=1 "
-    "--gates dense,dense-wide,softmax,hash,hash+,topk,topk+,dselect,comet,comet+ --seeds 5 --workers 2 "
-    "--out studies/books": "50 runs on data of the user",
+    "--gates dense,dense-wide,dense-per-task,softmax,hash,hash+,topk,topk+,dselect,comet,comet+ --seeds 5 "
+    "--workers 2 --out studies/books": "55 runs on data of the user",
     "comet-moe ablate multifashionmnist --set data.path=DATA/fashion-mnist --set data.any_size=true "
     "--set data.options.train_size=4000 --set data.options.validation_size=2000 "
     "--set data.options.test_size=4000 --set training.batch_size=128 --set training.learning_rate=1e-3 "
