@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from comet_moe.bench.timing import ratios
+from comet_moe.bench.timing import measure_ratios
 from comet_moe.bert.data import evaluation_batches, load_task_data
 from comet_moe.bert.run import BertFolder, load_model, load_tokenizer
 
@@ -38,7 +38,7 @@ def main(folder: Path, task: str) -> None:
             for batch in batches:
                 model(**batch)
 
-    found = ratios([lambda model=model: forward(model) for model in models], SECONDS)  # type: ignore[misc]
+    found = measure_ratios([lambda model=model: forward(model) for model in models], SECONDS)  # type: ignore[misc]
     print("| model | tokens/s | time / teacher | quartiles |\n|---|---|---|---|")
     print(f"| teacher | {tokens / found[0].reference_seconds:,.0f} | 1 | |")
     for gate, ratio in zip(students, found, strict=False):
