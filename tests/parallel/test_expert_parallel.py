@@ -3,6 +3,8 @@
 The checks are in equality_checks.py and composition_checks.py; each runs on all ranks of a group.
 """
 
+import os
+
 import pytest
 from all_checks import CHECKS
 from groups import run_group, shared_outcomes
@@ -23,6 +25,7 @@ def test_on_2_ranks(check, outcomes):
     assert outcomes(2)[check] is None, outcomes(2)[check]
 
 
+@pytest.mark.skipif((os.cpu_count() or 1) < 4, reason="gloo may abort where four ranks share fewer cores")
 @pytest.mark.parametrize("check", CHECKS[4])
 def test_on_4_ranks(check, outcomes):
     assert outcomes(4)[check] is None, outcomes(4)[check]
