@@ -25,7 +25,9 @@ def test_on_2_ranks(check, outcomes):
     assert outcomes(2)[check] is None, outcomes(2)[check]
 
 
-@pytest.mark.skipif((os.cpu_count() or 1) < 4, reason="gloo may abort where four ranks share fewer cores")
+@pytest.mark.skipif(
+    (os.cpu_count() or 1) < 4, reason="gloo aborted a rank on a machine with 2 cores; cause unknown"
+)
 @pytest.mark.parametrize("check", CHECKS[4])
 def test_on_4_ranks(check, outcomes):
     assert outcomes(4)[check] is None, outcomes(4)[check]
