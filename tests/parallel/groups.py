@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.distributed.device_mesh import init_device_mesh
+from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
 TIMEOUT = 150
 """Seconds that a group may take. A collective that hangs fails after 30."""
@@ -32,28 +33,48 @@ def free_port():
 def run_group(size, folder):
     """Outcomes of the checks of ``size`` ranks in all_checks.py, functions of a mesh of one dimension "ep".
 
-    Returns the first error of any rank for each check, None where all passed.
+    Returns for each check the errors of its ranks, earliest first, or None where all passed. A rank that fails
+    leaves the others in the middle of a collective, so that the group ends; a new one runs the checks after it.
     """
-    port = free_port()
+    outcomes = {}
+    remaining = list(import_module("all_checks").CHECKS[size])
+    while remaining:
+        attempt = Path(folder, str(len(outcomes)))
+        attempt.mkdir()
+        ended = _start_group(size, attempt, remaining)
+        passed = [_read_lines(attempt / f"{rank}.passed") for rank in range(size)]
+        while remaining and all(remaining[0] in own for own in passed):
+            outcomes[remaining.pop(0)] = None
+        if remaining:  # the errors are those of this check, and of ranks that were waiting for it in the next
+            errors = sorted(attempt.glob("*.error"), key=lambda file: file.stat().st_mtime_ns)
+            outcomes[remaining.pop(0)] = "\n".join(file.read_text() for file in errors) or ended
+    return outcomes
+
+
+def _start_group(size, folder, checks):
+    """Run a group until all ranks have ended, one has failed or time is over; returns how it ended."""
     processes = mp.start_processes(
-        _run_rank, args=(size, folder, port), nprocs=size, start_method="spawn", join=False
+        _run_rank, args=(size, str(folder), free_port(), checks), nprocs=size, start_method="spawn", join=False
     )
     try:
         deadline = time.monotonic() + TIMEOUT
-        while not processes.join(1.0) and time.monotonic() < deadline:  # True once all have ended
-            pass
+        while not processes.join(1.0, grace_period=5.0):  # True once all have ended
+            if time.monotonic() > deadline:
+                return f"the group has not ended after {TIMEOUT} seconds"
+    except (ProcessRaisedException, ProcessExitedException) as error:
+        return str(error)
     finally:
         for process in processes.processes:
             if process.is_alive():
                 process.kill()
-    outcomes = {}
-    for rank in range(size):
-        for name, error in json.loads(Path(folder, f"{rank}.json").read_text()).items():
-            outcomes[name] = outcomes.get(name) or error
-    return outcomes
+    return "the group has ended without an error"
 
 
-def _run_rank(rank, size, folder, port):
+def _read_lines(file):
+    return file.read_text().splitlines() if file.exists() else []
+
+
+def _run_rank(rank, size, folder, port, checks):
     os.environ |= {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
@@ -65,23 +86,17 @@ def _run_rank(rank, size, folder, port):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=30))
     mesh = init_device_mesh("cpu", (size,), mesh_dim_names=("ep",))
-    outcomes = {}
-    try:
-        for name, check in import_module("all_checks").CHECKS[size].items():
+    functions = import_module("all_checks").CHECKS[size]
+    with open(Path(folder, f"{rank}.passed"), "w") as passed:
+        for name in checks:
             torch.manual_seed(0)
-            error = None
             try:
-                check(mesh)
+                functions[name](mesh)
             except BaseException:
-                error = f"rank {rank}: {traceback.format_exc()}"
-            failures = [None] * size
-            dist.all_gather_object(failures, error)
-            outcomes[name] = error
-            if any(failures):  # the others may have stopped in the middle of a collective: fail them alone
-                dist.barrier()
-    finally:
-        Path(folder, f"{rank}.json").write_text(json.dumps(outcomes))
-        dist.destroy_process_group()
+                Path(folder, f"{rank}.error").write_text(f"rank {rank}, {name}: {traceback.format_exc()}")
+                raise
+            print(name, file=passed, flush=True)
+    dist.destroy_process_group()
 
 
 def shared_outcomes(tmp_path_factory, name, run):

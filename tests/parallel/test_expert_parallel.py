@@ -3,8 +3,6 @@
 The checks are in equality_checks.py and composition_checks.py; each runs on all ranks of a group.
 """
 
-import os
-
 import pytest
 from all_checks import CHECKS
 from groups import run_group, shared_outcomes
@@ -25,9 +23,6 @@ def test_on_2_ranks(check, outcomes):
     assert outcomes(2)[check] is None, outcomes(2)[check]
 
 
-@pytest.mark.skipif(
-    (os.cpu_count() or 1) < 4, reason="gloo aborted a rank on a machine with 2 cores; cause unknown"
-)
 @pytest.mark.parametrize("check", CHECKS[4])
 def test_on_4_ranks(check, outcomes):
     assert outcomes(4)[check] is None, outcomes(4)[check]
