@@ -87,12 +87,9 @@ class ConvExperts(Experts):
         return total + sum(layer.flops() for layer in self._layers())
 
     def dense(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) -> (B, n, u): all experts in one convolution, grouped from the second on."""
-        for depth, (kernel, bias) in enumerate(zip(self.kernels, self.biases, strict=True)):
-            groups = self.num_experts if depth else 1
-            x = F.conv2d(x, kernel.flatten(0, 1), bias.flatten(), groups=groups)
-            x = F.relu(F.max_pool2d(x, 2))
-        hidden = x.unflatten(1, (self.num_experts, -1)).flatten(2)
+        """(B, C, H, W) -> (B, n, u). One convolution for each expert is faster than a grouped one for all of them."""
+        x = x.contiguous(memory_format=torch.channels_last)
+        hidden = torch.stack([self._features(x, expert) for expert in range(self.num_experts)], dim=1)
         for layer in self._layers():
             hidden = F.relu(layer.each(hidden))
         return hidden
@@ -134,6 +131,8 @@ class ConvExperts(Experts):
 
     def _features(self, group: Tensor, expert: int) -> Tensor:
         """Flattened maps of one expert: (m, C, H, W) -> (m, F)."""
+        group = group.contiguous(memory_format=torch.channels_last)
         for kernel, bias in zip(self.kernels, self.biases, strict=True):
-            group = F.relu(F.max_pool2d(F.conv2d(group, kernel[expert], bias[expert]), 2))
+            weight = kernel[expert].contiguous(memory_format=torch.channels_last)
+            group = F.relu(F.max_pool2d(F.conv2d(group, weight, bias[expert]), 2))
         return group.flatten(1)
