@@ -38,8 +38,8 @@ GATES = {
     "dselect": lambda: DSelectKGate(P, N, k=2, entropy=0.1, reachability=0.1),
     "relu": lambda: ReluGate(P, N, target=2),
     "comet": lambda: CometGate(P, N, k=2, entropy=0.1),
-    # Most splits are 0 or 1, and their experts are skipped. The second derivative of a split is up to 6 / gamma²: with
-    # 0.01 a rounding error of a logit changes gradients by more than the tolerance, also in one process.
+    # Most splits are 0 or 1, and their experts are skipped. The second derivative of a split is up to
+    # 6 / gamma²: with 0.01 the rounding of a logit changes gradients by more than 1e-5, also in one process.
     "comet, hard": lambda: CometGate(P, N, k=2, gamma=0.1, entropy=0.1),
     "expert choice": lambda: ExpertChoiceGate(P, N, capacity=2.0),
     "warm-up": lambda: WarmupGate(TopKGate(P, N, k=2), steps=3),

@@ -1,7 +1,7 @@
 """Starts a group of processes once, runs many checks in it, and keeps what each check said.
 
-Starting a process and importing torch takes seconds, a check milliseconds; so there is one group of 2 and one
-of 4 processes for all checks, also for all workers of pytest-xdist, of which the first one starts it.
+Starting a process and importing torch takes seconds, a check milliseconds; so one group of 2 and one of
+4 processes run all checks that pass, also for all workers of pytest-xdist, of which the first one starts it.
 """
 
 import fcntl
@@ -33,8 +33,8 @@ def free_port():
 def run_group(size, folder):
     """Outcomes of the checks of ``size`` ranks in all_checks.py, functions of a mesh of one dimension "ep".
 
-    Returns for each check the errors of its ranks, earliest first, or None where all passed. A rank that fails
-    leaves the others in the middle of a collective, so that the group ends; a new one runs the checks after it.
+    Returns for each check the errors of its ranks, earliest first, or None where all passed. A rank that
+    fails leaves the others in the middle of a collective, so the group ends and a new one runs the rest.
     """
     outcomes = {}
     remaining = list(import_module("all_checks").CHECKS[size])
@@ -54,7 +54,11 @@ def run_group(size, folder):
 def _start_group(size, folder, checks):
     """Run a group until all ranks have ended, one has failed or time is over; returns how it ended."""
     processes = mp.start_processes(
-        _run_rank, args=(size, str(folder), free_port(), checks), nprocs=size, start_method="spawn", join=False
+        _run_rank,
+        args=(size, str(folder), free_port(), checks),
+        nprocs=size,
+        start_method="spawn",
+        join=False,
     )
     try:
         deadline = time.monotonic() + TIMEOUT

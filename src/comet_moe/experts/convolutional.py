@@ -87,7 +87,7 @@ class ConvExperts(Experts):
         return total + sum(layer.flops() for layer in self._layers())
 
     def dense(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) -> (B, n, u). One convolution for each expert is faster than a grouped one for all of them."""
+        """(B, C, H, W) -> (B, n, u). One convolution per expert is faster than a grouped one for all."""
         x = x.contiguous(memory_format=torch.channels_last)
         hidden = torch.stack([self._features(x, expert) for expert in range(self.num_experts)], dim=1)
         for layer in self._layers():
