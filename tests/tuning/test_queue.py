@@ -16,7 +16,8 @@ from comet_moe.exceptions import MissingExtraError, StudyError
 from comet_moe.training.records import ResultRecord
 from comet_moe.tuning import storage
 from comet_moe.tuning.definition import define_study
-from comet_moe.tuning.queue import MAX_LOST_WORKERS, MAX_WAITING, TrialQueue, TrialReassigned
+from comet_moe.tuning.optuna_trials import MAX_LOST_WORKERS
+from comet_moe.tuning.queue import MAX_WAITING, TrialQueue, TrialReassigned
 from comet_moe.tuning.storage import STORAGE_ERRORS, Storage, without_password
 from storages import NEEDS_POSTGRES
 

@@ -5,7 +5,9 @@ import json
 import pytest
 
 from comet_moe.config import load_config
-from comet_moe.exceptions import RecipeError
+from comet_moe.exceptions import RecipeError, StudyError
+from comet_moe.training.records import ResultRecord
+from comet_moe.tuning.queue import TrialQueue
 from comet_moe.tuning.study import StudyOptions, default_gates, open_study
 
 SMALL = [f"data.options.{part}_size=32" for part in ("train", "validation", "test")]
@@ -73,3 +75,89 @@ def test_a_study_that_starts_with_the_dense_network_has_the_experts_of_its_mixtu
     open_study(options(tmp_path, gates=["dense", "topk"], trials=1))
     study = json.loads((tmp_path / "study" / "study.json").read_text())
     assert study["experts"] == load_config("multidigits", ["gate=topk"]).num_experts > 1
+
+
+COMPLETE = ResultRecord(
+    status="complete",
+    validation_loss=1.5,
+    test_loss=2.5,
+    experts_per_sample=2.0,
+    epochs=3,
+    best_epoch=2,
+    tasks={"rating": {"mse": 0.5, "loss": 0.5}},
+)
+PRUNED = COMPLETE.model_copy(update={"status": "pruned", "reason": "pruned after epoch 1 by median"})
+FAILED = ResultRecord(status="failed", reason="the loss is nan at step 3 of epoch 1")
+
+
+@pytest.fixture
+def kept(tmp_path):
+    """The folder of a study with finished trials of each kind, of which only the two text files are kept."""
+    study = open_study(options(tmp_path, gates=["topk", "comet"], trials=2, prune="median"))
+    definition = study.queue.definition()
+    for result in (COMPLETE, PRUNED, FAILED):
+        study.queue.finish(study.queue.claim(definition), result)
+    study.folder.write_trials(study.queue.records(definition))
+    for file in study.folder.path.glob("study.sqlite*"):
+        file.unlink()
+    return study.folder
+
+
+def resume(folder, **changes):
+    return open_study(options(folder.path.parent, gates=None, trials=None, resume=True, **changes))
+
+
+def test_a_study_resumes_from_its_two_text_files(kept):
+    before = kept.trials_file.read_text()
+    study = resume(kept)
+    assert kept.trials_file.read_text() == before
+    claim = study.queue.claim(study.queue.definition())
+    assert (claim.gate, claim.index) == ("comet", 1)
+    assert study.queue.claim(study.queue.definition()) is None
+
+
+def test_trials_can_be_added_to_a_study_that_was_kept_as_text(kept):
+    study = resume(kept, add_trials=1)
+    definition = study.queue.definition()
+    claims = [study.queue.claim(definition) for _ in range(3)]
+    assert [(claim.gate, claim.index) for claim in claims] == [("comet", 1), ("topk", 2), ("comet", 2)]
+
+
+def test_a_kill_while_a_study_is_restored_loses_no_trial(kept, monkeypatch):
+    before = kept.trials_file.read_text()
+    add, added = TrialQueue._add, []
+
+    def add_one(queue, gate, trial):
+        if added:
+            raise KeyboardInterrupt
+        added.append(add(queue, gate, trial))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TrialQueue, "_add", add_one)
+        with pytest.raises(KeyboardInterrupt):
+            resume(kept)
+    resume(kept)
+    assert kept.trials_file.read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("params", {"seed": 7}, "trial 0 of topk in .*trials.jsonl has {'seed': 7}, and the study plans "),
+        ("validation_loss", None, "trial 0 of topk in .* is complete, but has no validation_loss: restore"),
+    ],
+)
+def test_a_trial_that_the_study_does_not_plan_is_refused(kept, field, value, message):
+    first, *rest = kept.trials_file.read_text().splitlines(keepends=True)
+    kept.trials_file.write_text(json.dumps(json.loads(first) | {field: value}) + "\n" + "".join(rest))
+    with pytest.raises(StudyError, match=message):
+        resume(kept)
+
+
+def test_a_study_that_was_kept_as_text_needs_its_own_recipe(kept):
+    with pytest.raises(StudyError, match=r"study\.json is a study of multidigits, got celeba: give the"):
+        resume(kept, recipe="celeba", settings=[])
+    record = json.loads(kept.study_file.read_text())
+    kept.study_file.write_text(json.dumps(record | {"experts": 5}))
+    with pytest.raises(StudyError, match=r"experts is 5 in .*study.json, and multidigits gives 8"):
+        resume(kept)

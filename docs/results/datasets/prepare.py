@@ -1,6 +1,6 @@
 """Parts of two data sets for which a run takes minutes: python prepare.py DATA FOLDER
 
-FOLDER/jester has the first 5,000 users of Jester's first part, FOLDER/celeba the first 3,000 images of CelebA.
+FOLDER/jester has the first 5,000 users of Jester, FOLDER/celeba the first 3,000 images of CelebA.
 """
 
 import sys
@@ -14,11 +14,13 @@ IMAGES = 3_000
 
 
 def jester(source: Path, target: Path) -> None:
+    """Write the ratings of the first users, all jokes."""
     with np.load(source / "jester_data_1.npz") as arrays:
         np.savez_compressed(target / "jester_data_1.npz", ratings_x100=arrays["ratings_x100"][:USERS])
 
 
 def celeba(source: Path, target: Path) -> None:
+    """Write the first images with their attributes."""
     name = "celeba_first10k_89x109.parquet"
     pd.read_parquet(source / name).head(IMAGES).to_parquet(target / name, index=False)
 

@@ -78,8 +78,6 @@ def _read_study(path: Path) -> Study:
     record = read_json(path / "study.json", StudyRecord)
     if not (path / "trials.jsonl").is_file():
         raise StudyError(f"{path} has no trials.jsonl: the study has not started, resume it with --resume")
-    trials = read_lines(path / "trials.jsonl", TrialRecord)
-    _check_trials(path, trials, record)
     return Study(
         path=path,
         name=record.name,
@@ -91,11 +89,13 @@ def _read_study(path: Path) -> Study:
         alpha=record.alpha,
         settings=record.settings,
         space=record.space,
-        trials=to_frame(trial.row(_existing_run(path, trial.run)) for trial in trials),
+        trials=to_frame(trial.row(_existing_run(path, trial.run)) for trial in read_trials(path, record)),
     )
 
 
-def _check_trials(path: Path, trials: list[TrialRecord], study: StudyRecord) -> None:
+def read_trials(path: Path, study: StudyRecord) -> list[TrialRecord]:
+    """The trials of the study in the folder ``path``, each of which ``study`` has planned."""
+    trials = read_lines(path / "trials.jsonl", TrialRecord)
     seen: set[tuple[str, int]] = set()
     for number, trial in enumerate(trials, start=1):
         source, key = f"line {number} of {path / 'trials.jsonl'}", (trial.gate, trial.index)
@@ -111,6 +111,7 @@ def _check_trials(path: Path, trials: list[TrialRecord], study: StudyRecord) -> 
         if key in seen:
             raise StudyError(f"{source} repeats trial {trial.index} of {trial.gate}: restore the file")
         seen.add(key)
+    return trials
 
 
 def _existing_run(study: Path, run: str | None) -> Path | None:

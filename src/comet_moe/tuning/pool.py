@@ -13,8 +13,9 @@ from typing import Any
 
 from comet_moe.exceptions import StudyError
 from comet_moe.tuning.entry import run_worker_process
+from comet_moe.tuning.optuna_trials import MAX_LOST_WORKERS
 from comet_moe.tuning.process import WorkerConfig
-from comet_moe.tuning.queue import MAX_LOST_WORKERS, Claim, TrialQueue
+from comet_moe.tuning.queue import Claim, TrialQueue
 
 POLL_SECONDS = 0.5
 STOP_SECONDS = 30.0

@@ -1,13 +1,12 @@
 """The trials of a study in its storage: queued in order, then claimed one by one by workers on any machine.
 
-Each gate has an Optuna study, STUDY/GATE, which `optuna-dashboard` opens. An Optuna trial is one attempt at
-one of our trials, which its ``index`` identifies. A trial is finished once an attempt is complete, was
-pruned, or has failed with a reason. An attempt that ended otherwise (its worker was killed, or asked to stop)
-has no reason, and the trial is queued again.
+Each gate has an Optuna study, STUDY/GATE, which `optuna-dashboard` opens; each attempt at a trial is one of
+Optuna's trials (optuna_trials.py). A trial is finished once an attempt is complete, was pruned, or has failed
+with a reason. An attempt that ended otherwise (its worker was killed, or asked to stop) has no reason, and
+the trial is queued again.
 """
 
 import functools
-import json
 import logging
 import math
 import os
@@ -17,29 +16,30 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from comet_moe.analysis.records import FINISHED, RESULT_FIELDS, TrialRecord, TrialStatus, trial_routing
-from comet_moe.config import Choice, Distribution, LogUniform
+from comet_moe.analysis.records import TrialRecord, TrialStatus
 from comet_moe.exceptions import StudyError, needs_extra
 from comet_moe.training.records import ResultRecord
 from comet_moe.tuning.attempts import AttemptReader
 from comet_moe.tuning.definition import StudyDefinition, check_configurations, parse_definition
-from comet_moe.tuning.folder import run_name
+from comet_moe.tuning.optuna_trials import (
+    finished_trial,
+    kept_result,
+    record_of,
+    state_of,
+    waiting_trial,
+)
 from comet_moe.tuning.pruning import decide, make_pruner
 from comet_moe.tuning.storage import Storage
 
 with needs_extra("tune", "tuning"):
     import optuna
-    from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
     from optuna.exceptions import UpdateFinishedTrialError
     from optuna.trial import FrozenTrial, TrialState
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
-
-MAX_LOST_WORKERS = 5
-"""Workers that a trial may lose, without finishing another epoch, before it counts as failed."""
 
 MAX_WAITING = 20
 """Waiting trials of a gate in the storage: they are slow to write, and all are read for each claim."""
@@ -146,13 +146,26 @@ class TrialQueue:
             for gate in definition.gates:
                 study = self._study(gate)
                 optuna.storages.fail_stale_trials(study)
-                states = {index: _state(attempts) for index, attempts in self._attempts(gate).items()}
+                states = {index: state_of(attempts) for index, attempts in self._attempts(gate).items()}
                 due = [i for i in range(definition.trials) if states.get(i, "due") == "due"]
                 num_waiting = sum(state == "waiting" for state in states.values())
                 for index in due[: max(MAX_WAITING - num_waiting, 0)]:
-                    self._add(gate, _waiting_trial(definition, gate, index))
+                    self._add(gate, waiting_trial(definition, gate, index))
                 num_unfinished += sum(states.get(i) != "finished" for i in range(definition.trials))
         return num_unfinished
+
+    @_retried
+    def restore(self, definition: StudyDefinition, records: Iterable[TrialRecord]) -> None:
+        """Add the finished trials of ``records`` that are not finished in the storage."""
+        with self.storage.lock(self.name):
+            states = {
+                (gate, index): state_of(attempts)
+                for gate in definition.gates
+                for index, attempts in self._attempts(gate).items()
+            }
+            for record in records:
+                if record.is_finished and states.get((record.gate, record.index)) != "finished":
+                    self._add(record.gate, finished_trial(definition, record))
 
     @_retried
     def claim(self, definition: StudyDefinition) -> Claim | None:
@@ -214,8 +227,7 @@ class TrialQueue:
         if result.status == "failed":
             self._end(claim, TrialState.FAIL, reason=result.reason)
             return
-        kept = json.loads(result.model_dump_json(include=set(RESULT_FIELDS - {"status", "reason"})))
-        kept["routing"] = {owner: gate.model_dump() for owner, gate in trial_routing(result).items()}
+        kept = kept_result(result)
         if result.status == "pruned":
             # Not as ``reason``, which tells of a failure, also where a worker is killed before the next line.
             self._end(claim, TrialState.PRUNED, pruned=result.reason, result=kept)
@@ -260,7 +272,7 @@ class TrialQueue:
         known = self._finished.get((gate, index))
         if known is not None:
             return known
-        record = _record(definition, gate, index, attempts)
+        record = record_of(definition, gate, index, attempts)
         if record.is_finished:
             self._finished[gate, index] = record
         return record
@@ -311,72 +323,3 @@ def best_trial(trials: Iterable[TrialRecord], gate: str) -> TrialRecord | None:
 
 def _loss_or_inf(trial: TrialRecord) -> float:
     return math.inf if trial.validation_loss is None else trial.validation_loss
-
-
-def _state(attempts: list[FrozenTrial]) -> Literal["finished", "running", "waiting", "due"]:
-    """The state of a trial; "due" if it has to be queued again."""
-    states = {attempt.state for attempt in attempts}
-    has_failed = any("reason" in attempt.user_attrs for attempt in attempts)
-    is_ended = TrialState.COMPLETE in states or TrialState.PRUNED in states or has_failed
-    if is_ended or _lost_too_many_workers(attempts):
-        return "finished"
-    if TrialState.RUNNING in states:
-        return "running"
-    return "waiting" if TrialState.WAITING in states else "due"
-
-
-def _lost_too_many_workers(attempts: list[FrozenTrial]) -> bool:
-    """Attempts that finished an epoch do not count: the next one resumes from their checkpoint."""
-    lost = [a for a in attempts if a.state == TrialState.FAIL and "released" not in a.user_attrs]
-    return sum(not attempt.intermediate_values for attempt in lost) >= MAX_LOST_WORKERS
-
-
-def _waiting_trial(definition: StudyDefinition, gate: str, index: int) -> FrozenTrial:
-    return optuna.create_trial(
-        state=TrialState.WAITING,
-        params=definition.sampled_values(gate, index),
-        distributions={
-            setting: _optuna_distribution(distribution)
-            for setting, distribution in definition.space[gate].items()
-        },
-        user_attrs={"index": index},
-    )
-
-
-def _optuna_distribution(distribution: Distribution) -> BaseDistribution:
-    if isinstance(distribution, Choice):
-        return CategoricalDistribution(distribution.choice)
-    if isinstance(distribution, LogUniform):
-        return FloatDistribution(*distribution.log, log=True)
-    return FloatDistribution(*distribution.uniform)
-
-
-def _record(definition: StudyDefinition, gate: str, index: int, attempts: list[FrozenTrial]) -> TrialRecord:
-    status: TrialStatus = "waiting"
-    reason, result, worker = None, {}, None
-    for attempt in attempts:
-        if attempt.state == TrialState.COMPLETE:
-            status, result = "complete", json.loads(attempt.user_attrs["result"])
-        elif attempt.state == TrialState.PRUNED:
-            status, reason = "pruned", attempt.user_attrs["pruned"]
-            result = json.loads(attempt.user_attrs["result"])
-        elif "reason" in attempt.user_attrs:
-            status, reason = "failed", attempt.user_attrs["reason"]
-        elif attempt.state == TrialState.RUNNING:
-            status = "running"
-        worker = attempt.user_attrs.get("worker", worker)
-        if status in FINISHED:
-            break
-    if status == "waiting" and _lost_too_many_workers(attempts):
-        status, reason = "failed", f"lost {MAX_LOST_WORKERS} workers without finishing an epoch"
-    return TrialRecord(
-        gate=gate,
-        index=index,
-        status=status,
-        reason=reason,
-        attempts=sum(attempt.state != TrialState.WAITING for attempt in attempts),
-        worker=worker,
-        run=run_name(gate, index),
-        params=definition.params(gate, index),
-        **result,
-    )

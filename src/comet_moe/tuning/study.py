@@ -1,12 +1,13 @@
 """Create a study, resume one, or join one that another machine has created."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from comet_moe.analysis.defaults import PruneMethod
-from comet_moe.analysis.records import StudyKind, StudyRecord
-from comet_moe.config import AnyConfig, BertConfig, TrainConfig, load_config, parse_setting
+from comet_moe.analysis.records import StudyKind, StudyRecord, TrialRecord
+from comet_moe.config import AnyConfig, BertConfig, TrainConfig, load_config, parse_setting, recipe_name
 from comet_moe.config.schema import absolute_path
 from comet_moe.exceptions import RecipeError, StudyError
 from comet_moe.tuning.defaults import DEFAULT_GATES, DEFAULT_HEARTBEAT, DEFAULT_SEED, DEFAULT_TRIALS
@@ -86,7 +87,6 @@ class StudyHandle:
 
     def write_study(self, definition: StudyDefinition) -> None:
         """Update ``study.json``."""
-        first = definition.base[definition.gates[0]]
         self.folder.write_study(
             StudyRecord(
                 kind=definition.kind,
@@ -96,12 +96,10 @@ class StudyHandle:
                 trials=definition.trials,
                 seed=definition.seed,
                 settings=list(self.settings.values()),
-                experts=max(config.num_experts for config in definition.base.values()),
-                alpha=first.loss.alpha if isinstance(first, TrainConfig) else None,
                 storage=None if self.storage is None else without_password(self.storage),
                 keep_models=self.keep_models,
-                space=definition.model_dump(mode="json")["space"],
                 prune=definition.prune,
+                **_facts(definition),
             )
         )
 
@@ -180,13 +178,75 @@ def _load_study(folder: StudyFolder, options: StudyOptions) -> tuple[StudyHandle
     queue = TrialQueue(Storage(saved_url if options.storage is None else options.storage), record.name)
     if without_password(queue.storage.url) != saved_url:
         raise StudyError(f"the study in {folder.path} has another storage, {saved_url}: leave --storage out")
-    saved = queue.definition()
+    saved, is_local = queue.find_definition(), record.storage is None
+    if saved is None:
+        saved = _redefine_study(folder, record, options) if is_local else queue.definition()
     _check_options(saved, options)
+    if is_local:  # the SQLite file may be gone, or older than trials.jsonl
+        finished = _read_finished(folder, record, saved)
+        queue.restore(queue.create(saved), finished)
     definition = queue.add_trials(options.add_trials) if options.add_trials else saved
     settings = _by_key([*record.settings, *options.settings])
     storage = None if record.storage is None else queue.storage.url
     keep_models = options.keep_models or record.keep_models
     return StudyHandle(folder, queue, settings, storage, keep_models), definition
+
+
+def _redefine_study(folder: StudyFolder, record: StudyRecord, options: StudyOptions) -> StudyDefinition:
+    """The definition of a study of which only ``study.json`` and ``trials.jsonl`` are left."""
+    if recipe_name(options.recipe) != record.recipe:
+        raise StudyError(
+            f"{folder.study_file} is a study of {record.recipe}, got {options.recipe}: give the recipe of "
+            f"that study, or choose another --out"
+        )
+    definition = _define_study(
+        replace(
+            options,
+            kind=record.kind,
+            gates=record.gates,
+            trials=record.trials,
+            seed=record.seed,
+            settings=list(_by_key([*record.settings, *options.settings]).values()),
+            prune=record.prune,
+        )
+    )
+    for name, value in _facts(definition).items():
+        if value != getattr(record, name):
+            raise StudyError(
+                f"{name} is {getattr(record, name)!r} in {folder.study_file}, and {options.recipe} gives "
+                f"{value!r}: give the settings of that study, or choose another --out"
+            )
+    return definition
+
+
+def _facts(definition: StudyDefinition) -> dict[str, Any]:
+    """What ``study.json`` has of the configurations."""
+    first = definition.base[definition.gates[0]]
+    return {
+        "experts": max(config.num_experts for config in definition.base.values()),
+        "alpha": first.loss.alpha if isinstance(first, TrainConfig) else None,
+        "space": definition.model_dump(mode="json")["space"],
+    }
+
+
+def _read_finished(
+    folder: StudyFolder, record: StudyRecord, definition: StudyDefinition
+) -> list[TrialRecord]:
+    """The finished trials in ``trials.jsonl``; raises StudyError if they are not those of ``definition``."""
+    finished = [trial for trial in folder.read_trials(record) if trial.is_finished]
+    for trial in finished:
+        planned = definition.params(trial.gate, trial.index)
+        if trial.params != planned:
+            raise StudyError(
+                f"trial {trial.index} of {trial.gate} in {folder.trials_file} has {trial.params}, and the "
+                f"study plans {planned}: choose another --out"
+            )
+        if trial.status == "complete" and trial.validation_loss is None:
+            raise StudyError(
+                f"trial {trial.index} of {trial.gate} in {folder.trials_file} is complete, but has no "
+                f"validation_loss: restore the file"
+            )
+    return finished
 
 
 def _check_options(saved: StudyDefinition, options: StudyOptions) -> None:
