@@ -49,7 +49,8 @@ def test_t_tests_agree_with_scipy_on_the_samples(first, second):
     )
 
 
-@given(st.floats(-5, 5), st.floats(0.1, 5), st.floats(0.1, 5), st.integers(2, 40), st.integers(2, 40))
+# With smaller standard errors p is within rounding of 1, for both means.
+@given(st.floats(-5, 5), st.floats(0.5, 5), st.floats(0.5, 5), st.integers(2, 40), st.integers(2, 40))
 def test_both_sides_add_up_to_one_and_a_lower_mean_has_a_lower_p_value(mean, se1, se2, n1, n2):
     for test in (student_t_test, welch_t_test):
         a, b = Summary(mean, se1, n1), Summary(0.5, se2, n2)
