@@ -232,6 +232,18 @@ def test_trials_can_be_added(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_copy_of_study_json_and_trials_jsonl_is_resumed_without_training_again(uninterrupted, tmp_path):
+    copy = tmp_path / "study"
+    copy.mkdir()
+    for name in ("study.json", "trials.jsonl"):
+        (copy / name).write_text((uninterrupted[0] / name).read_text())
+    succeed(*arguments("tune", copy, "--add-trials", 1, "--workers", 1))
+    assert [row for row in trials(copy) if row["index"] < 2] == trials(uninterrupted[0])
+    assert [(row["index"], row["status"]) for row in trials(copy)] == [(i, "complete") for i in (0, 1, 2)] * 2
+    assert sorted(path.name for path in (copy / "runs").iterdir()) == ["comet+-002", "topk-002"]
+
+
+@pytest.mark.slow
 def test_the_path_of_the_data_may_differ_between_machines(tmp_path, storage_url):
     table = "user,item,rating\n" + "".join(f"u{i % 17},i{i % 23},{1 + i % 5}\n" for i in range(300))
     for name in ("one", "two"):
