@@ -1,10 +1,12 @@
-"""ConvExperts: arguments, and the order of ReLU and pooling."""
+"""ConvExperts: arguments, the order of ReLU and pooling, gradients of each image."""
 
 import pytest
 import torch
 from torch.nn import functional as F
 
+from comet_moe import MoE
 from comet_moe.experts import ConvExperts
+from comet_moe.gates import SoftmaxGate
 
 GOOD = {"num_experts": 2, "input_shape": (1, 12, 12), "filters": (3, 4), "kernel_size": 3, "units": (5,)}
 
@@ -59,3 +61,18 @@ def test_relu_after_pooling_has_the_outputs_and_gradients_of_relu_before_it(path
     torch.testing.assert_close(
         gradients, torch.autograd.grad(expected, parameters, cotangent), rtol=0, atol=0
     )
+
+
+def test_gradients_of_each_image_are_those_of_vmap():
+    torch.manual_seed(0)
+    experts = ConvExperts(num_experts=2, input_shape=(3, 12, 12), filters=(3, 4), kernel_size=3)
+    moe = MoE(experts=experts, gate=SoftmaxGate(3 * 12 * 12, 2), execution="dense", return_routing=False)
+    weights, x = dict(moe.named_parameters()), torch.randn(4, 3, 12, 12)
+
+    def loss(weights, image):
+        return torch.func.functional_call(moe, weights, (image[None],)).square().sum()
+
+    together = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(weights, x)
+    one_by_one = [torch.func.grad(loss)(weights, image) for image in x]
+    for name, gradient in together.items():
+        torch.testing.assert_close(gradient, torch.stack([own[name] for own in one_by_one]))

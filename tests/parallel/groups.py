@@ -23,6 +23,9 @@ from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 TIMEOUT = 150
 """Seconds that a group may take. A collective that hangs fails after 30."""
 
+TOTAL_TIMEOUT = 400
+"""Seconds that all groups of one size may take, less than a test may."""
+
 
 def free_port():
     with socket.socket() as probe:
@@ -38,15 +41,20 @@ def run_group(size, folder):
     """
     outcomes = {}
     remaining = list(import_module("all_checks").CHECKS[size])
+    deadline = time.monotonic() + TOTAL_TIMEOUT - TIMEOUT
     while remaining:
+        if time.monotonic() > deadline:
+            return outcomes | dict.fromkeys(remaining, "not run: the checks before it took too long")
         attempt = Path(folder, str(len(outcomes)))
         attempt.mkdir()
         ended = _start_group(size, attempt, remaining)
         passed = [_read_lines(attempt / f"{rank}.passed") for rank in range(size)]
         while remaining and all(remaining[0] in own for own in passed):
             outcomes[remaining.pop(0)] = None
+        errors = sorted(attempt.glob("*.error"), key=lambda file: file.stat().st_mtime_ns)
+        if not errors and not any(passed):
+            return outcomes | dict.fromkeys(remaining, f"the group did not start: {ended}")
         if remaining:  # the errors are those of this check, and of ranks that were waiting for it in the next
-            errors = sorted(attempt.glob("*.error"), key=lambda file: file.stat().st_mtime_ns)
             outcomes[remaining.pop(0)] = "\n".join(file.read_text() for file in errors) or ended
     return outcomes
 

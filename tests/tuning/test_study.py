@@ -1,6 +1,7 @@
 """Studies as they are opened: default gates, studies to join, and recipes that no trial can be run with."""
 
 import json
+import math
 
 import pytest
 
@@ -136,21 +137,52 @@ def test_a_kill_while_a_study_is_restored_loses_no_trial(kept, monkeypatch):
         patch.setattr(TrialQueue, "_add", add_one)
         with pytest.raises(KeyboardInterrupt):
             resume(kept)
+    assert added
+    assert not kept.sqlite_file.exists()
     resume(kept)
     assert kept.trials_file.read_text() == before
+
+
+def test_a_restored_study_is_in_one_file(kept):
+    resume(kept).queue.storage.close()
+    assert not [path.name for path in kept.path.iterdir() if path.name.startswith((".", "study.sqlite-"))]
+
+
+def test_a_study_that_was_kept_as_text_keeps_its_settings(kept):
+    with pytest.raises(StudyError, match=r"training\.epochs is 12 in the saved study, got 3"):
+        resume(kept, settings=[*SMALL, "training.epochs=3"])
+    assert not kept.sqlite_file.exists()
+
+
+def test_a_value_that_another_machine_has_rounded_is_the_same(kept):
+    first, *rest = map(json.loads, kept.trials_file.read_text().splitlines())
+    rate = first["params"]["training.learning_rate"]
+    first["params"]["training.learning_rate"] = math.nextafter(rate, 1)
+    kept.trials_file.write_text("".join(json.dumps(line) + "\n" for line in (first, *rest)))
+    assert resume(kept).queue.records(resume(kept).queue.definition())[0].status == "complete"
 
 
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
         ("params", {"seed": 7}, "trial 0 of topk in .*trials.jsonl has {'seed': 7}, and the study plans "),
-        ("validation_loss", None, "trial 0 of topk in .* is complete, but has no validation_loss: restore"),
+        ("validation_loss", None, "trial 0 of topk in .* is complete, but its validation_loss is None: rest"),
+        ("validation_loss", math.nan, "trial 0 of topk in .* is complete, but its validation_loss is nan"),
     ],
 )
 def test_a_trial_that_the_study_does_not_plan_is_refused(kept, field, value, message):
     first, *rest = kept.trials_file.read_text().splitlines(keepends=True)
     kept.trials_file.write_text(json.dumps(json.loads(first) | {field: value}) + "\n" + "".join(rest))
     with pytest.raises(StudyError, match=message):
+        resume(kept)
+    assert not kept.sqlite_file.exists()
+
+
+@pytest.mark.parametrize(("field", "value"), [("gates", []), ("seed", -1), ("trials", 200_000)])
+def test_values_that_no_study_has_are_refused(kept, field, value):
+    record = json.loads(kept.study_file.read_text())
+    kept.study_file.write_text(json.dumps(record | {field: value}))
+    with pytest.raises(StudyError, match=f"{field}.*study.json|study.json.*{field}"):
         resume(kept)
 
 

@@ -1,4 +1,4 @@
-"""Defaults of `table` and `curves`, which their `--help` shows. No imports: `--help` loads this."""
+"""Defaults of `table` and `curves`, limits of studies. No imports: `--help` shows them and loads this."""
 
 from typing import Literal
 
@@ -7,6 +7,9 @@ TOP_PERCENT = 5.0
 
 DEFAULT_REPEATS = 1000
 """Random draws per number of trials, and resamples of the bootstrap."""
+
+MAX_TRIALS = 100_000
+"""Trials per gate of a study, at most."""
 
 PruneMethod = Literal["median", "hyperband"]
 """Optuna's pruners that a study can use."""

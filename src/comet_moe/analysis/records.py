@@ -7,11 +7,11 @@ and infinity are written as null and read back as None.
 import math
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from comet_moe.analysis.defaults import PruneMethod
+from comet_moe.analysis.defaults import MAX_TRIALS, PruneMethod
 from comet_moe.diagnosis import Verdict, verdict
 from comet_moe.training.records import Metrics, Number, Record, ResultRecord
 
@@ -44,9 +44,9 @@ class StudyRecord(Record):
     kind: StudyKind
     name: str
     recipe: str
-    gates: list[str]
-    trials: PositiveInt
-    seed: int = 0
+    gates: Annotated[list[str], Field(min_length=1)]
+    trials: Annotated[PositiveInt, Field(le=MAX_TRIALS)]
+    seed: NonNegativeInt = 0
     settings: list[str] = Field(default_factory=list)
     experts: PositiveInt | None = None
     alpha: float | None = None

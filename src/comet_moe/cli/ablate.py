@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from comet_moe.analysis.defaults import MAX_TRIALS
 from comet_moe.cli._study_options import (
     AsJson,
     Heartbeat,
@@ -17,7 +18,7 @@ from comet_moe.cli._study_options import (
     Workers,
 )
 from comet_moe.cli._text import split_names
-from comet_moe.tuning.defaults import DEFAULT_GATES, DEFAULT_TRIALS, MAX_TRIALS
+from comet_moe.tuning.defaults import DEFAULT_GATES, DEFAULT_TRIALS
 
 
 def ablate(

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from comet_moe.analysis.defaults import PruneMethod
+from comet_moe.analysis.defaults import MAX_TRIALS, PruneMethod
 from comet_moe.cli._study_options import (
     AsJson,
     Heartbeat,
@@ -18,7 +18,7 @@ from comet_moe.cli._study_options import (
     Workers,
 )
 from comet_moe.cli._text import split_names
-from comet_moe.tuning.defaults import DEFAULT_GATES, DEFAULT_SEED, DEFAULT_TRIALS, MAX_TRIALS
+from comet_moe.tuning.defaults import DEFAULT_GATES, DEFAULT_SEED, DEFAULT_TRIALS
 
 
 def tune(

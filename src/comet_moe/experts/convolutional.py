@@ -87,26 +87,24 @@ class ConvExperts(Experts):
         return total + sum(layer.flops() for layer in self._layers())
 
     def dense(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) -> (B, n, u). One convolution per expert is faster than a grouped one for all."""
-        x = x.contiguous(memory_format=torch.channels_last)
-        hidden = torch.stack([self._features(x, expert) for expert in range(self.num_experts)], dim=1)
+        """(B, C, H, W) -> (B, n, u). On a CPU one convolution per expert is faster than a grouped one."""
+        x = _channels_last(x)
+        hidden = torch.stack([_convolve(x, layers) for layers in self._by_expert()], dim=1)
         for layer in self._layers():
             hidden = F.relu(layer.each(hidden))
         return hidden
 
     def one(self, rows: Tensor, expert: int) -> Tensor:
         """(m, C, H, W) -> (m, u)."""
-        hidden = self._features(rows, expert)
+        hidden = _convolve(rows, self._by_expert()[expert])
         for layer in self._layers():
             hidden = F.relu(layer.one(hidden, expert))
         return hidden
 
     def sparse(self, rows: Tensor, counts: list[int]) -> Tensor:
         """(M, C, H, W) -> (M, u)."""
-        maps = []
-        for expert, group in enumerate(rows.split(counts)):
-            if len(group) or not len(rows):
-                maps.append(self._features(group, expert))
+        groups = zip(rows.split(counts), self._by_expert(), strict=True)
+        maps = [_convolve(group, layers) for group, layers in groups if len(group) or not len(rows)]
         hidden = torch.cat(maps)
         for layer in self._layers():
             hidden = F.relu(layer.grouped(hidden, counts))
@@ -129,10 +127,25 @@ class ConvExperts(Experts):
     def _layers(self) -> list[GroupedLinear]:
         return [layer for layer in self.layers if isinstance(layer, GroupedLinear)]
 
-    def _features(self, group: Tensor, expert: int) -> Tensor:
-        """Flattened maps of one expert: (m, C, H, W) -> (m, F)."""
-        group = group.contiguous(memory_format=torch.channels_last)
-        for kernel, bias in zip(self.kernels, self.biases, strict=True):
-            weight = kernel[expert].contiguous(memory_format=torch.channels_last)
-            group = F.relu(F.max_pool2d(F.conv2d(group, weight, bias[expert]), 2))
-        return group.flatten(1)
+    def _by_expert(self) -> list[list[tuple[Tensor, Tensor]]]:
+        """Kernel and bias of each convolution of each expert."""
+        by_layer = [
+            zip(kernel.unbind(0), bias.unbind(0), strict=True)
+            for kernel, bias in zip(self.kernels, self.biases, strict=True)
+        ]
+        return [list(layers) for layers in zip(*by_layer, strict=True)]
+
+
+def _convolve(rows: Tensor, layers: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """Flattened maps of one expert: (m, C, H, W) -> (m, F)."""
+    rows = _channels_last(rows)
+    for kernel, bias in layers:
+        rows = F.relu(F.max_pool2d(F.conv2d(rows, _channels_last(kernel), bias), 2))
+    return rows.flatten(1)
+
+
+def _channels_last(x: Tensor) -> Tensor:
+    """``x`` (·, C, H, W) in the order of memory that convolutions on a CPU prefer; vmap has no such order."""
+    if not torch.compiler.is_compiling() and checks.in_functorch_transform():
+        return x
+    return x.contiguous(memory_format=torch.channels_last)

@@ -1,8 +1,5 @@
 """Defaults of `tune` and `ablate`, which their `--help` shows. No heavy imports: `--help` loads this."""
 
-MAX_TRIALS = 100_000
-"""Trials per gate of a study, at most."""
-
 DEFAULT_TRIALS = {"tuning": 500, "ablation": 100}
 """Trials per gate, by kind of study, as in the paper."""
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from comet_moe.analysis.defaults import PruneMethod
+from comet_moe.analysis.defaults import MAX_TRIALS, PruneMethod
 from comet_moe.analysis.records import StudyKind
 from comet_moe.config import (
     AnyConfig,
@@ -22,7 +22,7 @@ from comet_moe.config import (
 )
 from comet_moe.exceptions import RecipeError, StudyError
 from comet_moe.gate_names import GATE_NAMES
-from comet_moe.tuning.defaults import DEFAULT_HEARTBEAT, DEFAULT_SEED, MAX_TRIALS
+from comet_moe.tuning.defaults import DEFAULT_HEARTBEAT, DEFAULT_SEED
 from comet_moe.tuning.sampling import sample_values
 from comet_moe.tuning.trial import runner_for
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from comet_moe.analysis.reading import read_json, read_trials
+from comet_moe.analysis.reading import read_json
 from comet_moe.analysis.records import StudyRecord, TrialRecord
 from comet_moe.exceptions import RunLockedError, StudyError
 from comet_moe.io import inside, write_text
@@ -29,11 +29,12 @@ class StudyFolder:
         self.path = path
         self.study_file = path / "study.json"
         self.trials_file = path / "trials.jsonl"
+        self.sqlite_file = path / "study.sqlite"
 
     @property
     def sqlite_url(self) -> str:
         """The storage inside the folder."""
-        return sqlite_url(self.path / "study.sqlite")
+        return sqlite_url(self.sqlite_file)
 
     def contains_study(self) -> bool:
         """Whether there is a study; raises StudyError for a folder with other files."""
@@ -58,10 +59,6 @@ class StudyFolder:
     def write_study(self, study: StudyRecord) -> None:
         """Write ``study.json``."""
         write_text(self.study_file, study.model_dump_json(indent=2) + "\n")
-
-    def read_trials(self, study: StudyRecord) -> list[TrialRecord]:
-        """The content of ``trials.jsonl``; none if the study was stopped before it was written."""
-        return read_trials(self.path, study) if self.trials_file.exists() else []
 
     def write_trials(self, trials: Iterable[TrialRecord]) -> None:
         """Write ``trials.jsonl``."""

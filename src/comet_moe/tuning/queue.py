@@ -154,18 +154,10 @@ class TrialQueue:
                 num_unfinished += sum(states.get(i) != "finished" for i in range(definition.trials))
         return num_unfinished
 
-    @_retried
-    def restore(self, definition: StudyDefinition, records: Iterable[TrialRecord]) -> None:
-        """Add the finished trials of ``records`` that are not finished in the storage."""
-        with self.storage.lock(self.name):
-            states = {
-                (gate, index): state_of(attempts)
-                for gate in definition.gates
-                for index, attempts in self._attempts(gate).items()
-            }
-            for record in records:
-                if record.is_finished and states.get((record.gate, record.index)) != "finished":
-                    self._add(record.gate, finished_trial(definition, record))
+    def add_finished(self, definition: StudyDefinition, records: Iterable[TrialRecord]) -> None:
+        """Add finished trials to a new study."""
+        for record in records:
+            self._add(record.gate, finished_trial(definition, record))
 
     @_retried
     def claim(self, definition: StudyDefinition) -> Claim | None:

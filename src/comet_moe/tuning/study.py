@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from comet_moe.analysis.defaults import PruneMethod
-from comet_moe.analysis.records import StudyKind, StudyRecord, TrialRecord
+from comet_moe.analysis.records import StudyKind, StudyRecord
 from comet_moe.config import AnyConfig, BertConfig, TrainConfig, load_config, parse_setting, recipe_name
 from comet_moe.config.schema import absolute_path
 from comet_moe.exceptions import RecipeError, StudyError
@@ -14,6 +14,7 @@ from comet_moe.tuning.defaults import DEFAULT_GATES, DEFAULT_HEARTBEAT, DEFAULT_
 from comet_moe.tuning.definition import StudyDefinition, check_same_study, define_study
 from comet_moe.tuning.folder import StudyFolder
 from comet_moe.tuning.queue import TrialQueue
+from comet_moe.tuning.restore import restore_storage
 from comet_moe.tuning.storage import Storage, may_open, without_password
 from comet_moe.tuning.trial import Runner, runner_for
 
@@ -175,16 +176,15 @@ def _load_study(folder: StudyFolder, options: StudyOptions) -> tuple[StudyHandle
             f"the study in {folder.path} names the storage {saved_url}, outside of its folder: if it is "
             f"yours, give it with --storage"
         )
+    if record.storage is None and not folder.sqlite_file.exists():
+        definition = _redefine_study(folder, record, options)
+        _check_options(definition, options)
+        restore_storage(folder, record, definition)
     queue = TrialQueue(Storage(saved_url if options.storage is None else options.storage), record.name)
     if without_password(queue.storage.url) != saved_url:
         raise StudyError(f"the study in {folder.path} has another storage, {saved_url}: leave --storage out")
-    saved, is_local = queue.find_definition(), record.storage is None
-    if saved is None:
-        saved = _redefine_study(folder, record, options) if is_local else queue.definition()
+    saved = queue.definition()
     _check_options(saved, options)
-    if is_local:  # the SQLite file may be gone, or older than trials.jsonl
-        finished = _read_finished(folder, record, saved)
-        queue.restore(queue.create(saved), finished)
     definition = queue.add_trials(options.add_trials) if options.add_trials else saved
     settings = _by_key([*record.settings, *options.settings])
     storage = None if record.storage is None else queue.storage.url
@@ -199,6 +199,7 @@ def _redefine_study(folder: StudyFolder, record: StudyRecord, options: StudyOpti
             f"{folder.study_file} is a study of {record.recipe}, got {options.recipe}: give the recipe of "
             f"that study, or choose another --out"
         )
+    paths = [setting for setting in options.settings if setting.partition("=")[0] in _PATH_SETTINGS]
     definition = _define_study(
         replace(
             options,
@@ -206,7 +207,7 @@ def _redefine_study(folder: StudyFolder, record: StudyRecord, options: StudyOpti
             gates=record.gates,
             trials=record.trials,
             seed=record.seed,
-            settings=list(_by_key([*record.settings, *options.settings]).values()),
+            settings=list(_by_key([*record.settings, *paths]).values()),
             prune=record.prune,
         )
     )
@@ -227,26 +228,6 @@ def _facts(definition: StudyDefinition) -> dict[str, Any]:
         "alpha": first.loss.alpha if isinstance(first, TrainConfig) else None,
         "space": definition.model_dump(mode="json")["space"],
     }
-
-
-def _read_finished(
-    folder: StudyFolder, record: StudyRecord, definition: StudyDefinition
-) -> list[TrialRecord]:
-    """The finished trials in ``trials.jsonl``; raises StudyError if they are not those of ``definition``."""
-    finished = [trial for trial in folder.read_trials(record) if trial.is_finished]
-    for trial in finished:
-        planned = definition.params(trial.gate, trial.index)
-        if trial.params != planned:
-            raise StudyError(
-                f"trial {trial.index} of {trial.gate} in {folder.trials_file} has {trial.params}, and the "
-                f"study plans {planned}: choose another --out"
-            )
-        if trial.status == "complete" and trial.validation_loss is None:
-            raise StudyError(
-                f"trial {trial.index} of {trial.gate} in {folder.trials_file} is complete, but has no "
-                f"validation_loss: restore the file"
-            )
-    return finished
 
 
 def _check_options(saved: StudyDefinition, options: StudyOptions) -> None:
