@@ -283,7 +283,7 @@ def test_a_lost_standard_error_does_not_end_a_training(made, copy, monkeypatch, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seconds", [0.1, 0.3, 1.0, 2.0])
+@pytest.mark.parametrize("seconds", [0.1, 0.3, 0.5, 0.7, 1.0, 2.0])
 def test_an_interrupt_at_any_moment_prints_no_traceback(tmp_path, seconds):
     import signal
     import time

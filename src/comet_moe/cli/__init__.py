@@ -1,9 +1,13 @@
 """The command line, which needs the extra ``cli``."""
 
 import os
+import signal
 import sys
-from contextlib import suppress
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
+from types import FrameType
 
 from comet_moe.exceptions import CometError, needs_extra
 
@@ -11,19 +15,49 @@ REQUIRED = ("typer", "rich", "pydantic", "yaml", "pandas", "pyarrow", "sklearn",
 """The modules of the extra ``cli``."""
 
 
+INTERRUPTED = 130
+"""Exit code after Ctrl-C."""
+
+
 def main() -> None:
     """Run the command line; without the extra ``cli``, exit with code 2 and say how to install it."""
     try:
         _check_surroundings()
-        from comet_moe.cli.app import run
+        with _interruptible_imports():
+            from comet_moe.cli.app import run
 
-        run()
+            run()
     except CometError as error:
         with suppress(OSError, ValueError):  # a closed or full standard error
             print(f"comet-moe: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:  # Ctrl-C while modules are imported; typer handles it later
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
+
+
+@contextmanager
+def _interruptible_imports() -> Iterator[None]:
+    """Let Ctrl-C end the process at once while torch is being imported; elsewhere it is a KeyboardInterrupt.
+
+    Torch drops a KeyboardInterrupt that stops its own import of numpy: the command would go on, or fail with
+    another error, as a part of numpy is missing. Nothing that must be cleaned up exists at that time.
+    """
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        spec = getattr(sys.modules.get("torch"), "__spec__", None)
+        if getattr(spec, "_initializing", False):
+            os._exit(INTERRUPTED)
+        signal.default_int_handler(number, frame)
+
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield  # ignored, as in the background of a shell, or handled by the caller
+        return
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _check_surroundings() -> None:
