@@ -1,5 +1,10 @@
-"""Losses and ranks of networks by data set, from the studies beside this folder: python table.py"""
+"""Losses and ranks of networks by data set, and which experts COMET's tasks have: python table.py
 
+From the studies beside this folder, and from runs.jsonl, which has the runs of COMET and COMET+.
+"""
+
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +15,10 @@ from comet_moe.analysis.render import format_p_value
 from comet_moe.analysis.stats import Summary, welch_t_test
 from comet_moe.analysis.table import compare_gates
 
-STUDIES = ("movielens", "books", "multifashionmnist")
+sys.path.append(str(Path(__file__).parents[1]))
+import raw
+
+STUDIES = ("movielens", "jester", "books", "multimnist", "multifashionmnist", "celeba")
 NETWORKS = {
     "dense": "dense",
     "dense-per-task": "dense-per-task",
@@ -22,6 +30,8 @@ NETWORKS = {
     "comet+": "COMET+",
 }
 WITHOUT_GATE = ("dense", "dense-per-task")
+USED = 0.01
+"""A task has an expert if its gate gives it more than this share of the weight."""
 
 Rows = dict[str, dict[str, Any]]
 
@@ -92,7 +102,23 @@ def print_best(studies: dict[str, Rows]) -> None:
         print_row(study, name_with_loss(gate), *facts, name_with_loss(dense), p)
 
 
+def print_experts(runs: raw.Runs) -> None:
+    """Print the experts of each task, in runs with two tasks."""
+    print(
+        "\n| data set | gate | seed | test loss x100 | experts of the tasks | M operations |\n|---|---|---|---|---|---|"
+    )
+    for name, result in runs.items():
+        study, gate, index = re.fullmatch(r"(.+)/runs/(.+)-(\d+)", name).groups()
+        shares = [gate["share_of_weight"] for gate in result["routing"].values()]
+        if len(shares) == 2:
+            experts = [[str(i) for i, share in enumerate(own) if share > USED] for own in shares]
+            shown = " and ".join(", ".join(own) for own in experts)
+            loss, operations = f"{result['test_loss']:.2f}", f"{result['flops_per_sample'] / 1e6:.2f}"
+            print_row(study, NETWORKS[gate], str(int(index)), loss, shown, operations)
+
+
 if __name__ == "__main__":
     everything = {study: rows_of(study) for study in STUDIES}
     print_ranks(everything)
     print_best(everything)
+    print_experts(raw.read(Path(__file__).with_name("runs.jsonl")))
