@@ -76,6 +76,7 @@ RUN_BY = {
     "docs/results/movielens/README.md": "tests/cli/test_page_commands.py",
     "docs/results/multidigits/README.md": "tests/cli/test_page_commands.py",
     "docs/results/multifashionmnist/README.md": "tests/cli/test_page_commands.py",
+    "docs/results/multimnist/README.md": "tests/cli/test_page_commands.py",
     "docs/results/tuning/README.md": "tests/cli/test_page_commands.py",
     "docs/routing.md": "tests/cli/test_tutorial_pages.py",
     "docs/tables.md": "tests/cli/test_tables_page.py",

@@ -18,7 +18,7 @@ from comet_moe.analysis.table import compare_gates
 sys.path.append(str(Path(__file__).parents[1]))
 import raw
 
-STUDIES = ("movielens", "jester", "books", "multimnist", "multifashionmnist", "celeba")
+STUDIES = ("movielens", "books", "multimnist", "multifashionmnist")
 NETWORKS = {
     "dense": "dense",
     "dense-per-task": "dense-per-task",
@@ -47,21 +47,23 @@ def print_row(*cells: str) -> None:
     print(f"| {' | '.join(cells)} |")
 
 
+def print_heads(*heads: str) -> None:
+    """Print the first two lines of a Markdown table."""
+    print_row(*heads)
+    print("|" + "---|" * len(heads))
+
+
 def print_ranks(studies: dict[str, Rows]) -> None:
     """Print losses with ranks, and mean ranks with a test that networks differ at all."""
-    print_row("data set", *NETWORKS.values())
-    print("|" + "---|" * (len(NETWORKS) + 1))
+    print_heads("data set", *NETWORKS.values())
     complete = []
     for study, rows in studies.items():
-        losses = [rows[name]["test_loss_mean"] for name in NETWORKS if name in rows]
-        ranks = dict(zip((name for name in NETWORKS if name in rows), rankdata(losses), strict=True))
-        shown = [
-            f"{rows[name]['test_loss_mean']:.2f} ({ranks[name]:.0f})" if name in rows else ""
-            for name in NETWORKS
-        ]
-        print_row(study, *shown)
+        losses = {name: rows[name]["test_loss_mean"] for name in NETWORKS if name in rows}
+        ranks = dict(zip(losses, rankdata(list(losses.values())), strict=True))
+        shown = {name: f"{loss:.2f} ({ranks[name]:.0f})" for name, loss in losses.items()}
+        print_row(study, *(shown.get(name, "") for name in NETWORKS))
         if len(losses) == len(NETWORKS):
-            complete.append((losses, list(ranks.values())))
+            complete.append((list(losses.values()), list(ranks.values())))
     means = [sum(own) / len(complete) for own in zip(*(ranks for _, ranks in complete), strict=True)]
     print_row(f"mean rank of {len(complete)}", *(f"{mean:.1f}" for mean in means))
     p = friedmanchisquare(*zip(*(losses for losses, _ in complete), strict=True)).pvalue
@@ -81,20 +83,11 @@ def name_with_loss(row: dict[str, Any]) -> str:
 
 def print_best(studies: dict[str, Rows]) -> None:
     """Print the best gate of each data set beside the best network without a gate."""
-    print_row(
-        "data set",
-        "best gate",
-        "seeds",
-        "information, nats",
-        "routing",
-        "best without a gate",
-        "p, gate below it",
-    )
-    print("|" + "---|" * 7)
+    heads = ("best gate", "seeds", "information, nats", "routing", "best without a gate", "p, gate below it")
+    print_heads("data set", *heads)
     for study, rows in studies.items():
-        ordered = sorted(
-            (rows[name] for name in NETWORKS if name in rows), key=lambda row: row["test_loss_mean"]
-        )
+        present = [row for name, row in rows.items() if name in NETWORKS]
+        ordered = sorted(present, key=lambda row: row["test_loss_mean"])
         gate = next(row for row in ordered if row["gate"] not in WITHOUT_GATE)
         dense = next(row for row in ordered if row["gate"] in WITHOUT_GATE)
         facts = [str(gate["trials_used"]), f"{gate['information_mean']:.2f}", gate["verdict"]]
@@ -104,11 +97,10 @@ def print_best(studies: dict[str, Rows]) -> None:
 
 def print_experts(runs: raw.Runs) -> None:
     """Print the experts of each task, in runs with two tasks."""
-    print(
-        "\n| data set | gate | seed | test loss x100 | experts of the tasks | M operations |\n|---|---|---|---|---|---|"
-    )
+    print()
+    print_heads("data set", "gate", "seed", "test loss x100", "experts of the tasks", "M operations")
     for name, result in runs.items():
-        study, gate, index = re.fullmatch(r"(.+)/runs/(.+)-(\d+)", name).groups()
+        study, gate, index = re.split(r"/runs/|-(?=\d+$)", name)
         shares = [gate["share_of_weight"] for gate in result["routing"].values()]
         if len(shares) == 2:
             experts = [[str(i) for i, share in enumerate(own) if share > USED] for own in shares]
