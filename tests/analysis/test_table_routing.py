@@ -121,6 +121,11 @@ def answer(losses):
         ),
         ({"dense": [5, 5.1, 5.2], "topk": [5, 5.1, 5.2]}, "That is not shown: ", "topk (p 5e-01, the only"),
         ({"dense": [5], "topk": [4, 4.1]}, "That takes two trials", ""),
+        (
+            {"dense": [5, 5.1, 5.2], "topk": [6, 6.1, 6.2], "comet": [4]},
+            "No: the test loss of dense is below that of every tested gate (p ",
+            "closest of which is topk. Not tested, with one trial or no spread: comet.",
+        ),
         ({"dense": [5, 5.1, 5.2], "dense-wide": [4, 4.1, 4.2], "topk": [5, 5.1, 5.2]}, "That is not", "topk"),
     ],
 )

@@ -204,23 +204,23 @@ def does_a_mixture_pay(rows: list[dict[str, Any]], format_p: Callable[[float], s
     question = "Does a mixture pay on this data?"
     if not tested:
         return f"{question} That takes two trials of {DENSE} and of another gate to test."
+    untested = [row["gate"] for row in mixtures if p_against_dense(row) is None]
+    rest = f" Not tested, with one trial or no spread: {', '.join(untested)}." if untested else ""
     has_both = any(row["p_per_task"] is not None for row in mixtures)
     both, either = (f"{DENSE} {word} {PER_TASK}" if has_both else DENSE for word in ("and of", "or of"))
     p, best = min(tested, key=lambda test: (test[0], test[1]["test_loss_mean"]))
     found = f"{format_p(p)}, {_among(len(tested))}"
     if is_significant(p):
         answer = f"{question} Yes: the test loss of {best['gate']} is below that of {both} ({found})."
-        return f"{answer}{_unless_it_routes(best['verdict'])}"
+        return f"{answer}{_unless_it_routes(best['verdict'])}{rest}"
     if p > 1 - SIGNIFICANCE_LEVEL:
         closest = min((row for _, row in tested), key=lambda row: row["test_loss_mean"])
+        every = "every tested gate" if untested else "every gate"
         reverse = format_p(1 - p)  # the largest of the p-values that dense is below a gate
-        return (
-            f"{question} No: the test loss of {either} is below that of every gate ({reverse} or less), the "
-            f"closest of which is {closest['gate']}."
-        )
+        return f"{question} No: the test loss of {either} is below that of {every} ({reverse} or less), the closest of which is {closest['gate']}.{rest}"
     return (
         f"{question} That is not shown: no test loss is significantly below that of {both}; the closest is "
-        f"that of {best['gate']} ({found})."
+        f"that of {best['gate']} ({found}).{rest}"
     )
 
 
