@@ -18,7 +18,7 @@ from comet_moe.analysis.table import compare_gates
 sys.path.append(str(Path(__file__).parents[1]))
 import raw
 
-STUDIES = ("movielens", "books", "multimnist", "multifashionmnist")
+STUDIES = ("movielens", "jester", "books", "multimnist", "multifashionmnist")
 NETWORKS = {
     "dense": "dense",
     "dense-per-task": "dense-per-task",

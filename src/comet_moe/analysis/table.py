@@ -217,7 +217,10 @@ def does_a_mixture_pay(rows: list[dict[str, Any]], format_p: Callable[[float], s
         closest = min((row for _, row in tested), key=lambda row: row["test_loss_mean"])
         every = "every tested gate" if untested else "every gate"
         reverse = format_p(1 - p)  # the largest of the p-values that dense is below a gate
-        return f"{question} No: the test loss of {either} is below that of {every} ({reverse} or less), the closest of which is {closest['gate']}.{rest}"
+        return (
+            f"{question} No: the test loss of {either} is below that of {every} ({reverse} or less), the "
+            f"closest of which is {closest['gate']}.{rest}"
+        )
     return (
         f"{question} That is not shown: no test loss is significantly below that of {both}; the closest is "
         f"that of {best['gate']} ({found}).{rest}"
