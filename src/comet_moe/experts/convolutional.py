@@ -89,22 +89,26 @@ class ConvExperts(Experts):
     def dense(self, x: Tensor) -> Tensor:
         """(B, C, H, W) -> (B, n, u). On a CPU one convolution per expert is faster than a grouped one."""
         x = _channels_last(x)
-        hidden = torch.stack([_convolve(x, layers) for layers in self._by_expert()], dim=1)
+        maps = [_convolve(x, self._convolutions(expert)) for expert in range(self.num_experts)]
+        hidden = torch.stack(maps, dim=1)
         for layer in self._layers():
             hidden = F.relu(layer.each(hidden))
         return hidden
 
     def one(self, rows: Tensor, expert: int) -> Tensor:
         """(m, C, H, W) -> (m, u)."""
-        hidden = _convolve(rows, self._by_expert()[expert])
+        hidden = _convolve(rows, self._convolutions(expert))
         for layer in self._layers():
             hidden = F.relu(layer.one(hidden, expert))
         return hidden
 
     def sparse(self, rows: Tensor, counts: list[int]) -> Tensor:
         """(M, C, H, W) -> (M, u)."""
-        groups = zip(rows.split(counts), self._by_expert(), strict=True)
-        maps = [_convolve(group, layers) for group, layers in groups if len(group) or not len(rows)]
+        maps = [
+            _convolve(group, self._convolutions(expert))
+            for expert, group in enumerate(rows.split(counts))
+            if len(group) or not len(rows)
+        ]
         hidden = torch.cat(maps)
         for layer in self._layers():
             hidden = F.relu(layer.grouped(hidden, counts))
@@ -127,13 +131,10 @@ class ConvExperts(Experts):
     def _layers(self) -> list[GroupedLinear]:
         return [layer for layer in self.layers if isinstance(layer, GroupedLinear)]
 
-    def _by_expert(self) -> list[list[tuple[Tensor, Tensor]]]:
-        """Kernel and bias of each convolution of each expert."""
-        by_layer = [
-            zip(kernel.unbind(0), bias.unbind(0), strict=True)
-            for kernel, bias in zip(self.kernels, self.biases, strict=True)
-        ]
-        return [list(layers) for layers in zip(*by_layer, strict=True)]
+    def _convolutions(self, expert: int) -> list[tuple[Tensor, Tensor]]:
+        """Kernel and bias of each convolution of one expert."""
+        layers = zip(self.kernels, self.biases, strict=True)
+        return [(kernel[expert], bias[expert]) for kernel, bias in layers]
 
 
 def _convolve(rows: Tensor, layers: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
