@@ -73,6 +73,7 @@ RUN_BY = {
     "docs/results/ablation/README.md": "tests/cli/test_page_commands.py",
     "docs/results/bert/README.md": "tests/cli/test_page_commands.py",
     "docs/results/books/README.md": "tests/cli/test_page_commands.py",
+    "docs/results/jester/README.md": "tests/cli/test_page_commands.py",
     "docs/results/movielens/README.md": "tests/cli/test_page_commands.py",
     "docs/results/multidigits/README.md": "tests/cli/test_page_commands.py",
     "docs/results/multifashionmnist/README.md": "tests/cli/test_page_commands.py",

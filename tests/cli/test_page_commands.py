@@ -95,6 +95,7 @@ def test_the_commands_and_the_code_of_the_report_run(tmp_path, monkeypatch):
         "docs/results/ablation/README.md",
         "docs/results/bert/README.md",
         "docs/results/books/README.md",
+        "docs/results/jester/README.md",
         "docs/results/movielens/README.md",
         "docs/results/multidigits/README.md",
         "docs/results/multifashionmnist/README.md",
