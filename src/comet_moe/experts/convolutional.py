@@ -87,7 +87,7 @@ class ConvExperts(Experts):
         return total + sum(layer.flops() for layer in self._layers())
 
     def dense(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) -> (B, n, u): one convolution per expert took less time on a CPU than a grouped one."""
+        """(B, C, H, W) -> (B, n, u): one convolution per expert was faster on a CPU than a grouped one."""
         x = _channels_last(x)
         maps = [_convolve(x, self._convolutions(expert)) for expert in range(self.num_experts)]
         hidden = torch.stack(maps, dim=1)
