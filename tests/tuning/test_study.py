@@ -159,7 +159,8 @@ def test_a_value_that_another_machine_has_rounded_is_the_same(kept):
     rate = first["params"]["training.learning_rate"]
     first["params"]["training.learning_rate"] = math.nextafter(rate, 1)
     kept.trials_file.write_text("".join(json.dumps(line) + "\n" for line in (first, *rest)))
-    assert resume(kept).queue.records(resume(kept).queue.definition())[0].status == "complete"
+    study = resume(kept)
+    assert study.queue.records(study.queue.definition())[0].status == "complete"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Parts of two data sets for which a run takes minutes: python prepare.py DATA FOLDER
+"""Parts of two data sets for which a run takes minutes: python prepare.py DATA FOLDER NAME
 
 FOLDER/jester has the first 5,000 users of Jester, FOLDER/celeba the first 3,000 images of CelebA.
 """
@@ -26,7 +26,6 @@ def celeba(source: Path, target: Path) -> None:
 
 
 if __name__ == "__main__":
-    data, folder = Path(sys.argv[1]), Path(sys.argv[2])
-    for write in (jester, celeba):
-        (folder / write.__name__).mkdir(parents=True, exist_ok=True)
-        write(data / write.__name__, folder / write.__name__)
+    data, folder, name = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+    (folder / name).mkdir(parents=True, exist_ok=True)
+    {"jester": jester, "celeba": celeba}[name](data / name, folder / name)

@@ -3,7 +3,7 @@
 # DATA has the folders mnist, jester and celeba; run it again to resume. Then: python docs/results/datasets/table.py
 set -euo pipefail
 data=$1 out=${2:-studies/datasets} sets=${3:-"multimnist jester celeba"} seeds=${4:-2} workers=${5:-2}
-here=$(dirname "$0")
+prepare() { python "$(dirname "$0")/prepare.py" "$data" "$out/data" "$1"; }
 study() {  # name, gates, settings
   local name=$1 gates=$2 settings=()
   shift 2
@@ -12,13 +12,12 @@ study() {  # name, gates, settings
 }
 gates=dense,dense-per-task,softmax,topk,topk+,dselect,comet,comet+
 images=(training.batch_size=128 training.learning_rate=1e-3 training.epochs=40 training.patience=5 search.epochs=3)
-python "$here/prepare.py" "$data" "$out/data"
 for name in $sets; do
   case $name in
     multimnist) study multimnist "$gates" "data.path=$data/mnist" data.options.train_size=4000 \
       data.options.validation_size=2000 data.options.test_size=4000 "${images[@]}" ;;
-    jester) study jester "$gates,hash,hash+" "data.path=$out/data/jester" training.patience=10 ;;
+    jester) prepare jester; study jester "$gates,hash,hash+" "data.path=$out/data/jester" training.patience=10 ;;
     # Four filters per convolution learn slowly: the dense network's loss still fell after 40 epochs.
-    celeba) study celeba "$gates" "data.path=$out/data/celeba" "${images[@]}" training.epochs=300 ;;
+    celeba) prepare celeba; study celeba "$gates" "data.path=$out/data/celeba" "${images[@]}" training.epochs=300 ;;
   esac
 done
