@@ -144,6 +144,29 @@ def test_weights_are_permuted_and_rows_keep_their_sum(name):
     torch.testing.assert_close(permuted(x, keys=keys(x)).weights, plain @ search.matrix())
 
 
+@pytest.mark.parametrize("name", GATES)
+@pytest.mark.parametrize("done", [0, 20, 40])
+def test_negligible_soft_weights_are_exact_zeros_and_change_no_result(name, done, monkeypatch):
+    search = Permutation(N, steps=100, tau=(3e-4, 1e-7)).double()  # entries down to exp(-0.1 / 3e-4)
+    gate = PermutedGate(GATES[name]().double(), search)
+    search.progress.fill_(done)
+    x = torch.randn(30, P, dtype=torch.float64)
+    results = {}
+    for negligible in (0.0, permutation.NEGLIGIBLE):
+        monkeypatch.setattr(permutation, "NEGLIGIBLE", negligible)
+        gate.zero_grad()
+        weights = gate(x, keys=keys(x)).weights
+        (weights @ torch.arange(float(N), dtype=weights.dtype)).sum().backward()
+        results[negligible] = weights.detach(), search.logits.grad
+    (all_weights, all_grads), (kept_weights, kept_grads) = results.values()
+    torch.testing.assert_close(kept_weights, all_weights, rtol=0, atol=N * 1e-18)
+    # a gradient of U is a sum of terms of the size of 1/τ, so it is rounded at that size
+    torch.testing.assert_close(kept_grads, all_grads, rtol=0, atol=1e-14 / search.schedule[0])
+    if name == "hash":  # one row of S per sample
+        assert ((kept_weights == 0) & (all_weights > 0)).any()
+        assert kept_weights[kept_weights > 0].min() > 1e-19
+
+
 def test_the_aux_loss_is_zeta_times_the_entropy_in_stage_1_training_only():
     search = Permutation(N, steps=1, zeta=0.3, tau=(0.05, 0.01))
     gate, x = PermutedGate(SoftmaxGate(P, N), search), torch.randn(4, P)

@@ -19,6 +19,13 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 UNSET = -1
 """The entries of ``fixed`` before stage 1 has a permutation to fix."""
 
+NEGLIGIBLE = 1e-18
+"""Entries of S up to this share of the largest of their row change no sum, not even in float64.
+
+Training leaves them out: their experts are skipped, and no products are subnormal numbers, which processors
+multiply many times more slowly.
+"""
+
 
 def _run_eagerly(method: Method) -> Method:
     """``method``, run outside of compiled graphs: R changes with the step, and each R would be compiled.
@@ -201,7 +208,7 @@ class Permutation(nn.Module, Stepped):
         else:  # in graphs and under transforms there are no values to compare, so nothing is cached
             soft = _soften(self.logits, *self.schedule, self._noise())
             entropy = permutation_entropy(soft)
-        return soft, entropy * (self.zeta / self.num_gates)
+        return _without_negligible(soft), entropy * (self.zeta / self.num_gates)
 
     def add_gate(self, gate: nn.Module) -> None:
         """Count ``gate`` among the gates that share this search, as long as it exists."""
@@ -344,6 +351,11 @@ def _soften(logits: Tensor, tau: float, iterations: int, noise: Tensor | None) -
     with torch.autocast(logits.device.type, enabled=False):
         logits = logits.to(_compute_dtype(logits))
         return sinkhorn(logits if noise is None else logits + noise, tau, iterations)
+
+
+def _without_negligible(soft: Tensor) -> Tensor:
+    """S with exact zeros for entries up to ``NEGLIGIBLE`` times the largest of their row."""
+    return soft.where(soft > NEGLIGIBLE * soft.detach().amax(-1, keepdim=True), 0)
 
 
 def _local(tensor: Tensor) -> Tensor:
