@@ -1,7 +1,8 @@
 """Pages that ``comet-moe report`` draws of the studies in docs/results, made with the site.
 
-A folder with a ``study.json`` gets ``report.html`` beside its page, and its page a link to it. The pages are
-large and follow from the study's files, so they are not in the repository.
+A folder with a ``study.json``, in itself or in folders of it, gets one ``report.html`` of these studies beside its
+page, and its page a link to it. The pages are large and follow from the files of studies, so they are not in
+the repository.
 """
 
 from pathlib import Path
@@ -14,10 +15,15 @@ DOCS = Path(__file__).parents[1]
 LINK = '\n\n<p><a href="report.html">The page of <code>comet-moe report</code> about this study</a></p>\n'
 
 
+def studies_of(folder: Path) -> list[Path]:
+    """The study of a folder of results, then those in its folders."""
+    return [file.parent for file in (*folder.glob("study.json"), *sorted(folder.glob("*/study.json")))]
+
+
 def add_link(app: Sphinx, name: str, source: list[str]) -> None:
     """Link the page of a study to its report."""
     page = Path(app.env.doc2path(name))
-    if (page.parent / "study.json").exists():
+    if page.match("results/*/README.md") and studies_of(page.parent):
         heading, end, rest = source[0].partition("\n")
         source[0] = heading + end + LINK + rest
 
@@ -26,8 +32,9 @@ def draw(app: Sphinx, error: Exception | None) -> None:
     """Write the report of each study into the site."""
     if error is not None or app.builder.format != "html":
         return
-    for study in sorted(DOCS.glob("results/*/study.json")):
-        write_report([study.parent], Path(app.outdir, study.parent.relative_to(DOCS), "report.html"))
+    for page in sorted(DOCS.glob("results/*/README.md")):
+        if studies := studies_of(page.parent):
+            write_report(studies, Path(app.outdir, page.parent.relative_to(DOCS), "report.html"))
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
