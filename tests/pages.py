@@ -39,6 +39,10 @@ NOT_RUN = {
     "--set training.patience=10 --set training.threads=1 "
     "--gates dense,comet+,topk,comet,dselect,topk+,hash+,hash,softmax --seeds 1 --workers 2 "
     "--out studies/movielens": "hours on the authors' files",
+    "comet-moe ablate movielens --set data.path=DATA/movielens-1m --set data.split=authors "
+    "--set training.patience=10 --set training.threads=1 --set loss.alpha=0.1 "
+    "--gates dense,comet+,topk,comet,dselect --seeds 1 --workers 2 "
+    "--out studies/movielens-alpha-0.1": "hours on the authors' files",
     "comet-moe ablate books --set data.path=DATA/book-crossing --set data.any_size=true "
     "--set training.threads=1 "
     "--gates dense,dense-wide,dense-per-task,softmax,hash,hash+,topk,topk+,dselect,comet,comet+ --seeds 5 "
@@ -60,7 +64,7 @@ NOT_RUN = {
 }
 """Commands that no test runs, as they stand in a page without comment and spaces at the end."""
 
-RESULT_SCRIPT = re.compile(r"(?:\w+=\S+ )?(?:python )?(docs/results/[\w/]+\.(?:sh|py))\b")
+RESULT_SCRIPT = re.compile(r"(?:\w+=\S+ )?(?:python )?(docs/results/[\w/-]+\.(?:sh|py))\b")
 """Commands that make the results of a page: hours, on data that is not in the repository."""
 
 RUN_BY = {
@@ -78,6 +82,7 @@ RUN_BY = {
     "docs/results/multidigits/README.md": "tests/cli/test_page_commands.py",
     "docs/results/multifashionmnist/README.md": "tests/cli/test_page_commands.py",
     "docs/results/multimnist/README.md": "tests/cli/test_page_commands.py",
+    "docs/results/small-experts/README.md": "tests/cli/test_page_commands.py",
     "docs/results/tuning/README.md": "tests/cli/test_page_commands.py",
     "docs/routing.md": "tests/cli/test_tutorial_pages.py",
     "docs/tables.md": "tests/cli/test_tables_page.py",

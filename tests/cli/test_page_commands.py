@@ -100,6 +100,7 @@ def test_the_commands_and_the_code_of_the_report_run(tmp_path, monkeypatch):
         "docs/results/multidigits/README.md",
         "docs/results/multifashionmnist/README.md",
         "docs/results/multimnist/README.md",
+        "docs/results/small-experts/README.md",
         "docs/results/tuning/README.md",
     ],
 )
