@@ -1,8 +1,8 @@
 """Pages that ``comet-moe report`` draws of the studies in docs/results, made with the site.
 
-A folder with a ``study.json``, in itself or in folders of it, gets one ``report.html`` of these studies beside its
-page, and its page a link to it. The pages are large and follow from the files of studies, so they are not in
-the repository.
+A folder with a ``study.json``, in itself or in its folders, gets one ``report.html`` of these studies beside
+its page, and its page a link to it. The pages are large and follow from the files of studies, so they are not
+in the repository.
 """
 
 from pathlib import Path

@@ -34,7 +34,8 @@ Losses = dict[str, dict[int, float]]
 def read_losses(folder: Path) -> Losses:
     """The complete trials of all studies."""
     losses: Losses = {}
-    paths = [Path(__file__).parents[1] / "ablation", *sorted(file.parent for file in folder.glob("*/study.json"))]
+    controls = sorted(file.parent for file in folder.glob("*/study.json"))
+    paths = [Path(__file__).parents[1] / "ablation", *controls]
     for path, study in zip(paths, read_studies(paths), strict=True):
         complete = study.trials[study.trials["status"] == "complete"]
         for gate, index, loss in zip(complete["gate"], complete["index"], complete["test_loss"], strict=True):
@@ -52,14 +53,16 @@ def print_losses(losses: Losses) -> None:
         for network, name in NETWORKS.items()
     ]
     for shown, name, network in networks:
-        summary = summarise(list(losses[network].values()))
-        assert summary is not None and summary.se is not None
-        print(f"| {shown} | {name} | {summary.count} | {summary.mean:.2f} ± {summary.se:.2f} |")
+        summary = summarise(list(losses.get(network, {}).values()))
+        if summary is not None:
+            error = "" if summary.se is None else f" ± {summary.se:.2f}"
+            print(f"| {shown} | {name} | {summary.count} | {summary.mean:.2f}{error} |")
 
 
 def print_answers(losses: Losses) -> None:
     """Print what each part adds, by t-tests of pairs with the same seed."""
-    print("\n| gate | what it adds | seeds | change of the loss | p, lower | p, higher |\n|---|---|---|---|---|---|")
+    print("\n| gate | what it adds | seeds | change of the loss | p, lower | p, higher |")
+    print("|---|---|---|---|---|---|")
     for gate, shown in FAMILIES.items():
         for question, lower, upper in QUESTIONS:
             first, second = losses[lower.format(gate)], losses[upper.format(gate)]
