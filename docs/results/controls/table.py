@@ -65,8 +65,10 @@ def print_answers(losses: Losses) -> None:
     print("|---|---|---|---|---|---|")
     for gate, shown in FAMILIES.items():
         for question, lower, upper in QUESTIONS:
-            first, second = losses[lower.format(gate)], losses[upper.format(gate)]
+            first, second = losses.get(lower.format(gate), {}), losses.get(upper.format(gate), {})
             seeds = sorted(first.keys() & second.keys())
+            if len(seeds) < 2:
+                continue
             pairs = [first[seed] for seed in seeds], [second[seed] for seed in seeds]
             change = sum(pairs[0]) / len(seeds) - sum(pairs[1]) / len(seeds)
             tests = [float(ttest_rel(*pairs, alternative=side).pvalue) for side in ("less", "greater")]
