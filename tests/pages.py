@@ -14,8 +14,8 @@ NOT_RUN = {
     "python -m venv peer && peer/bin/pip install --constraint constraints.txt torch torch-rechub pandas "
     "pyarrow scikit-learn": "installs",
     "comet-moe data prepare movielens-200k --from DATA/movielens-1m --split authors": "the authors' files",
-    "comet-moe ablate movielens-200k --set data.split=authors --seeds 30 --workers 2 "
-    "--out studies/ablation": "hours on the authors' files",
+    "comet-moe ablate movielens-200k --set data.split=authors --gates hash,hash+,topk,topk+,comet,comet+ "
+    "--seeds 30 --workers 2 --out studies/ablation": "hours on the authors' files",
     "comet-moe tune multidigits --gates topk,topk+,dselect,comet,comet+ --trials 60 --workers 2 "
     "--out studies/multidigits-study": "300 trials; tutorials/comparing-gates.md runs fewer",
     "comet-moe tune multidigits --gates topk,comet --trials 50 "

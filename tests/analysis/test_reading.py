@@ -83,7 +83,7 @@ def test_unfinished_trials_are_counted(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "gates", "trials", "waiting"), [("ablation", 6, 180, 115), ("multidigits", 5, 300, 0)]
+    ("name", "gates", "trials", "waiting"), [("ablation", 6, 180, 0), ("multidigits", 5, 300, 0)]
 )
 def test_the_studies_of_the_documentation_are_read(name, gates, trials, waiting):
     (study,) = read_studies([Path(__file__).parents[2] / "docs" / "results" / name])

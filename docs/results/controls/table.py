@@ -10,7 +10,7 @@ from scipy.stats import ttest_rel
 
 from comet_moe.analysis.reading import read_studies
 from comet_moe.analysis.render import format_p_value
-from comet_moe.analysis.stats import summarise
+from comet_moe.analysis.stats import summarise, welch_t_test
 
 FAMILIES = {"hash": "Hash-r", "topk": "Top-k", "comet": "COMET"}
 NETWORKS = {  # study and gate: what it is
@@ -21,8 +21,9 @@ NETWORKS = {  # study and gate: what it is
     "annealed/{0}+": "annealed search",
     "fixed/{0}+": "annealed search, U not learned",
 }
-QUESTIONS = (  # what it tells, the network that should be lower, the other
+QUESTIONS = (  # what it tells, the network that should be lower, the other, and one whose seeds alone count
     ("search, the paper's schedule", "ablation/{0}+", "ablation/{0}"),
+    ("the same, on the seeds of the soft phase", "ablation/{0}+", "ablation/{0}", "warmup/{0}"),
     ("a soft phase, without search", "warmup/{0}", "ablation/{0}"),
     ("search after the same soft phase", "warmup/{0}+", "warmup/{0}"),
     ("learning U, after the same soft phase", "annealed/{0}+", "fixed/{0}+"),
@@ -44,8 +45,10 @@ def read_losses(folder: Path) -> Losses:
 
 
 def print_losses(losses: Losses) -> None:
-    """Print the mean of each network over its seeds, the network without a mixture first."""
-    print("| gate | network | seeds | test loss x100 |\n|---|---|---|---|")
+    """Print the mean of each network over its seeds, and a test of the dense network being below it."""
+    print("| gate | network | seeds | test loss x100 | p, dense below it |\n|---|---|---|---|---|")
+    dense = summarise(list(losses["dense/dense"].values()))
+    assert dense is not None
     networks = [("", "no mixture: dense", "dense/dense")]
     networks += [
         (shown, name, network.format(gate))
@@ -56,7 +59,9 @@ def print_losses(losses: Losses) -> None:
         summary = summarise(list(losses.get(network, {}).values()))
         if summary is not None:
             error = "" if summary.se is None else f" ± {summary.se:.2f}"
-            print(f"| {shown} | {name} | {summary.count} | {summary.mean:.2f}{error} |")
+            p = None if network == "dense/dense" else welch_t_test(dense, summary)
+            cells = [shown, name, str(summary.count), f"{summary.mean:.2f}{error}", format_p_value(p, " ")]
+            print(f"| {' | '.join(cells)} |")
 
 
 def print_answers(losses: Losses) -> None:
@@ -64,9 +69,10 @@ def print_answers(losses: Losses) -> None:
     print("\n| gate | what it adds | seeds | change of the loss | p, lower | p, higher |")
     print("|---|---|---|---|---|---|")
     for gate, shown in FAMILIES.items():
-        for question, lower, upper in QUESTIONS:
-            first, second = losses.get(lower.format(gate), {}), losses.get(upper.format(gate), {})
-            seeds = sorted(first.keys() & second.keys())
+        for question, *networks in QUESTIONS:
+            runs = [losses.get(network.format(gate), {}) for network in networks]
+            first, second = runs[:2]
+            seeds = sorted(set.intersection(*map(set, runs)))
             if len(seeds) < 2:
                 continue
             pairs = [first[seed] for seed in seeds], [second[seed] for seed in seeds]

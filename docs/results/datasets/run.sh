@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # Every gate on MultiMNIST, Jester and CelebA: docs/results/datasets/run.sh DATA [FOLDER] [SETS] [SEEDS] [WORKERS]
 # DATA has the folders mnist, jester and celeba; run it again to resume. Then: python docs/results/datasets/table.py
+# SETTINGS="loss.alpha=0.1 ..." changes settings, for another FOLDER.
 set -euo pipefail
 data=$1 out=${2:-studies/datasets} sets=${3:-"multimnist jester celeba"} seeds=${4:-2} workers=${5:-2}
 prepare() { python "$(dirname "$0")/prepare.py" "$data" "$out/data" "$1"; }
 study() {  # name, gates, settings
   local name=$1 gates=$2 settings=()
   shift 2
-  for setting in data.any_size=true training.threads=1 "$@"; do settings+=(--set "$setting"); done
+  for setting in data.any_size=true training.threads=1 "$@" ${SETTINGS:-}; do settings+=(--set "$setting"); done
   comet-moe ablate "$name" "${settings[@]}" --gates "$gates" --seeds "$seeds" --workers "$workers" --out "$out/$name" --resume
 }
 gates=dense,dense-per-task,softmax,topk,topk+,dselect,comet,comet+
