@@ -40,7 +40,7 @@ NOT_RUN = {
     "--out studies/movielens": "hours on the authors' files",
     "comet-moe ablate movielens --set data.path=DATA/movielens-1m --set data.split=authors "
     "--set training.patience=10 --set training.threads=1 --set loss.alpha=0.1 "
-    "--gates dense,comet+,topk,comet,dselect --seeds 1 --workers 2 "
+    "--gates comet+,dense,dense-per-task --seeds 2 --workers 2 "
     "--out studies/movielens-alpha-0.1": "hours on the authors' files",
     "comet-moe ablate books --set data.path=DATA/book-crossing --set data.any_size=true "
     "--set training.threads=1 "
