@@ -18,4 +18,4 @@ study() {  # name, number of seeds, gates, settings
 study filters-2 3 dense,switch,comet gates.dense.k=1
 study filters-2-twice 3 dense gates.dense.k=2                      # a dense network of twice the cost
 study new-seeds "$new_seeds" dense,comet gates.dense.k=1 seed=3    # the comparison again, from seed 3 on
-study same-cost 2 dense gates.dense.k=1 seed=3 model.filters='[2,6]'   # a dense network of a few more operations than COMET
+study same-cost 3 dense gates.dense.k=1 seed=3 model.filters='[2,6]'   # a dense network of a few more operations than COMET
