@@ -12,6 +12,7 @@ study() {  # name, number of seeds, gates, settings
     gates.switch.warmup_epochs=3 model.filters='[2,4]' model.units='[12]' training.learning_rate=2e-3 "$@"; do
     settings+=(--set "$setting")
   done
+  # shellcheck disable=SC2046  # options are words
   comet-moe ablate mnist-fashion "${settings[@]}" --gates "$gates" --workers "$workers" --out "$out/$name" \
     $(seeds_options "$out/$name" "$seeds")
 }
