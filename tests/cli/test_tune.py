@@ -232,6 +232,19 @@ def test_trials_can_be_added(tmp_path):
 
 
 @pytest.mark.slow
+def test_gates_can_be_added(tmp_path):
+    out = tmp_path / "study"
+    fast = ["training.epochs=1"]
+    succeed(*arguments("ablate", out, "--gates", "topk", "--seeds", 1, "--workers", 1, settings=fast))
+    before = trials(out)
+    succeed(*arguments("ablate", out, "--add-gates", "dense,comet", "--workers", 1, settings=fast))
+    assert trials(out)[:1] == before
+    assert [(row["gate"], row["status"]) for row in trials(out)] == [
+        (gate, "complete") for gate in ("topk", "dense", "comet")
+    ]
+
+
+@pytest.mark.slow
 def test_a_copy_of_study_json_and_trials_jsonl_is_resumed_without_training_again(uninterrupted, tmp_path):
     copy = tmp_path / "study"
     copy.mkdir()

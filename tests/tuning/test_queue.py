@@ -7,6 +7,7 @@ import sys
 import time
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial, partialmethod
 
 import optuna
 import pytest
@@ -167,6 +168,52 @@ def test_added_trials_follow_the_planned_ones(storage_url):
     assert queue.definition() == definition
     assert queue.fill(definition) == 2
     assert [claim.index for claim in claim_waiting(queue, definition)] == [1, 2]
+
+
+def test_added_gates_follow_the_planned_ones(storage_url):
+    queue, definition = create_queue(storage_url, trials=2, gates=["topk"])
+    queue.finish(queue.claim(definition), RESULT)
+    added = define_study("tuning", "multidigits", ["dense", "comet"], 2)
+    extended = TrialQueue(queue.storage, "study").add_gates(added)
+    assert extended.gates == ["topk", "dense", "comet"]
+    assert {gate: extended.base[gate] for gate in added.gates} == added.base
+    assert queue.definition() == extended
+    assert queue.fill(extended) == 5
+    claims = [(claim.gate, claim.index) for claim in claim_waiting(queue, extended)]
+    assert claims == [("dense", 0), ("comet", 0), ("topk", 1), ("dense", 1), ("comet", 1)]
+
+
+def test_a_gate_that_two_machines_add_stays_as_the_first_has_added_it(storage_url):
+    queue, _ = create_queue(storage_url, trials=1, gates=["topk"])
+    first, second = (
+        define_study("tuning", "multidigits", ["dense"], 1, settings=[f"training.epochs={epochs}"])
+        for epochs in (2, 3)
+    )
+    queue.add_gates(first)
+    assert TrialQueue(queue.storage, "study").add_gates(second).base["dense"].training.epochs == 2
+
+
+def test_a_kill_while_gates_are_added_leaves_a_study_that_runs(storage_url, monkeypatch):
+    queue, _ = create_queue(storage_url, trials=1, gates=["topk", "comet"])
+    added = define_study("tuning", "multidigits", ["dense", "softmax"], 1)
+    calls = {"create_study": optuna.create_study, "set_user_attr": optuna.Study.set_user_attr}
+    for killed_at in range(8):  # four studies are opened, then four definitions are written
+        steps = iter(range(killed_at))
+
+        def step(name, *args, steps=steps, **kwargs):
+            if next(steps, None) is None:
+                raise KeyboardInterrupt
+            return calls[name](*args, **kwargs)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(optuna, "create_study", partial(step, "create_study"))
+            patch.setattr(optuna.Study, "set_user_attr", partialmethod(partial(step, "set_user_attr")))
+            with pytest.raises(KeyboardInterrupt):
+                queue.add_gates(added)
+        resumed = TrialQueue(queue.storage, "study")
+        definition = resumed.definition()
+        assert resumed.fill(definition) == len(definition.gates)
+    assert definition.gates == ["topk", "comet", "dense", "softmax"]
 
 
 def claim_all(url, taken):

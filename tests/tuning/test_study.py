@@ -2,11 +2,12 @@
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 
-from comet_moe.config import load_config
-from comet_moe.exceptions import RecipeError, StudyError
+from comet_moe.config import load_config, load_search_space
+from comet_moe.exceptions import CometError, RecipeError, StudyError
 from comet_moe.training.records import ResultRecord
 from comet_moe.tuning.queue import TrialQueue
 from comet_moe.tuning.study import StudyOptions, default_gates, open_study
@@ -122,6 +123,55 @@ def test_trials_can_be_added_to_a_study_that_was_kept_as_text(kept):
     definition = study.queue.definition()
     claims = [study.queue.claim(definition) for _ in range(3)]
     assert [(claim.gate, claim.index) for claim in claims] == [("comet", 1), ("topk", 2), ("comet", 2)]
+
+
+def test_gates_can_be_added_to_a_study(kept):
+    before = kept.trials_file.read_text().splitlines()
+    study = resume(kept, add_gates=["dense", "softmax"])
+    definition = study.queue.definition()
+    assert definition.gates == ["topk", "comet", "dense", "softmax"]
+    assert definition.base["dense"] == load_config("multidigits", ["gate=dense", *SMALL])
+    assert definition.space["softmax"] == load_search_space("multidigits", "softmax")
+    assert json.loads(kept.study_file.read_text())["gates"] == definition.gates
+    assert kept.trials_file.read_text().splitlines()[: len(before)] == before
+    claims = [study.queue.claim(definition) for _ in range(3)]
+    assert [(claim.gate, claim.index) for claim in claims] == [("dense", 0), ("softmax", 0), ("comet", 1)]
+
+
+def test_gates_and_trials_can_be_added_together(kept):
+    definition = resume(kept, add_gates=["dense"], add_trials=1).queue.definition()
+    assert (definition.gates, definition.trials) == (["topk", "comet", "dense"], 3)
+
+
+def test_added_gates_have_the_settings_of_the_study(tmp_path):
+    settings = [*SMALL, "training.epochs=3", "gates.comet.k=1"]
+    folder = open_study(options(tmp_path, gates=["topk"], settings=settings)).folder
+    added = resume(folder, settings=[], add_gates=["comet"]).queue.definition().base["comet"]
+    assert added == load_config("multidigits", ["gate=comet", *settings])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"add_gates": ["dense", "comet"]}, "gate comet is in the study of .* already"),
+        ({"add_gates": ["dense", "dense"]}, "gate dense is given twice"),
+        ({"add_gates": ["dens"]}, "dens"),
+        ({"add_gates": ["dense"], "settings": ["training.epochs=4"]}, "training.epochs is 12 in the saved"),
+    ],
+)
+def test_gates_that_cannot_be_added_leave_the_study_as_it_was(kept, changes, message):
+    before = resume(kept).queue.definition()
+    with pytest.raises(CometError, match=message):
+        resume(kept, **changes)
+    assert resume(kept).queue.definition() == before
+
+
+def test_no_gate_is_added_by_a_recipe_that_has_changed(tmp_path, write_recipe):
+    recipe = Path(write_recipe("[all]"))
+    folder = open_study(options(tmp_path, str(recipe), gates=["topk"])).folder
+    recipe.write_text(recipe.read_text().replace("batch_size: 32", "batch_size: 64"))
+    with pytest.raises(StudyError, match="does not give topk the settings that the saved study has"):
+        resume(folder, recipe=str(recipe), add_gates=["dense"])
 
 
 def test_a_kill_while_a_study_is_restored_loses_no_trial(kept, monkeypatch):

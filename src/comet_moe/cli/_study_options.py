@@ -41,6 +41,9 @@ Name = Annotated[
 Resume = Annotated[
     bool, typer.Option("--resume", help="Resume the study in the study folder, if there is one.")
 ]
+AddGates = Annotated[
+    str | None, typer.Option(help="Resume the study and add these gates, separated by commas.")
+]
 Heartbeat = Annotated[
     int | None,
     typer.Option(

@@ -7,6 +7,7 @@ import typer
 
 from comet_moe.analysis.defaults import MAX_TRIALS
 from comet_moe.cli._study_options import (
+    AddGates,
     AsJson,
     Heartbeat,
     KeepModels,
@@ -51,6 +52,7 @@ def ablate(
         int,
         typer.Option(min=0, max=MAX_TRIALS, help="Resume the study and add this number of seeds per gate."),
     ] = 0,
+    add_gates: AddGates = None,
     heartbeat: Heartbeat = None,
     keep_models: KeepModels = False,
     as_json: AsJson = False,
@@ -74,6 +76,7 @@ def ablate(
         name=name,
         resume=resume,
         add_trials=add_seeds,
+        add_gates=() if add_gates is None else split_names(add_gates, "--add-gates"),
         heartbeat=heartbeat,
         keep_models=keep_models,
     )

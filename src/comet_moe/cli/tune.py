@@ -7,6 +7,7 @@ import typer
 
 from comet_moe.analysis.defaults import MAX_TRIALS, PruneMethod
 from comet_moe.cli._study_options import (
+    AddGates,
     AsJson,
     Heartbeat,
     KeepModels,
@@ -53,6 +54,7 @@ def tune(
         int,
         typer.Option(min=0, max=MAX_TRIALS, help="Resume the study and add this number of trials per gate."),
     ] = 0,
+    add_gates: AddGates = None,
     heartbeat: Heartbeat = None,
     keep_models: KeepModels = False,
     prune: Annotated[
@@ -86,6 +88,7 @@ def tune(
         name=name,
         resume=resume,
         add_trials=add_trials,
+        add_gates=() if add_gates is None else split_names(add_gates, "--add-gates"),
         heartbeat=heartbeat,
         keep_models=keep_models,
         prune=prune,

@@ -1,4 +1,4 @@
-"""The definition of a study: gates, number of trials, search space. Fixed when the study is created."""
+"""The definition of a study: gates, number of trials, search space. Gates and trials can only be added."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -9,6 +9,7 @@ from comet_moe.analysis.defaults import MAX_TRIALS, PruneMethod
 from comet_moe.analysis.records import StudyKind
 from comet_moe.config import (
     AnyConfig,
+    BertConfig,
     Choice,
     LogUniform,
     Uniform,
@@ -141,9 +142,10 @@ def check_same_study(
     for name, value in given.items():
         old = getattr(saved, name)
         if value is not None and value != old:
-            advice = "leave it out, or choose another --out"
-            if name == "trials":
-                advice = "add trials with --add-" + ("seeds" if kind == "ablation" else "trials")
+            advice = {
+                "trials": "add trials with --add-" + ("seeds" if kind == "ablation" else "trials"),
+                "gates": "leave it out, add gates with --add-gates, or choose another --out",
+            }.get(name, "leave it out, or choose another --out")
             raise StudyError(f"{name} is {old!r} in the saved study, got {value!r}: {advice}")
     if prune not in (None, saved.prune):
         how = "no trials" if saved.prune is None else f"by {saved.prune}"
@@ -169,6 +171,14 @@ def _refuse_gate_setting(settings: Sequence[str]) -> None:
     """A study has several gates, so that a setting cannot choose one."""
     if any(parse_setting(setting)[0] == ["gate"] for setting in settings):
         raise StudyError("--set gate=... cannot choose the gates of a study: use --gates")
+
+
+def with_paths_of(source: AnyConfig, config: AnyConfig) -> AnyConfig:
+    """``config`` with the paths of data and teacher that ``source`` has, which differ between machines."""
+    paths = {"data.path": source.data.path}
+    if isinstance(source, BertConfig):
+        paths["teacher"] = source.teacher
+    return override_config(config, paths)
 
 
 def parse_definition(text: str, source: str) -> StudyDefinition:

@@ -126,12 +126,33 @@ class TrialQueue:
             self._write(definition)
             return definition
 
+    def add_gates(self, added: StudyDefinition) -> StudyDefinition:
+        """Plan the trials of the gates of ``added``; returns the new definition.
+
+        A gate that another machine has added in the meantime stays as it is.
+        """
+        with self.storage.lock(self.name):
+            saved = self.definition()
+            definition = saved.model_copy(
+                update={
+                    "base": saved.base | added.base | saved.base,  # in the order in which they were added
+                    "space": saved.space | added.space | saved.space,
+                }
+            )
+            check_configurations(definition, first=0)
+            self._write(definition)
+            return definition
+
     def _write(self, definition: StudyDefinition) -> None:
-        text = definition.model_dump_json()
-        for gate in definition.gates:
-            study = optuna.create_study(
+        """Write the study of every gate, then their definitions: a definition never names a missing study."""
+        studies = [
+            optuna.create_study(
                 storage=self.storage.optuna, study_name=f"{self.name}/{gate}", load_if_exists=True
             )
+            for gate in definition.gates
+        ]
+        text = definition.model_dump_json()
+        for study in studies:
             study.set_user_attr("definition", text)
 
     @_retried

@@ -11,7 +11,7 @@ from comet_moe.config import AnyConfig, BertConfig, TrainConfig, load_config, pa
 from comet_moe.config.schema import absolute_path
 from comet_moe.exceptions import RecipeError, StudyError
 from comet_moe.tuning.defaults import DEFAULT_GATES, DEFAULT_HEARTBEAT, DEFAULT_SEED, DEFAULT_TRIALS
-from comet_moe.tuning.definition import StudyDefinition, check_same_study, define_study
+from comet_moe.tuning.definition import StudyDefinition, check_same_study, define_study, with_paths_of
 from comet_moe.tuning.folder import StudyFolder
 from comet_moe.tuning.queue import TrialQueue
 from comet_moe.tuning.restore import restore_storage
@@ -40,6 +40,7 @@ class StudyOptions:
         name: name of the study in the storage; None for the folder's name.
         resume: resume the study in the folder.
         add_trials: number of trials to add per gate.
+        add_gates: names of gates to add.
         heartbeat: seconds between two heartbeats of a running trial.
         keep_models: keep the weights of all trials, not only of each gate's best one.
         prune: how trials are pruned.
@@ -56,6 +57,7 @@ class StudyOptions:
     name: str | None = None
     resume: bool = False
     add_trials: int = 0
+    add_gates: Sequence[str] = ()
     heartbeat: int | None = None
     keep_models: bool = False
     prune: PruneMethod | None = None
@@ -119,9 +121,10 @@ def open_study(options: StudyOptions) -> StudyHandle:
 
 def _create_study(folder: StudyFolder, options: StudyOptions) -> tuple[StudyHandle, StudyDefinition]:
     """A new study, or one that is in the storage and has no folder on this machine yet."""
-    if options.add_trials:
+    if options.add_trials or options.add_gates:
         raise StudyError(
-            f"{options.out} has no study to add to: create one without --add-trials or --add-seeds"
+            f"{options.out} has no study to add to: create one without --add-trials, --add-seeds and "
+            f"--add-gates"
         )
     name = options.name or options.out.absolute().name
     queue = definition = None
@@ -163,7 +166,7 @@ def default_gates(kind: str, config: AnyConfig) -> list[str]:
 
 
 def _load_study(folder: StudyFolder, options: StudyOptions) -> tuple[StudyHandle, StudyDefinition]:
-    if not (options.resume or options.add_trials):
+    if not (options.resume or options.add_trials or options.add_gates):
         raise StudyError(
             f"{folder.path} has a study already: resume it with --resume, or choose another --out"
         )
@@ -185,7 +188,10 @@ def _load_study(folder: StudyFolder, options: StudyOptions) -> tuple[StudyHandle
         raise StudyError(f"the study in {folder.path} has another storage, {saved_url}: leave --storage out")
     saved = queue.definition()
     _check_options(saved, options)
+    added = _define_gates(folder, record, saved, options) if options.add_gates else None
     definition = queue.add_trials(options.add_trials) if options.add_trials else saved
+    if added is not None:
+        definition = queue.add_gates(added)
     settings = _by_key([*record.settings, *options.settings])
     storage = None if record.storage is None else queue.storage.url
     keep_models = options.keep_models or record.keep_models
@@ -199,18 +205,7 @@ def _redefine_study(folder: StudyFolder, record: StudyRecord, options: StudyOpti
             f"{folder.study_file} is a study of {record.recipe}, got {options.recipe}: give the recipe of "
             f"that study, or choose another --out"
         )
-    paths = [setting for setting in options.settings if setting.partition("=")[0] in _PATH_SETTINGS]
-    definition = _define_study(
-        replace(
-            options,
-            kind=record.kind,
-            gates=record.gates,
-            trials=record.trials,
-            seed=record.seed,
-            settings=list(_by_key([*record.settings, *paths]).values()),
-            prune=record.prune,
-        )
-    )
+    definition = _define_like(record, record.gates, options)
     for name, value in _facts(definition).items():
         if value != getattr(record, name):
             raise StudyError(
@@ -218,6 +213,44 @@ def _redefine_study(folder: StudyFolder, record: StudyRecord, options: StudyOpti
                 f"{value!r}: give the settings of that study, or choose another --out"
             )
     return definition
+
+
+def _define_gates(
+    folder: StudyFolder, record: StudyRecord, saved: StudyDefinition, options: StudyOptions
+) -> StudyDefinition:
+    """The definition of the gates to add, with the recipe and the settings of the ``saved`` study."""
+    known = next((gate for gate in options.add_gates if gate in saved.gates), None)
+    if known is not None:
+        raise StudyError(
+            f"gate {known} is in the study of {folder.path} already: leave it out of --add-gates"
+        )
+    first = saved.gates[0]
+    defined = _define_like(record, [first, *options.add_gates], options)
+    base = {gate: with_paths_of(saved.base[first], config) for gate, config in defined.base.items()}
+    if (base.pop(first), defined.space[first]) != (saved.base[first], saved.space[first]):
+        raise StudyError(
+            f"{options.recipe} with the settings of {folder.study_file} does not give {first} the settings "
+            f"that the saved study has: give the recipe and the settings of that study"
+        )
+    return defined.model_copy(
+        update={"base": base, "space": {gate: defined.space[gate] for gate in options.add_gates}}
+    )
+
+
+def _define_like(record: StudyRecord, gates: Sequence[str], options: StudyOptions) -> StudyDefinition:
+    """The study of ``record`` with these gates, and with the paths of data and teacher on this machine."""
+    paths = [setting for setting in options.settings if setting.partition("=")[0] in _PATH_SETTINGS]
+    return _define_study(
+        replace(
+            options,
+            kind=record.kind,
+            gates=gates,
+            trials=record.trials,
+            seed=record.seed,
+            settings=list(_by_key([*record.settings, *paths]).values()),
+            prune=record.prune,
+        )
+    )
 
 
 def _facts(definition: StudyDefinition) -> dict[str, Any]:

@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
-from comet_moe.config import AnyConfig, BertConfig, override_config
+from comet_moe.config import AnyConfig, override_config
 from comet_moe.config.loader import ConfigType
 from comet_moe.devices import set_device_number
 from comet_moe.exceptions import DataError, RecipeError, RunError, StudyError, WriteError
 from comet_moe.training.records import EpochRecord, ResultRecord
 from comet_moe.training.run import RunFolder
 from comet_moe.training.trainer import Callbacks, Progress, RunPruned, validation_loss
-from comet_moe.tuning.definition import StudyDefinition
+from comet_moe.tuning.definition import StudyDefinition, with_paths_of
 from comet_moe.tuning.folder import StudyFolder
 from comet_moe.tuning.process import WorkerConfig
 from comet_moe.tuning.queue import Claim, TrialQueue, TrialReassigned
@@ -141,7 +141,7 @@ class _Worker:
         if state != "empty":
             saved = run.config()
             config = _with_threads(config, saved.training.threads)
-            if _with_paths_of(config, saved) != config:
+            if with_paths_of(config, saved) != config:
                 raise StudyError(f"{run.path} has a run that is not of this study: move it away")
         if state == "finished":
             result = run.result()
@@ -207,11 +207,3 @@ class _Heartbeat:
 
 def _with_threads(config: ConfigType, threads: int | None) -> ConfigType:
     return override_config(config, {"training.threads": threads})
-
-
-def _with_paths_of(config: AnyConfig, run: AnyConfig) -> AnyConfig:
-    """``run`` with the paths of data and teacher that ``config`` has."""
-    paths = {"data.path": config.data.path}
-    if isinstance(config, BertConfig):
-        paths["teacher"] = config.teacher
-    return override_config(run, paths)
