@@ -34,14 +34,6 @@ NOT_RUN = {
     "--max-restarts 3 -m comet_moe train movielens --set parallel.experts=4 --out runs/m1": "two machines",
     'srun torchrun --nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint "$(hostname):29500" '
     '--rdzv-id "$SLURM_JOB_ID" -m comet_moe train movielens --set parallel.experts=4 --out runs/m1': "Slurm",
-    "comet-moe ablate movielens --set data.path=DATA/movielens-1m --set data.split=authors "
-    "--set training.patience=10 --set training.threads=1 "
-    "--gates dense,comet+,topk,comet,dselect,topk+,hash+,hash,softmax --seeds 1 --workers 2 "
-    "--out studies/movielens": "hours on the authors' files",
-    "comet-moe ablate movielens --set data.path=DATA/movielens-1m --set data.split=authors "
-    "--set training.patience=10 --set training.threads=1 --set loss.alpha=0.1 "
-    "--gates comet+,dense,dense-per-task --seeds 2 --workers 2 "
-    "--out studies/movielens-alpha-0.1": "hours on the authors' files",
     "comet-moe ablate books --set data.path=DATA/book-crossing --set data.any_size=true "
     "--set training.threads=1 "
     "--gates dense,dense-wide,dense-per-task,softmax,hash,hash+,topk,topk+,dselect,comet,comet+ --seeds 5 "
@@ -77,7 +69,6 @@ RUN_BY = {
     "docs/results/bert/README.md": "tests/cli/test_page_commands.py",
     "docs/results/books/README.md": "tests/cli/test_page_commands.py",
     "docs/results/jester/README.md": "tests/cli/test_page_commands.py",
-    "docs/results/movielens/README.md": "tests/cli/test_page_commands.py",
     "docs/results/multidigits/README.md": "tests/cli/test_page_commands.py",
     "docs/results/multifashionmnist/README.md": "tests/cli/test_page_commands.py",
     "docs/results/multimnist/README.md": "tests/cli/test_page_commands.py",

@@ -6,19 +6,23 @@ From the studies beside this folder, and from runs.jsonl, which has the runs of 
 import re
 import sys
 from pathlib import Path
-from typing import Any
 
 from scipy.stats import friedmanchisquare, rankdata
 
-from comet_moe.analysis.reading import read_studies
 from comet_moe.analysis.render import format_p_value
-from comet_moe.analysis.stats import Summary, welch_t_test
-from comet_moe.analysis.table import compare_gates
+from comet_moe.analysis.stats import welch_t_test
 
 sys.path.append(str(Path(__file__).parents[1]))
 import raw
+from studies import Row, loss_of, print_heads, print_row, read_rows
 
-STUDIES = ("movielens", "jester", "books", "multimnist", "multifashionmnist")
+STUDIES = {  # data set: folder of its study
+    "movielens": "movielens/rate-1.5e-4",
+    "jester": "jester",
+    "books": "books",
+    "multimnist": "multimnist",
+    "multifashionmnist": "multifashionmnist",
+}
 NETWORKS = {
     "dense": "dense",
     "dense-per-task": "dense-per-task",
@@ -33,24 +37,7 @@ WITHOUT_GATE = ("dense", "dense-per-task")
 USED = 0.01
 """A task has an expert if its gate gives it more than this share of the weight."""
 
-Rows = dict[str, dict[str, Any]]
-
-
-def rows_of(study: str) -> Rows:
-    """The networks of a study that have a result, by name, as `comet-moe table --json` has them."""
-    (read,) = read_studies([Path(__file__).parents[1] / study])
-    return {row["gate"]: row for row in compare_gates(read) if row["trials_used"]}
-
-
-def print_row(*cells: str) -> None:
-    """Print a row of a Markdown table."""
-    print(f"| {' | '.join(cells)} |")
-
-
-def print_heads(*heads: str) -> None:
-    """Print the first two lines of a Markdown table."""
-    print_row(*heads)
-    print("|" + "---|" * len(heads))
+Rows = dict[str, Row]
 
 
 def print_ranks(studies: dict[str, Rows]) -> None:
@@ -70,12 +57,7 @@ def print_ranks(studies: dict[str, Rows]) -> None:
     print(f"\nFriedman's test that all networks have the same rank: p = {p:.2f}.\n")
 
 
-def loss_of(row: dict[str, Any]) -> Summary:
-    """The test loss of a row."""
-    return Summary(row["test_loss_mean"], row["test_loss_se"], row["trials_used"])
-
-
-def name_with_loss(row: dict[str, Any]) -> str:
+def name_with_loss(row: Row) -> str:
     """Such as "COMET, 79.71 ± 0.29"."""
     loss = loss_of(row)
     return f"{NETWORKS[row['gate']]}, {loss.mean:.2f}" + ("" if loss.se is None else f" ± {loss.se:.2f}")
@@ -110,7 +92,8 @@ def print_experts(runs: raw.Runs) -> None:
 
 
 if __name__ == "__main__":
-    everything = {study: rows_of(study) for study in STUDIES}
+    folder = Path(__file__).parents[1]
+    everything = {name: read_rows(folder / study) for name, study in STUDIES.items()}
     print_ranks(everything)
     print_best(everything)
     print_experts(raw.read(Path(__file__).with_name("runs.jsonl")))

@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# MovieLens at full size: docs/results/movielens/run.sh DATA [FOLDER] [STUDIES] [SEEDS] [WORKERS]
+# DATA has the folder movielens-1m; run it again to resume, or with more SEEDS to add some.
+set -euo pipefail
+source "$(dirname "$0")/../seeds.sh"
+data=$1 out=${2:-studies/movielens} studies=${3:-"rate-1.5e-4 rate-4e-4 alpha-0.1"} seeds=${4:-2} workers=${5:-2}
+study() {  # name, gates, settings
+  local name=$1 gates=$2 settings=()
+  shift 2
+  for setting in "data.path=$data/movielens-1m" data.split=authors training.threads=1 "$@"; do settings+=(--set "$setting"); done
+  # shellcheck disable=SC2046  # options are words
+  comet-moe ablate movielens "${settings[@]}" --gates "$gates" --workers "$workers" --out "$out/$name" \
+    $(seeds_options "$out/$name" "$seeds")
+}
+for name in $studies; do
+  case $name in
+    rate-1.5e-4) study "$name" dense,comet+,topk,comet,dselect,topk+,hash+,hash,softmax training.patience=10 ;;
+    rate-4e-4) study "$name" dense,softmax,comet+,dselect,comet,topk,topk+,hash+,hash,dense-per-task \
+      training.learning_rate=4e-4 training.patience=5 ;;
+    alpha-0.1) study "$name" comet+,dense,dense-per-task training.patience=10 loss.alpha=0.1 ;;
+  esac
+done
