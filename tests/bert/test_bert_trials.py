@@ -12,6 +12,7 @@ from comet_moe.bert.run import BertFolder
 from comet_moe.bert.trials import StudentRunner
 from comet_moe.config import override_config
 from comet_moe.exceptions import RunError
+from comet_moe.tuning.study import StudyOptions, open_study
 
 STUDENT = [
     part
@@ -90,6 +91,16 @@ def test_a_study_resumes_with_a_teacher_that_was_moved(workspace, tuned, tmp_pat
     assert [row for row in after if row["index"] < 2] == before
     added = yaml.safe_load((out / "runs" / "topk-002" / "config.yaml").read_text())
     assert added["teacher"] == str(moved)
+
+
+def test_gates_with_settings_of_their_own_join_a_study_of_students_one_after_the_other(tuned, tmp_path):
+    out = tmp_path / "study"
+    shutil.copytree(tuned, out)
+    for gate, settings in (("sigmoid", ["gates.sigmoid.k=2"]), ("relu", [])):
+        options = StudyOptions("tuning", "bert-rte", out, settings=settings, add_gates=[gate])
+        definition = open_study(options).queue.definition()
+    assert definition.gates == ["topk", "comet+", "sigmoid", "relu"]
+    assert [definition.base[gate].gate.k for gate in ("sigmoid", "relu")] == [2, 1]
 
 
 def test_an_ablation_of_students_whose_teacher_is_named_by_another_student(workspace, tuned, tmp_path):

@@ -163,7 +163,7 @@ def test_more_trials_than_are_queued_at_once_all_run_once(storage_url):
 def test_added_trials_follow_the_planned_ones(storage_url):
     queue, definition = create_queue(storage_url, trials=1, gates=["topk"])
     queue.finish(queue.claim(definition), RESULT)
-    definition = TrialQueue(queue.storage, "study").add_trials(2)
+    definition = TrialQueue(queue.storage, "study").extend(trials=2)
     assert definition.trials == 3
     assert queue.definition() == definition
     assert queue.fill(definition) == 2
@@ -174,7 +174,7 @@ def test_added_gates_follow_the_planned_ones(storage_url):
     queue, definition = create_queue(storage_url, trials=2, gates=["topk"])
     queue.finish(queue.claim(definition), RESULT)
     added = define_study("tuning", "multidigits", ["dense", "comet"], 2)
-    extended = TrialQueue(queue.storage, "study").add_gates(added)
+    extended = TrialQueue(queue.storage, "study").extend(gates=added)
     assert extended.gates == ["topk", "dense", "comet"]
     assert {gate: extended.base[gate] for gate in added.gates} == added.base
     assert queue.definition() == extended
@@ -189,8 +189,8 @@ def test_a_gate_that_two_machines_add_stays_as_the_first_has_added_it(storage_ur
         define_study("tuning", "multidigits", ["dense"], 1, settings=[f"training.epochs={epochs}"])
         for epochs in (2, 3)
     )
-    queue.add_gates(first)
-    assert TrialQueue(queue.storage, "study").add_gates(second).base["dense"].training.epochs == 2
+    queue.extend(gates=first)
+    assert TrialQueue(queue.storage, "study").extend(gates=second).base["dense"].training.epochs == 2
 
 
 def test_a_kill_while_gates_are_added_leaves_a_study_that_runs(storage_url, monkeypatch):
@@ -209,7 +209,7 @@ def test_a_kill_while_gates_are_added_leaves_a_study_that_runs(storage_url, monk
             patch.setattr(optuna, "create_study", partial(step, "create_study"))
             patch.setattr(optuna.Study, "set_user_attr", partialmethod(partial(step, "set_user_attr")))
             with pytest.raises(KeyboardInterrupt):
-                queue.add_gates(added)
+                queue.extend(gates=added)
         resumed = TrialQueue(queue.storage, "study")
         definition = resumed.definition()
         assert resumed.fill(definition) == len(definition.gates)

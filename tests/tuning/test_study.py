@@ -150,27 +150,42 @@ def test_added_gates_have_the_settings_of_the_study(tmp_path):
     assert added == load_config("multidigits", ["gate=comet", *settings])
 
 
+def test_settings_can_be_given_for_added_gates(tmp_path):
+    folder = open_study(options(tmp_path, gates=["topk"])).folder
+    study = resume(folder, settings=["gates.comet.gamma=0.5"], add_gates=["comet"])
+    definition = study.queue.definition()
+    assert definition.base["comet"] == load_config("multidigits", ["gate=comet", "gate.gamma=0.5", *SMALL])
+    assert "gate.gamma" not in definition.space["comet"]
+    for file in folder.path.glob("study.sqlite*"):
+        file.unlink()
+    assert resume(folder, settings=[]).queue.definition() == definition
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"add_gates": ["dense", "comet"]}, "gate comet is in the study of .* already"),
+        ({"add_gates": ["dense", "comet"]}, "gate comet is in the saved study already"),
         ({"add_gates": ["dense", "dense"]}, "gate dense is given twice"),
         ({"add_gates": ["dens"]}, "dens"),
         ({"add_gates": ["dense"], "settings": ["training.epochs=4"]}, "training.epochs is 12 in the saved"),
     ],
 )
 def test_gates_that_cannot_be_added_leave_the_study_as_it_was(kept, changes, message):
-    before = resume(kept).queue.definition()
+    before = {file.name: file.read_text() for file in kept.path.iterdir()}
     with pytest.raises(CometError, match=message):
-        resume(kept, **changes)
-    assert resume(kept).queue.definition() == before
+        resume(kept, add_trials=1, **changes)
+    assert {file.name: file.read_text() for file in kept.path.iterdir()} == before
+    definition = resume(kept).queue.definition()
+    with pytest.raises(CometError, match=message):
+        resume(kept, add_trials=1, **changes)
+    assert resume(kept).queue.definition() == definition
 
 
 def test_no_gate_is_added_by_a_recipe_that_has_changed(tmp_path, write_recipe):
     recipe = Path(write_recipe("[all]"))
-    folder = open_study(options(tmp_path, str(recipe), gates=["topk"])).folder
-    recipe.write_text(recipe.read_text().replace("batch_size: 32", "batch_size: 64"))
-    with pytest.raises(StudyError, match="does not give topk the settings that the saved study has"):
+    folder = open_study(options(tmp_path, str(recipe), gates=["topk", "comet"])).folder
+    recipe.write_text(recipe.read_text().replace("comet: {k: 2}", "comet: {k: 1}"))
+    with pytest.raises(StudyError, match="does not make comet what it is in the saved study"):
         resume(folder, recipe=str(recipe), add_gates=["dense"])
 
 

@@ -209,6 +209,7 @@ def _print_summary(display: StudyDisplay, as_json: bool) -> None:
         echo(json.dumps({"study": str(path), "rows": rows}, allow_nan=False))
         return
     echo(f"{path}: {definition.trials} trials per gate")
+    width = 2 + max(map(len, definition.gates))
     for row in rows:
         line = f"{row['trials_complete']} complete, {row['trials_failed']} failed"
         if definition.prune:
@@ -218,7 +219,7 @@ def _print_summary(display: StudyDisplay, as_json: bool) -> None:
                 f", best validation loss {as_number(row['best_validation_loss'])} with test loss "
                 f"{as_number(row['best_test_loss']) or '-'} in {row['best_run']}"
             )
-        echo(f"  {row['gate']:<10}{line}")
+        echo(f"  {row['gate']:<{width}}{line}")
     echo(f"next: comet-moe table {path}")
 
 

@@ -27,6 +27,9 @@ from comet_moe.tuning.defaults import DEFAULT_HEARTBEAT, DEFAULT_SEED
 from comet_moe.tuning.sampling import sample_values
 from comet_moe.tuning.trial import runner_for
 
+PATH_SETTINGS = ("data.path", "teacher")
+"""Settings that may differ between machines."""
+
 
 class StudyDefinition(BaseModel):
     """A complete study, the same on every machine that works on it.
@@ -173,12 +176,40 @@ def _refuse_gate_setting(settings: Sequence[str]) -> None:
         raise StudyError("--set gate=... cannot choose the gates of a study: use --gates")
 
 
+def select_new_gates(saved: StudyDefinition, defined: StudyDefinition) -> StudyDefinition:
+    """The gates of ``defined`` that ``saved`` does not have, with the paths of ``saved``.
+
+    Raises StudyError if a gate of ``saved`` has other settings in ``defined``: the recipe has changed, or
+    settings of the study are missing.
+    """
+    first = saved.base[saved.gates[0]]
+    base = {gate: with_paths_of(first, config) for gate, config in defined.base.items()}
+    for gate, config in saved.base.items():
+        # BERT's configurations have the settings of all gates, also of those to be added.
+        is_same = base[gate].model_dump(exclude={"gates"}) == config.model_dump(exclude={"gates"})
+        if not is_same or defined.space[gate] != saved.space[gate]:
+            raise StudyError(
+                f"the recipe with the settings that were given does not make {gate} what it is in the saved "
+                f"study: give the recipe and the settings of that study"
+            )
+    new = [gate for gate in defined.gates if gate not in saved.gates]
+    return defined.model_copy(
+        update={
+            "base": {gate: base[gate] for gate in new},
+            "space": {gate: defined.space[gate] for gate in new},
+        }
+    )
+
+
+def paths_of(config: AnyConfig) -> dict[str, str | None]:
+    """The settings of ``config`` that may differ between machines: the paths of data and teacher."""
+    teacher = {"teacher": config.teacher} if isinstance(config, BertConfig) else {}
+    return {"data.path": config.data.path, **teacher}
+
+
 def with_paths_of(source: AnyConfig, config: AnyConfig) -> AnyConfig:
-    """``config`` with the paths of data and teacher that ``source`` has, which differ between machines."""
-    paths = {"data.path": source.data.path}
-    if isinstance(source, BertConfig):
-        paths["teacher"] = source.teacher
-    return override_config(config, paths)
+    """``config`` with the paths of ``source``."""
+    return override_config(config, paths_of(source))
 
 
 def parse_definition(text: str, source: str) -> StudyDefinition:

@@ -117,31 +117,24 @@ class TrialQueue:
             self._write(saved)
             return saved
 
-    def add_trials(self, count: int) -> StudyDefinition:
-        """Plan ``count`` more trials per gate; returns the new definition."""
-        with self.storage.lock(self.name):
-            saved = self.definition()
-            definition = saved.model_copy(update={"trials": saved.trials + count})
-            check_configurations(definition, first=saved.trials)
-            self._write(definition)
-            return definition
+    def extend(self, trials: int = 0, gates: StudyDefinition | None = None) -> StudyDefinition:
+        """Plan ``trials`` more trials per gate, and the gates of the definition ``gates``.
 
-    def add_gates(self, added: StudyDefinition) -> StudyDefinition:
-        """Plan the trials of the gates of ``added``; returns the new definition.
-
-        A gate that another machine has added in the meantime stays as it is.
+        A gate that another machine has added in the meantime stays as it is. Returns the new definition.
         """
         with self.storage.lock(self.name):
             saved = self.definition()
-            definition = saved.model_copy(
-                update={
-                    "base": saved.base | added.base | saved.base,  # in the order in which they were added
-                    "space": saved.space | added.space | saved.space,
+            extended = saved.model_copy(update={"trials": saved.trials + trials})
+            check_configurations(extended, first=saved.trials)
+            if gates is not None:
+                check_configurations(gates.model_copy(update={"trials": extended.trials}), first=0)
+                merged = {  # in the order in which they were added
+                    "base": saved.base | gates.base | saved.base,
+                    "space": saved.space | gates.space | saved.space,
                 }
-            )
-            check_configurations(definition, first=0)
-            self._write(definition)
-            return definition
+                extended = extended.model_copy(update=merged)
+            self._write(extended)
+            return extended
 
     def _write(self, definition: StudyDefinition) -> None:
         """Write the study of every gate, then their definitions: a definition never names a missing study."""

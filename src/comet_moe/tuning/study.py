@@ -11,15 +11,19 @@ from comet_moe.config import AnyConfig, BertConfig, TrainConfig, load_config, pa
 from comet_moe.config.schema import absolute_path
 from comet_moe.exceptions import RecipeError, StudyError
 from comet_moe.tuning.defaults import DEFAULT_GATES, DEFAULT_HEARTBEAT, DEFAULT_SEED, DEFAULT_TRIALS
-from comet_moe.tuning.definition import StudyDefinition, check_same_study, define_study, with_paths_of
+from comet_moe.tuning.definition import (
+    PATH_SETTINGS,
+    StudyDefinition,
+    check_same_study,
+    define_study,
+    paths_of,
+    select_new_gates,
+)
 from comet_moe.tuning.folder import StudyFolder
 from comet_moe.tuning.queue import TrialQueue
 from comet_moe.tuning.restore import restore_storage
 from comet_moe.tuning.storage import Storage, may_open, without_password
 from comet_moe.tuning.trial import Runner, runner_for
-
-_PATH_SETTINGS = ("data.path", "teacher")
-"""Settings that may differ between machines."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +89,7 @@ class StudyHandle:
     def paths(self) -> dict[str, str]:
         """The paths of data and teacher on this machine, as far as they were given."""
         return {
-            name: self.settings[name].partition("=")[2] for name in _PATH_SETTINGS if name in self.settings
+            name: self.settings[name].partition("=")[2] for name in PATH_SETTINGS if name in self.settings
         }
 
     def write_study(self, definition: StudyDefinition) -> None:
@@ -173,29 +177,35 @@ def _load_study(folder: StudyFolder, options: StudyOptions) -> tuple[StudyHandle
     record = folder.read_study()
     if options.name not in (None, record.name):
         raise StudyError(f"the study in {folder.path} is named {record.name!r}, got --name {options.name!r}")
+    queue = None
+    if record.storage is not None or folder.sqlite_file.exists():
+        queue = _open_queue(folder, record, options)
+    saved = _redefine_study(folder, record, options) if queue is None else queue.definition()
+    _check_options(saved, options)
+    added = _define_gates(record, saved, options) if options.add_gates else None
+    if queue is None:
+        restore_storage(folder, record, saved)
+        queue = _open_queue(folder, record, options)
+    is_extended = options.add_trials or options.add_gates
+    definition = queue.extend(options.add_trials, added) if is_extended else saved
+    settings = _by_key([*record.settings, *options.settings])
+    storage = None if record.storage is None else queue.storage.url
+    keep_models = options.keep_models or record.keep_models
+    return StudyHandle(folder, queue, settings, storage, keep_models), definition
+
+
+def _open_queue(folder: StudyFolder, record: StudyRecord, options: StudyOptions) -> TrialQueue:
+    """The trials of the study of ``record`` in its storage."""
     saved_url = record.storage or folder.sqlite_url
     if options.storage is None and not may_open(saved_url, folder.path):
         raise StudyError(
             f"the study in {folder.path} names the storage {saved_url}, outside of its folder: if it is "
             f"yours, give it with --storage"
         )
-    if record.storage is None and not folder.sqlite_file.exists():
-        definition = _redefine_study(folder, record, options)
-        _check_options(definition, options)
-        restore_storage(folder, record, definition)
     queue = TrialQueue(Storage(saved_url if options.storage is None else options.storage), record.name)
     if without_password(queue.storage.url) != saved_url:
         raise StudyError(f"the study in {folder.path} has another storage, {saved_url}: leave --storage out")
-    saved = queue.definition()
-    _check_options(saved, options)
-    added = _define_gates(folder, record, saved, options) if options.add_gates else None
-    definition = queue.add_trials(options.add_trials) if options.add_trials else saved
-    if added is not None:
-        definition = queue.add_gates(added)
-    settings = _by_key([*record.settings, *options.settings])
-    storage = None if record.storage is None else queue.storage.url
-    keep_models = options.keep_models or record.keep_models
-    return StudyHandle(folder, queue, settings, storage, keep_models), definition
+    return queue
 
 
 def _redefine_study(folder: StudyFolder, record: StudyRecord, options: StudyOptions) -> StudyDefinition:
@@ -205,7 +215,8 @@ def _redefine_study(folder: StudyFolder, record: StudyRecord, options: StudyOpti
             f"{folder.study_file} is a study of {record.recipe}, got {options.recipe}: give the recipe of "
             f"that study, or choose another --out"
         )
-    definition = _define_like(record, record.gates, options)
+    paths = [setting for setting in options.settings if setting.partition("=")[0] in PATH_SETTINGS]
+    definition = _define_like(record, record.gates, record.trials, [*record.settings, *paths], options)
     for name, value in _facts(definition).items():
         if value != getattr(record, name):
             raise StudyError(
@@ -215,39 +226,30 @@ def _redefine_study(folder: StudyFolder, record: StudyRecord, options: StudyOpti
     return definition
 
 
-def _define_gates(
-    folder: StudyFolder, record: StudyRecord, saved: StudyDefinition, options: StudyOptions
-) -> StudyDefinition:
+def _define_gates(record: StudyRecord, saved: StudyDefinition, options: StudyOptions) -> StudyDefinition:
     """The definition of the gates to add, with the recipe and the settings of the ``saved`` study."""
     known = next((gate for gate in options.add_gates if gate in saved.gates), None)
     if known is not None:
-        raise StudyError(
-            f"gate {known} is in the study of {folder.path} already: leave it out of --add-gates"
-        )
-    first = saved.gates[0]
-    defined = _define_like(record, [first, *options.add_gates], options)
-    base = {gate: with_paths_of(saved.base[first], config) for gate, config in defined.base.items()}
-    if (base.pop(first), defined.space[first]) != (saved.base[first], saved.space[first]):
-        raise StudyError(
-            f"{options.recipe} with the settings of {folder.study_file} does not give {first} the settings "
-            f"that the saved study has: give the recipe and the settings of that study"
-        )
-    return defined.model_copy(
-        update={"base": base, "space": {gate: defined.space[gate] for gate in options.add_gates}}
-    )
+        raise StudyError(f"gate {known} is in the saved study already: leave it out of --add-gates")
+    paths = paths_of(saved.base[saved.gates[0]])
+    settings = [f"{key}={path}" for key, path in paths.items() if path is not None]
+    settings += [*record.settings, *options.settings]
+    gates, trials = [*saved.gates, *options.add_gates], saved.trials + options.add_trials
+    return select_new_gates(saved, _define_like(record, gates, trials, settings, options))
 
 
-def _define_like(record: StudyRecord, gates: Sequence[str], options: StudyOptions) -> StudyDefinition:
-    """The study of ``record`` with these gates, and with the paths of data and teacher on this machine."""
-    paths = [setting for setting in options.settings if setting.partition("=")[0] in _PATH_SETTINGS]
+def _define_like(
+    record: StudyRecord, gates: Sequence[str], trials: int, settings: Sequence[str], options: StudyOptions
+) -> StudyDefinition:
+    """A study of the kind of ``record`` with these gates, trials and settings; the last of a key counts."""
     return _define_study(
         replace(
             options,
             kind=record.kind,
             gates=gates,
-            trials=record.trials,
+            trials=trials,
             seed=record.seed,
-            settings=list(_by_key([*record.settings, *paths]).values()),
+            settings=list(_by_key(settings).values()),
             prune=record.prune,
         )
     )
@@ -264,8 +266,7 @@ def _facts(definition: StudyDefinition) -> dict[str, Any]:
 
 
 def _check_options(saved: StudyDefinition, options: StudyOptions) -> None:
-    has_teacher = isinstance(saved.base[saved.gates[0]], BertConfig)
-    may_differ = _PATH_SETTINGS if has_teacher else ("data.path",)
+    may_differ = paths_of(saved.base[saved.gates[0]])
     check_same_study(
         saved,
         kind=options.kind,
@@ -307,7 +308,7 @@ def _check_models_of(gate: str, definition: StudyDefinition, runner: Runner) -> 
 def _by_key(settings: Sequence[str]) -> dict[str, str]:
     """The last setting of each key; paths are made absolute."""
     by_key = {setting.partition("=")[0]: setting for setting in settings}
-    for key in set(_PATH_SETTINGS) & set(by_key):
+    for key in set(PATH_SETTINGS) & set(by_key):
         path = parse_setting(by_key.pop(key))[1]
         if not path.is_null:
             by_key[key] = f"{key}={absolute_path(path)}"
