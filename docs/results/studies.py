@@ -1,5 +1,6 @@
 """What the tables of several studies share: the networks of a study, and rows of Markdown."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,16 @@ def read_rows(study: Path) -> dict[str, Row]:
     """The networks of a study that have a result, by gate."""
     (read,) = read_studies([study])
     return {row["gate"]: row for row in compare_gates(read) if row["trials_used"]}
+
+
+def choose_rows(studies: Sequence[Path]) -> dict[str, Row]:
+    """The networks of several studies, each from the study in which its validation loss is the lowest."""
+    chosen: dict[str, Row] = {}
+    for row in (row for study in studies for row in read_rows(study).values()):
+        known = chosen.get(row["gate"])
+        if known is None or row["validation_loss_mean"] < known["validation_loss_mean"]:
+            chosen[row["gate"]] = row
+    return chosen
 
 
 def loss_of(row: Row) -> Summary:

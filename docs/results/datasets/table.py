@@ -14,14 +14,14 @@ from comet_moe.analysis.stats import welch_t_test
 
 sys.path.append(str(Path(__file__).parents[1]))
 import raw
-from studies import Row, loss_of, print_heads, print_row, read_rows
+from studies import Row, choose_rows, loss_of, print_heads, print_row
 
-STUDIES = {  # data set: folder of its study
-    "movielens": "movielens/rate-1.5e-4",
-    "jester": "jester",
-    "books": "books",
-    "multimnist": "multimnist",
-    "multifashionmnist": "multifashionmnist",
+STUDIES = {  # data set: folders of its studies, which differ in the learning rate
+    "movielens": ("movielens/rate-1.5e-4", "movielens/rate-4e-4"),
+    "jester": ("jester",),
+    "books": ("books",),
+    "multimnist": ("multimnist",),
+    "multifashionmnist": ("multifashionmnist",),
 }
 NETWORKS = {
     "dense": "dense",
@@ -93,7 +93,7 @@ def print_experts(runs: raw.Runs) -> None:
 
 if __name__ == "__main__":
     folder = Path(__file__).parents[1]
-    everything = {name: read_rows(folder / study) for name, study in STUDIES.items()}
+    everything = {name: choose_rows([folder / study for study in names]) for name, names in STUDIES.items()}
     print_ranks(everything)
     print_best(everything)
     print_experts(raw.read(Path(__file__).with_name("runs.jsonl")))

@@ -3,7 +3,7 @@
 # DATA has the folder movielens-1m; run it again to resume, or with more SEEDS to add some.
 set -euo pipefail
 source "$(dirname "$0")/../seeds.sh"
-data=$1 out=${2:-studies/movielens} studies=${3:-"rate-1.5e-4 rate-4e-4 alpha-0.1"} seeds=${4:-2} workers=${5:-2}
+data=$1 out=${2:-studies/movielens} studies=${3:-"rate-1.5e-4 rate-4e-4 softmax-cost alpha-0.1"} seeds=${4:-2} workers=${5:-2}
 study() {  # name, gates, settings
   local name=$1 gates=$2 settings=()
   shift 2
@@ -17,6 +17,7 @@ for name in $studies; do
     rate-1.5e-4) study "$name" dense,comet+,topk,comet,dselect,topk+,hash+,hash,softmax training.patience=10 ;;
     rate-4e-4) study "$name" dense,softmax,comet+,dselect,comet,topk,topk+,hash+,hash,dense-per-task \
       training.learning_rate=4e-4 training.patience=5 ;;
+    softmax-cost) study "$name" dense training.learning_rate=4e-4 training.patience=5 gates.dense.k=6 ;;  # as costly as Softmax
     alpha-0.1) study "$name" comet+,dense,dense-per-task training.patience=10 loss.alpha=0.1 ;;
   esac
 done

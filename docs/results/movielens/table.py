@@ -24,8 +24,9 @@ NETWORKS = {  # gate: name, and the paper's loss, AUC and MSE for alpha 0.9, the
     "comet": ("COMET", "40.76", "", "", "73.91"),
     "comet+": ("COMET+", "40.69", "0.9170", "0.7437", "73.67"),
 }
-RATES = ("rate-1.5e-4", "rate-4e-4")
-"""Studies with alpha 0.9, by learning rate."""
+RATES = ("1.5e-4", "4e-4")
+"""Learning rates of the studies with alpha 0.9."""
+ROUTING_HEADS = ("experts per sample", "K operations", "information, nats", "routing")
 
 
 def show_loss(row: Row | None) -> str:
@@ -52,58 +53,48 @@ def show_metric(row: Row, metric: str) -> str:
     return f"{row['metrics'][metric]['mean']:.4f}"
 
 
-def print_rates(studies: dict[str, dict[str, Row]]) -> None:
+def print_rates(folder: Path) -> None:
     """Print a row per network; metrics are of the learning rate with the lower validation loss."""
-    rates = [study.removeprefix("rate-") for study in studies]
-    heads = [
-        "gate",
-        *(f"loss x100, rate {rate}" for rate in rates),
-        "its rate",
-        "paper",
-        "AUC",
-        "paper",
-        "MSE",
-        "paper",
-    ]
-    print_heads(*heads, "experts per sample", "K operations", "information, nats", "routing")
+    by_rate = {rate: read_rows(folder / f"rate-{rate}") for rate in RATES}
+    losses = [f"loss x100, rate {rate}" for rate in RATES]
+    beside_paper = [head for metric in ("AUC", "MSE") for head in (metric, "paper")]
+    print_heads("gate", *losses, "paper", "its rate", *beside_paper, *ROUTING_HEADS)
     for gate, (name, loss, auc, mse, _) in NETWORKS.items():
-        rows = {study: rows[gate] for study, rows in studies.items() if gate in rows}
-        if not rows:
-            continue
-        chosen = min(rows, key=lambda study: rows[study]["validation_loss_mean"])
-        losses = [show_loss(rows.get(study)) for study in studies]
-        row = rows[chosen]
+        print_network(
+            name, (loss, auc, mse), {rate: rows[gate] for rate, rows in by_rate.items() if gate in rows}
+        )
+    control = read_rows(folder / "softmax-cost")
+    print_network("dense, Softmax's operations", ("", "", ""), {"4e-4": control["dense"]} if control else {})
+
+
+def print_network(name: str, paper: tuple[str, str, str], rows: dict[str, Row]) -> None:
+    """Print the row of one network, from its results by learning rate."""
+    if rows:
+        rate = min(rows, key=lambda rate: rows[rate]["validation_loss_mean"])
+        row, (loss, auc, mse) = rows[rate], paper
         metrics = show_metric(row, "watched.auc"), auc, show_metric(row, "rating.mse"), mse
-        print_row(name, *losses, chosen.removeprefix("rate-"), loss, *metrics, *show_routing(row))
+        losses = [show_loss(rows.get(rate)) for rate in RATES]
+        print_row(name, *losses, loss, rate, *metrics, *show_routing(row))
 
 
 def print_alpha(rows: dict[str, Row]) -> None:
     """Print a row per network, with a test of its loss being below that of each network without a gate."""
     without_gate = [gate for gate in ("dense", "dense-per-task") if gate in rows]
-    heads = (
-        "gate",
-        "loss x100",
-        "paper",
-        "AUC",
-        "MSE",
-        "experts per sample",
-        "K operations",
-        "information, nats",
-    )
-    print_heads(*heads, "routing", *(f"p, below {gate}" for gate in without_gate))
+    tests = (f"p, below {gate}" for gate in without_gate)
+    print_heads("gate", "loss x100", "paper", "AUC", "MSE", *ROUTING_HEADS, *tests)
     for gate, (name, *_, paper) in NETWORKS.items():
         if gate in rows:
             row = rows[gate]
             metrics = show_metric(row, "watched.auc"), show_metric(row, "rating.mse")
-            tests = [
+            p_values = [
                 "" if other == gate else format_p_value(welch_t_test(loss_of(row), loss_of(rows[other])), " ")
                 for other in without_gate
             ]
-            print_row(name, show_loss(row), paper, *metrics, *show_routing(row), *tests)
+            print_row(name, show_loss(row), paper, *metrics, *show_routing(row), *p_values)
 
 
 if __name__ == "__main__":
     place = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent
-    print_rates({study: read_rows(place / study) for study in RATES if (place / study).is_dir()})
+    print_rates(place)
     print()
     print_alpha(read_rows(place / "alpha-0.1"))
