@@ -12,21 +12,31 @@ from comet_moe.analysis.stats import welch_t_test
 sys.path.append(str(Path(__file__).parents[1]))
 from studies import Row, loss_of, print_heads, print_row, read_rows
 
-NETWORKS = {  # gate: name, and the paper's loss, AUC and MSE for alpha 0.9, then its loss for alpha 0.1
-    "dense": ("dense", "", "", "", ""),
-    "dense-per-task": ("dense-per-task", "", "", "", ""),
-    "softmax": ("Softmax", "42.26", "0.9092", "0.7585", "75.52"),
-    "hash": ("Hash-r", "46.91", "0.8895", "0.8065", "79.41"),
-    "hash+": ("Hash-r+", "46.84", "", "", "78.92"),
-    "topk": ("Top-2", "41.83", "0.9125", "0.7635", "76.52"),
-    "topk+": ("Top-2+", "41.74", "", "", "75.12"),
-    "dselect": ("DSelect-k", "40.82", "0.9165", "0.7455", "73.91"),
-    "comet": ("COMET", "40.76", "", "", "73.91"),
-    "comet+": ("COMET+", "40.69", "0.9170", "0.7437", "73.67"),
+NAMES = {
+    "dense": "dense",
+    "dense-per-task": "dense-per-task",
+    "softmax": "Softmax",
+    "hash": "Hash-r",
+    "hash+": "Hash-r+",
+    "topk": "Top-2",
+    "topk+": "Top-2+",
+    "dselect": "DSelect-k",
+    "comet": "COMET",
+    "comet+": "COMET+",
+}
+WITHOUT_GATE = ("dense", "dense-per-task")
+PAPER = {  # loss, AUC and MSE for alpha 0.9, and the loss for alpha 0.1
+    "Softmax": ("42.26", "0.9092", "0.7585", "75.52"),
+    "Hash-r": ("46.91", "0.8895", "0.8065", "79.41"),
+    "Hash-r+": ("46.84", "", "", "78.92"),
+    "Top-2": ("41.83", "0.9125", "0.7635", "76.52"),
+    "Top-2+": ("41.74", "", "", "75.12"),
+    "DSelect-k": ("40.82", "0.9165", "0.7455", "73.91"),
+    "COMET": ("40.76", "", "", "73.91"),
+    "COMET+": ("40.69", "0.9170", "0.7437", "73.67"),
 }
 RATES = ("1.5e-4", "4e-4")
 """Learning rates of the studies with alpha 0.9."""
-ROUTING_HEADS = ("experts per sample", "K operations", "information, nats", "routing")
 
 
 def show_loss(row: Row | None) -> str:
@@ -37,64 +47,70 @@ def show_loss(row: Row | None) -> str:
     return f"{loss.mean:.2f}" + ("" if loss.se is None else f" ± {loss.se:.2f} ({loss.count} seeds)")
 
 
-def show_routing(row: Row) -> list[str]:
-    """Experts per sample, operations, and information and verdict of the gates of both tasks."""
-    tasks = row["routing"].values()
-    return [
-        f"{row['experts_per_sample_mean']:.2f}",
-        f"{row['flops_per_sample_mean'] / 1e3:.0f}",
-        " and ".join(f"{task['information_mean']:.2f}" for task in tasks),
-        " and ".join(dict.fromkeys(task["verdict"] for task in tasks)),
-    ]
-
-
 def show_metric(row: Row, metric: str) -> str:
     """The mean of a metric over seeds."""
     return f"{row['metrics'][metric]['mean']:.4f}"
 
 
-def print_rates(folder: Path) -> None:
-    """Print a row per network; metrics are of the learning rate with the lower validation loss."""
-    by_rate = {rate: read_rows(folder / f"rate-{rate}") for rate in RATES}
+def print_rates(networks: dict[str, dict[str, Row]]) -> None:
+    """Print the results of each network, which are given by name and learning rate, beside the paper's."""
     losses = [f"loss x100, rate {rate}" for rate in RATES]
-    beside_paper = [head for metric in ("AUC", "MSE") for head in (metric, "paper")]
-    print_heads("gate", *losses, "paper", "its rate", *beside_paper, *ROUTING_HEADS)
-    for gate, (name, loss, auc, mse, _) in NETWORKS.items():
-        print_network(
-            name, (loss, auc, mse), {rate: rows[gate] for rate, rows in by_rate.items() if gate in rows}
-        )
-    control = read_rows(folder / "softmax-cost")
-    print_network("dense, Softmax's operations", ("", "", ""), {"4e-4": control["dense"]} if control else {})
-
-
-def print_network(name: str, paper: tuple[str, str, str], rows: dict[str, Row]) -> None:
-    """Print the row of one network, from its results by learning rate."""
-    if rows:
-        rate = min(rows, key=lambda rate: rows[rate]["validation_loss_mean"])
-        row, (loss, auc, mse) = rows[rate], paper
+    print_heads("gate", *losses, "paper", "AUC", "paper", "MSE", "paper")
+    for name, rows in networks.items():
+        row, (loss, auc, mse, _) = rows[choose_rate(rows)], PAPER.get(name, ("", "", "", ""))
         metrics = show_metric(row, "watched.auc"), auc, show_metric(row, "rating.mse"), mse
-        losses = [show_loss(rows.get(rate)) for rate in RATES]
-        print_row(name, *losses, loss, rate, *metrics, *show_routing(row))
+        print_row(name, *(show_loss(rows.get(rate)) for rate in RATES), loss, *metrics)
 
 
-def print_alpha(rows: dict[str, Row]) -> None:
-    """Print a row per network, with a test of its loss being below that of each network without a gate."""
-    without_gate = [gate for gate in ("dense", "dense-per-task") if gate in rows]
-    tests = (f"p, below {gate}" for gate in without_gate)
-    print_heads("gate", "loss x100", "paper", "AUC", "MSE", *ROUTING_HEADS, *tests)
-    for gate, (name, *_, paper) in NETWORKS.items():
-        if gate in rows:
-            row = rows[gate]
-            metrics = show_metric(row, "watched.auc"), show_metric(row, "rating.mse")
-            p_values = [
-                "" if other == gate else format_p_value(welch_t_test(loss_of(row), loss_of(rows[other])), " ")
-                for other in without_gate
-            ]
-            print_row(name, show_loss(row), paper, *metrics, *show_routing(row), *p_values)
+def choose_rate(rows: dict[str, Row]) -> str:
+    """The learning rate with the lowest validation loss."""
+    return min(rows, key=lambda rate: rows[rate]["validation_loss_mean"])
+
+
+def print_alpha(networks: dict[str, Row]) -> None:
+    """Print the results of each network, and tests of its loss being below those without a gate."""
+    without_gate = [name for name in WITHOUT_GATE if name in networks]
+    print_heads("gate", "loss x100", "paper", "AUC", "MSE", *(f"p, below {name}" for name in without_gate))
+    for name, row in networks.items():
+        p_values = [
+            "" if other == name else format_p_value(welch_t_test(loss_of(row), loss_of(networks[other])), " ")
+            for other in without_gate
+        ]
+        metrics = show_metric(row, "watched.auc"), show_metric(row, "rating.mse")
+        print_row(name, show_loss(row), PAPER.get(name, ("",))[-1], *metrics, *p_values)
+
+
+def print_routing(networks: dict[str, Row]) -> None:
+    """Print experts per sample, operations, and information and verdict of the gates of both tasks."""
+    print()
+    print_heads("gate", "experts per sample", "K operations", "information, nats", "routing")
+    for name, row in networks.items():
+        tasks = row["routing"].values()
+        information = " and ".join(f"{task['information_mean']:.2f}" for task in tasks)
+        verdict = " and ".join(dict.fromkeys(task["verdict"] for task in tasks))
+        operations = f"{row['flops_per_sample_mean'] / 1e3:.0f}"
+        print_row(name, f"{row['experts_per_sample_mean']:.2f}", operations, information, verdict)
+
+
+def read_networks(folder: Path) -> dict[str, dict[str, Row]]:
+    """The networks with alpha 0.9 that have a result, by name and learning rate."""
+    by_rate = {rate: read_rows(folder / f"rate-{rate}") for rate in RATES}
+    networks = {
+        name: {rate: rows[gate] for rate, rows in by_rate.items() if gate in rows}
+        for gate, name in NAMES.items()
+    }
+    control = read_rows(folder / "softmax-cost")
+    networks["dense, Softmax's operations"] = {"4e-4": control["dense"]} if control else {}
+    return {name: rows for name, rows in networks.items() if rows}
 
 
 if __name__ == "__main__":
     place = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent
-    print_rates(place)
+    with_rates = read_networks(place)
+    print_rates(with_rates)
+    print_routing({name: rows[choose_rate(rows)] for name, rows in with_rates.items()})
     print()
-    print_alpha(read_rows(place / "alpha-0.1"))
+    alpha = read_rows(place / "alpha-0.1")
+    by_name = {name: alpha[gate] for gate, name in NAMES.items() if gate in alpha}
+    print_alpha(by_name)
+    print_routing(by_name)
