@@ -245,6 +245,20 @@ def test_gates_can_be_added(tmp_path):
 
 
 @pytest.mark.slow
+def test_some_gates_of_a_study_can_be_trained_first(tmp_path):
+    out = tmp_path / "study"
+
+    def ablate(*more):
+        succeed(*arguments("ablate", out, "--workers", 1, *more, settings=["training.epochs=1"]))
+        return [(row["gate"], row["status"], row["attempts"]) for row in trials(out)]
+
+    trained = [("dense", "complete", 1)] * 2
+    rows = ablate("--gates", "topk,dense", "--seeds", 2, "--only-gates", "dense")
+    assert rows == [("topk", "waiting", 0)] * 2 + trained
+    assert ablate("--resume") == [("topk", "complete", 1)] * 2 + trained
+
+
+@pytest.mark.slow
 def test_a_copy_of_study_json_and_trials_jsonl_is_resumed_without_training_again(uninterrupted, tmp_path):
     copy = tmp_path / "study"
     copy.mkdir()

@@ -58,6 +58,22 @@ def test_trials_are_claimed_once_in_order_of_their_index(storage_url):
     assert queue.claim(definition) is None
 
 
+def test_trials_of_some_gates_are_claimed_in_their_order(storage_url):
+    queue, definition = create_queue(storage_url, gates=("topk", "comet", "dense"))
+    some = ["dense", "topk"]
+    claims = [queue.claim(definition, some) for _ in range(4)]
+    assert [(claim.gate, claim.index) for claim in claims] == [
+        ("dense", 0),
+        ("topk", 0),
+        ("dense", 1),
+        ("topk", 1),
+    ]
+    assert queue.claim(definition, some) is None
+    for claim in claims:
+        queue.finish(claim, RESULT)
+    assert (queue.fill(definition, some), queue.fill(definition)) == (0, 2)
+
+
 def test_results_and_reasons_of_failures_are_stored(storage_url):
     queue, definition = create_queue(storage_url)
     claims = claim_waiting(queue, definition)

@@ -167,6 +167,10 @@ def test_settings_can_be_given_for_added_gates(tmp_path):
         ({"add_gates": ["dense", "comet"]}, "gate comet is in the saved study already"),
         ({"add_gates": ["dense", "dense"]}, "gate dense is given twice"),
         ({"add_gates": ["dens"]}, "dens"),
+        (
+            {"add_gates": ["dense"], "only_gates": ["softmax"]},
+            "softmax is not in the study, which has topk, c",
+        ),
         ({"add_gates": ["dense"], "settings": ["training.epochs=4"]}, "training.epochs is 12 in the saved"),
     ],
 )
@@ -179,6 +183,12 @@ def test_gates_that_cannot_be_added_leave_the_study_as_it_was(kept, changes, mes
     with pytest.raises(CometError, match=message):
         resume(kept, add_trials=1, **changes)
     assert resume(kept).queue.definition() == definition
+
+
+def test_a_new_study_without_the_gate_to_train_leaves_no_files(tmp_path):
+    with pytest.raises(StudyError, match="gate comet is not in the study, which has topk: leave it out of"):
+        open_study(options(tmp_path, gates=["topk"], only_gates=["comet"]))
+    assert not any(tmp_path.rglob("study*"))
 
 
 def test_no_gate_is_added_by_a_recipe_that_has_changed(tmp_path, write_recipe):

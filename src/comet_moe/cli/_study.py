@@ -37,10 +37,10 @@ def work_on_study(options: StudyOptions, workers: int | None, resume_command: st
     """Run the study to its end with workers on this machine; Ctrl-C prints the command that resumes it."""
     try:
         study = open_study(options)
-        display = StudyDisplay(study, _worker_pool(study, workers))
+        display = StudyDisplay(study, _worker_pool(study, workers, tuple(options.only_gates)))
         with display.live():
             try:
-                if display.num_finished() < len(display.trials):
+                if display.num_finished() < len(display.own_trials):
                     display.pool.run(display.refresh)
             finally:
                 with suppress(*STORAGE_ERRORS):
@@ -53,7 +53,7 @@ def work_on_study(options: StudyOptions, workers: int | None, resume_command: st
     return display
 
 
-def _worker_pool(study: StudyHandle, workers: int | None) -> WorkerPool:
+def _worker_pool(study: StudyHandle, workers: int | None, only_gates: tuple[str, ...]) -> WorkerPool:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     size = workers or cores
     config = WorkerConfig(
@@ -64,13 +64,15 @@ def _worker_pool(study: StudyHandle, workers: int | None) -> WorkerPool:
         threads=max(1, cores // size),
         heartbeat=study.queue.storage.heartbeat,
         keep_models=study.keep_models,
+        only_gates=only_gates,
     )
     return WorkerPool(config, study.queue, size)
 
 
 def _resume_command(options: StudyOptions) -> str:
     command = "tune" if options.kind == "tuning" else "ablate"
-    return shlex.join(["comet-moe", command, options.recipe, "--out", str(options.out), "--resume"])
+    only = ["--only-gates", ",".join(options.only_gates)] if options.only_gates else []
+    return shlex.join(["comet-moe", command, options.recipe, "--out", str(options.out), "--resume", *only])
 
 
 class StudyDisplay:
@@ -86,9 +88,15 @@ class StudyDisplay:
         self._start_time = time.monotonic()
         self._finished_at_start = self.num_finished()
 
+    @property
+    def own_trials(self) -> list[TrialRecord]:
+        """The trials of the gates that are trained here."""
+        gates = self.pool.config.only_gates or self.definition.gates
+        return [trial for trial in self.trials if trial.gate in gates]
+
     def num_finished(self) -> int:
-        """Trials that are complete, failed or pruned."""
-        return sum(trial.is_finished for trial in self.trials)
+        """Own trials that are complete, failed or pruned."""
+        return sum(trial.is_finished for trial in self.own_trials)
 
     def refresh(self, now: bool = False) -> None:
         """Read the storage and update ``trials.jsonl``; does nothing before it is time, unless ``now``."""
@@ -162,7 +170,7 @@ class StudyDisplay:
         if finished == self._finished_at_start:
             return None
         seconds_per_trial = (time.monotonic() - self._start_time) / (finished - self._finished_at_start)
-        return seconds_per_trial * (len(self.trials) - finished)
+        return seconds_per_trial * (len(self.own_trials) - finished)
 
     def _log_finished(self, before: list[TrialRecord]) -> None:
         """Print one line per trial that has finished and had not ``before``, if there is no terminal."""

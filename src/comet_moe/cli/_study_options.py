@@ -44,6 +44,13 @@ Resume = Annotated[
 AddGates = Annotated[
     str | None, typer.Option(help="Resume the study and add these gates, separated by commas.")
 ]
+OnlyGates = Annotated[
+    str | None,
+    typer.Option(
+        help="Train only these gates, separated by commas; the trials of the others wait.",
+        show_default="all gates of the study",
+    ),
+]
 Heartbeat = Annotated[
     int | None,
     typer.Option(

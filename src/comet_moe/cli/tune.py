@@ -12,6 +12,7 @@ from comet_moe.cli._study_options import (
     Heartbeat,
     KeepModels,
     Name,
+    OnlyGates,
     Recipe,
     Resume,
     Settings,
@@ -55,6 +56,7 @@ def tune(
         typer.Option(min=0, max=MAX_TRIALS, help="Resume the study and add this number of trials per gate."),
     ] = 0,
     add_gates: AddGates = None,
+    only_gates: OnlyGates = None,
     heartbeat: Heartbeat = None,
     keep_models: KeepModels = False,
     prune: Annotated[
@@ -89,6 +91,7 @@ def tune(
         resume=resume,
         add_trials=add_trials,
         add_gates=() if add_gates is None else split_names(add_gates, "--add-gates"),
+        only_gates=() if only_gates is None else split_names(only_gates, "--only-gates"),
         heartbeat=heartbeat,
         keep_models=keep_models,
         prune=prune,

@@ -25,6 +25,7 @@ class WorkerConfig:
         threads: number of threads per trial.
         heartbeat: seconds between two heartbeats.
         keep_models: keep the weights of all trials, not only of each gate's best one.
+        only_gates: gates whose trials it runs; none stands for all.
     """
 
     folder: Path
@@ -34,6 +35,7 @@ class WorkerConfig:
     threads: int
     heartbeat: int
     keep_models: bool
+    only_gates: tuple[str, ...] = ()
 
 
 def end_with_parent(seconds: float = RELEASE_SECONDS) -> None:

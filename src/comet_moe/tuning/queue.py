@@ -13,7 +13,7 @@ import os
 import socket
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -149,15 +149,19 @@ class TrialQueue:
             study.set_user_attr("definition", text)
 
     @_retried
-    def fill(self, definition: StudyDefinition) -> int:
+    def fill(self, definition: StudyDefinition, gates: Sequence[str] | None = None) -> int:
         """Queue the next trials of each gate, also those whose heartbeat stopped.
 
-        Returns the number of unfinished trials: waiting, running, or not queued yet.
+        Args:
+            definition: definition of the study.
+            gates: gates of the study; None stands for all.
+
+        Returns the number of unfinished trials of these gates: waiting, running, or not queued yet.
         """
         num_unfinished = 0
         with self.storage.lock(self.name), warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            for gate in definition.gates:
+            for gate in definition.gates if gates is None else gates:
                 study = self._study(gate)
                 optuna.storages.fail_stale_trials(study)
                 states = {index: state_of(attempts) for index, attempts in self._attempts(gate).items()}
@@ -174,20 +178,26 @@ class TrialQueue:
             self._add(record.gate, finished_trial(definition, record))
 
     @_retried
-    def claim(self, definition: StudyDefinition) -> Claim | None:
-        """Claim the waiting trial of lowest index, gates in turn; None if no trial is waiting."""
+    def claim(self, definition: StudyDefinition, gates: Sequence[str] | None = None) -> Claim | None:
+        """Claim the waiting trial of lowest index, gates in turn; None if no trial is waiting.
+
+        Args:
+            definition: definition of the study.
+            gates: gates of the study, in the order of their turns; None stands for all.
+        """
+        gates = definition.gates if gates is None else gates
         storage = self.storage.optuna
         with self.storage.lock(self.name):
             waiting = [
                 (trial.user_attrs["index"], position, trial.number)
-                for position, gate in enumerate(definition.gates)
+                for position, gate in enumerate(gates)
                 for trial in self._reader(gate).unfinished()
                 if trial.state == TrialState.WAITING and "index" in trial.user_attrs
             ]
             if not waiting:
                 return None
             index, position, number = min(waiting)
-            gate = definition.gates[position]
+            gate = gates[position]
             trial_id = self._trial_id(gate, number)
             # The heartbeat first: Optuna never treats a running trial without one as stale.
             storage.record_heartbeat(trial_id)

@@ -45,6 +45,7 @@ class StudyOptions:
         resume: resume the study in the folder.
         add_trials: number of trials to add per gate.
         add_gates: names of gates to add.
+        only_gates: names of the gates to train; none stands for all of the study.
         heartbeat: seconds between two heartbeats of a running trial.
         keep_models: keep the weights of all trials, not only of each gate's best one.
         prune: how trials are pruned.
@@ -62,6 +63,7 @@ class StudyOptions:
     resume: bool = False
     add_trials: int = 0
     add_gates: Sequence[str] = ()
+    only_gates: Sequence[str] = ()
     heartbeat: int | None = None
     keep_models: bool = False
     prune: PruneMethod | None = None
@@ -136,6 +138,7 @@ def _create_study(folder: StudyFolder, options: StudyOptions) -> tuple[StudyHand
         queue = TrialQueue(Storage(options.storage), name)
         definition = queue.find_definition()
     definition = definition or _define_study(options)
+    _check_only_gates(definition.gates, options)
     queue = queue or TrialQueue(
         Storage(folder.sqlite_url if options.storage is None else options.storage), name
     )
@@ -182,6 +185,7 @@ def _load_study(folder: StudyFolder, options: StudyOptions) -> tuple[StudyHandle
         queue = _open_queue(folder, record, options)
     saved = _redefine_study(folder, record, options) if queue is None else queue.definition()
     _check_options(saved, options)
+    _check_only_gates([*saved.gates, *options.add_gates], options)
     added = _define_gates(record, saved, options) if options.add_gates else None
     if queue is None:
         restore_storage(folder, record, saved)
@@ -278,6 +282,16 @@ def _check_options(saved: StudyDefinition, options: StudyOptions) -> None:
         prune=options.prune,
         settings=[setting for setting in options.settings if setting.partition("=")[0] not in may_differ],
     )
+
+
+def _check_only_gates(gates: Sequence[str], options: StudyOptions) -> None:
+    """Raise StudyError if the study, which has ``gates``, is to train another one."""
+    for gate in options.only_gates:
+        if gate not in gates:
+            raise StudyError(
+                f"gate {gate} is not in the study, which has {', '.join(gates)}: leave it out of "
+                f"--only-gates, or add it with --add-gates"
+            )
 
 
 def _check_models(definition: StudyDefinition) -> None:

@@ -36,7 +36,7 @@ IDLE_SECONDS = 1.0
 
 
 def run_worker(config: WorkerConfig, writer: Connection, number: int = 0) -> None:
-    """Claim and train trials until all of the study are finished.
+    """Claim and train trials until all of the study, or of its gates in ``config``, are finished.
 
     An error in one trial, such as settings that do not fit together, fails that trial. One of
     ``FATAL_ERRORS`` releases the trial and ends the worker.
@@ -88,9 +88,10 @@ class _Worker:
     def run(self) -> None:
         while True:
             definition = self.queue.definition()
-            if not self.queue.fill(definition):
+            gates = self.config.only_gates or definition.gates
+            if not self.queue.fill(definition, gates):
                 return
-            claim = self.queue.claim(definition)
+            claim = self.queue.claim(definition, gates)
             if claim is None or not self._attempt(definition, claim):
                 self._send(("idle",))
                 time.sleep(IDLE_SECONDS)
