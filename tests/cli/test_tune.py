@@ -172,14 +172,20 @@ def test_a_study_resumes_after_all_its_processes_were_killed(uninterrupted, tmp_
 
 
 @pytest.mark.slow
-def test_ctrl_c_releases_the_trials_and_prints_the_command_to_resume(uninterrupted, tmp_path):
+@pytest.mark.parametrize(
+    ("send", "number", "code"), [(os.killpg, signal.SIGINT, 130), (os.kill, signal.SIGTERM, 143)]
+)
+def test_ctrl_c_and_sigterm_release_the_trials_and_print_the_command_to_resume(
+    uninterrupted, tmp_path, send, number, code
+):
     out = tmp_path / "study"
     words = arguments("tune", out, "--gates", "topk,comet+", "--trials", 2, "--workers", 2)
     process = start(*words)
     wait_for(lambda: interrupted_run(out), process)
-    os.killpg(process.pid, signal.SIGINT)
+    send(process.pid, number)
     _, err = process.communicate(timeout=60)
-    assert process.returncode == 130
+    assert process.returncode == code
+    assert not [row for row in trials(out) if row["status"] == "running"]
     assert f"comet-moe tune multidigits --out {out} --resume`" in err
     assert "Traceback" not in err
     finish(start(*words, "--resume", "--json"))  # at once: no heartbeat has to be missed

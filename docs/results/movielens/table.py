@@ -4,6 +4,7 @@ From the studies beside this file, or in FOLDER of run.sh.
 """
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from comet_moe.analysis.render import format_p_value
@@ -24,7 +25,12 @@ NAMES = {
     "comet": "COMET",
     "comet+": "COMET+",
 }
-WITHOUT_GATE = ("dense", "dense-per-task")
+CONTROLS = {  # study of one network without a gate: its gate in that study, and its name
+    "softmax-cost": ("dense", "dense, Softmax's operations"),
+    "per-task-cost": ("dense-per-task", "dense-per-task, COMET's operations"),
+}
+CONTROLS_RATE = "4e-4"
+WITHOUT_GATE = ("dense", "dense-per-task", *(name for _, name in CONTROLS.values()))
 PAPER = {  # loss, AUC and MSE for alpha 0.9, and the loss for alpha 0.1
     "Softmax": ("42.26", "0.9092", "0.7585", "75.52"),
     "Hash-r": ("46.91", "0.8895", "0.8065", "79.41"),
@@ -67,17 +73,32 @@ def choose_rate(rows: dict[str, Row]) -> str:
     return min(rows, key=lambda rate: rows[rate]["validation_loss_mean"])
 
 
+def print_tests(networks: dict[str, Row]) -> None:
+    """Print p-values of the loss of each network being below those without a gate, where seeds allow it."""
+    several = {name: row for name, row in networks.items() if row["trials_used"] > 1}
+    without_gate = [name for name in WITHOUT_GATE if name in several]
+    print_heads("gate", "loss x100", *(f"p, below {name}" for name in without_gate))
+    for name, row in several.items():
+        print_row(name, show_loss(row), *show_tests(name, several, without_gate))
+
+
+def show_tests(name: str, networks: dict[str, Row], others: Sequence[str]) -> list[str]:
+    """The p-value of a network's loss being below that of each other one."""
+    losses = {known: loss_of(row) for known, row in networks.items()}
+    return [
+        "" if other == name else format_p_value(welch_t_test(losses[name], losses[other]), " ")
+        for other in others
+    ]
+
+
 def print_alpha(networks: dict[str, Row]) -> None:
     """Print the results of each network, and tests of its loss being below those without a gate."""
     without_gate = [name for name in WITHOUT_GATE if name in networks]
     print_heads("gate", "loss x100", "paper", "AUC", "MSE", *(f"p, below {name}" for name in without_gate))
     for name, row in networks.items():
-        p_values = [
-            "" if other == name else format_p_value(welch_t_test(loss_of(row), loss_of(networks[other])), " ")
-            for other in without_gate
-        ]
         metrics = show_metric(row, "watched.auc"), show_metric(row, "rating.mse")
-        print_row(name, show_loss(row), PAPER.get(name, ("",))[-1], *metrics, *p_values)
+        tests = show_tests(name, networks, without_gate)
+        print_row(name, show_loss(row), PAPER.get(name, ("",))[-1], *metrics, *tests)
 
 
 def print_routing(networks: dict[str, Row]) -> None:
@@ -99,8 +120,9 @@ def read_networks(folder: Path) -> dict[str, dict[str, Row]]:
         name: {rate: rows[gate] for rate, rows in by_rate.items() if gate in rows}
         for gate, name in NAMES.items()
     }
-    control = read_rows(folder / "softmax-cost")
-    networks["dense, Softmax's operations"] = {"4e-4": control["dense"]} if control else {}
+    for study, (gate, name) in CONTROLS.items():
+        rows = read_rows(folder / study)
+        networks[name] = {CONTROLS_RATE: rows[gate]} if rows else {}
     return {name: rows for name, rows in networks.items() if rows}
 
 
@@ -108,6 +130,8 @@ if __name__ == "__main__":
     place = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent
     with_rates = read_networks(place)
     print_rates(with_rates)
+    print()
+    print_tests({name: rows["4e-4"] for name, rows in with_rates.items() if "4e-4" in rows})
     print_routing({name: rows[choose_rate(rows)] for name, rows in with_rates.items()})
     print()
     alpha = read_rows(place / "alpha-0.1")

@@ -3,9 +3,11 @@
 import json
 import os
 import shlex
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from types import FrameType
 from typing import Any
 
 import typer
@@ -24,6 +26,7 @@ from comet_moe.tuning.queue import best_trial, count_by_status
 from comet_moe.tuning.storage import STORAGE_ERRORS, storage_error
 from comet_moe.tuning.study import StudyHandle, StudyOptions, open_study
 
+EXIT_SIGINT, EXIT_SIGTERM = 130, 143
 REFRESH_SHARE = 0.05
 """Part of the time that may be spent on reading the storage."""
 
@@ -34,23 +37,46 @@ def run_study(options: StudyOptions, workers: int | None, as_json: bool) -> None
 
 
 def work_on_study(options: StudyOptions, workers: int | None, resume_command: str) -> "StudyDisplay":
-    """Run the study to its end with workers on this machine; Ctrl-C prints the command that resumes it."""
+    """Run the study to its end with workers on this machine.
+
+    Ctrl-C and SIGTERM, by which batch systems stop a job, release the trials that are running and print the
+    command that resumes the study.
+    """
     try:
         study = open_study(options)
         display = StudyDisplay(study, _worker_pool(study, workers, tuple(options.only_gates)))
-        with display.live():
+        with _sigterm_as_interrupt(), display.live():
             try:
                 if display.num_finished() < len(display.own_trials):
                     display.pool.run(display.refresh)
             finally:
                 with suppress(*STORAGE_ERRORS):
                     display.refresh(now=True)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         echo(f"stopped: resume with `{resume_command}`", err=True)
-        raise typer.Exit(130) from None
+        raise typer.Exit(EXIT_SIGTERM if isinstance(interrupt, _Terminated) else EXIT_SIGINT) from None
     except STORAGE_ERRORS as error:
         raise storage_error(error) from error
     return display
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM, where it is handled as Ctrl-C is."""
+
+
+@contextmanager
+def _sigterm_as_interrupt() -> Iterator[None]:
+    """Raise ``_Terminated`` on the first SIGTERM in the block, and ignore further ones."""
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise _Terminated
+
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _worker_pool(study: StudyHandle, workers: int | None, only_gates: tuple[str, ...]) -> WorkerPool:
