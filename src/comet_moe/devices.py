@@ -7,6 +7,7 @@ local search, losses, parameters and the state of the optimiser stay in float32.
 import faulthandler
 import os
 import select
+import time
 import warnings
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -26,6 +27,9 @@ T = TypeVar("T")
 _TYPES: dict[str, torch.dtype] = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 ISA_VARIABLE, ISA_WITHOUT_TILES = "ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16"
 PROBE_SECONDS = 30.0
+PROBE_WIDTH, PROBE_REPEATS = 256, 5
+SLOWDOWN_TO_WARN = 1.2
+"""From here on a bfloat16 product is slower than one in float32 by more than its timing varies."""
 
 
 @dataclass(frozen=True)
@@ -122,25 +126,37 @@ def resolve_device(name: str, source: str = "training.") -> str:
 
 @cache
 def check_bfloat16() -> None:
-    """Make sure that bfloat16 products on the CPU run; DeviceError if they would end the process.
+    """Make sure that bfloat16 products on the CPU run, and warn where they are slower than those in float32.
 
     Some virtual machines announce AMX tiles and do not run them: the first bfloat16 product then ends the
     process by an illegal instruction. A forked child tries one. Where that fails, oneDNN is kept from the
-    tiles, if it has not been used yet, by its environment variable.
+    tiles, if it has not been used yet, by its environment variable. DeviceError if that fails too.
     """
-    if not hasattr(os, "fork") or _probe():
+    if not hasattr(os, "fork"):
         return
-    if ISA_VARIABLE not in os.environ and _probe(ISA_WITHOUT_TILES):
-        os.environ[ISA_VARIABLE] = ISA_WITHOUT_TILES
-        return
-    raise DeviceError(
-        "bfloat16 products end the process by an illegal instruction on this machine: start it with the "
-        f"environment variable {ISA_VARIABLE}={ISA_WITHOUT_TILES}, or use float32"
-    )
+    slowdown = _probe()
+    if slowdown is None and ISA_VARIABLE not in os.environ:
+        slowdown = _probe(ISA_WITHOUT_TILES)
+        if slowdown is not None:
+            os.environ[ISA_VARIABLE] = ISA_WITHOUT_TILES
+    if slowdown is None:
+        raise DeviceError(
+            "bfloat16 products end the process by an illegal instruction on this machine: start it with the "
+            f"environment variable {ISA_VARIABLE}={ISA_WITHOUT_TILES}, or use float32"
+        )
+    if slowdown > SLOWDOWN_TO_WARN:
+        warnings.warn(
+            f"a bfloat16 product takes {slowdown:.1f} times as long as one in float32 on this processor: "
+            f"float32 is faster here (`comet-moe bench bfloat16` measures whole steps)",
+            stacklevel=3,
+        )
 
 
-def _probe(isa: str | None = None) -> bool:
-    """Whether a child of this process survives a bfloat16 product, with oneDNN limited to ``isa``."""
+def _probe(isa: str | None = None) -> float | None:
+    """The time of a bfloat16 product by that of one in float32, in a child with oneDNN limited to ``isa``.
+
+    None if the child does not survive the product, or has a wrong result.
+    """
     reader, writer = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of a fork while other threads are there
@@ -150,21 +166,33 @@ def _probe(isa: str | None = None) -> bool:
     os.close(writer)
     with open(reader, "rb") as answer:
         is_ready, _, _ = select.select([answer], [], [], PROBE_SECONDS)
-        survived = bool(is_ready) and answer.read() == b"1"
+        slowdown = answer.read() if is_ready else b""
     if not is_ready:
         os.kill(child, 9)
     os.waitpid(child, 0)
-    return survived
+    return float(slowdown) if slowdown else None
 
 
 def _try_product(isa: str | None, writer: int) -> None:
-    """The child: one product, one byte of answer, and an end without clean-up of what the parent owns."""
+    """The child: products, an answer if they are right, an end without clean-up of what the parent owns."""
     try:
         faulthandler.disable()  # no report of a fault that is expected
         if isa is not None:
             os.environ[ISA_VARIABLE] = isa
         torch.set_num_threads(1)  # a team of threads does not survive a fork
-        x = torch.ones(64, 64, dtype=torch.bfloat16)
-        os.write(writer, b"1" if float((x @ x).sum()) == 64.0**3 else b"0")
+        x = torch.ones(PROBE_WIDTH, PROBE_WIDTH)
+        narrow = x.bfloat16()
+        if torch.equal((narrow @ narrow).float(), x @ x):
+            os.write(writer, str(_time_product(narrow) / _time_product(x)).encode())
     finally:
         os._exit(0)
+
+
+def _time_product(x: Tensor) -> float:
+    """The shortest of several products, in seconds."""
+    seconds = []
+    for _ in range(PROBE_REPEATS):
+        started = time.perf_counter()
+        x @ x
+        seconds.append(time.perf_counter() - started)
+    return min(seconds)

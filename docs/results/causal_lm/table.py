@@ -1,12 +1,14 @@
 """The tables of this study from runs.jsonl, or from the folder of run.sh: python table.py [FOLDER]"""
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from statistics import fmean
 
 from scipy.stats import t
 
-from comet_moe.analysis.stats import student_t_test, summarise
+from comet_moe.analysis.render import format_p_value
+from comet_moe.analysis.stats import Summary, summarise, welch_t_test
 
 sys.path.append(str(Path(__file__).parents[1]))
 import raw
@@ -23,15 +25,41 @@ LABELS = {
     "relu": "ReMoE, 2 experts on average",
 }
 STATISTICS = ("experts_per_sample", "effective_experts", "information", "load_ratio")
+RATES = ("1e-3", "2e-3", "4e-3")
+"""Learning rates; all models were run with the second one."""
+TESTED = ("dense", "hash", "relu")
+"""Models that were run with each learning rate, then with new seeds and the best one of their own."""
+FIRST_SEEDS = (0, 1, 2)
+
+Runs = dict[str, list[dict]]
+"""Results by model."""
 
 
-def _read(path: Path) -> dict[str, list[dict]]:
-    runs = raw.read(path)
-    found = {gate: raw.of(runs, gate) for gate in LABELS}
-    return {gate: of for gate, of in found.items() if of}
+def _runs_of(runs: raw.Runs, gate: str, rate: str) -> list[dict]:
+    return sorted(raw.of(runs, f"{gate}-{rate}"), key=lambda run: run["seed"])
 
 
-def _print_losses(runs: dict[str, list[dict]]) -> None:
+def _first_runs(runs: raw.Runs, gates: Iterable[str], rate: str) -> Runs:
+    """The first seeds of models with a learning rate, as far as they have been run."""
+    first = {
+        gate: [run for run in _runs_of(runs, gate, rate) if run["seed"] in FIRST_SEEDS] for gate in gates
+    }
+    return {gate: of for gate, of in first.items() if of}
+
+
+def _losses(runs: list[dict]) -> Summary:
+    loss = summarise([run["validation_loss"] for run in runs])
+    assert loss is not None
+    return loss
+
+
+def _interval(loss: Summary) -> str:
+    """The 95 % interval of the mean."""
+    half = t.ppf(0.975, loss.count - 1) * loss.se if loss.se else None
+    return "" if half is None else f"{loss.mean - half:.4f}-{loss.mean + half:.4f}"
+
+
+def _print_losses(runs: Runs) -> None:
     columns = (
         "model",
         "M parameters",
@@ -42,18 +70,16 @@ def _print_losses(runs: dict[str, list[dict]]) -> None:
     columns += ("p, below dense", "experts per token", "effective experts", "information", "load ratio")
     columns += ("what the gates do",)
     print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
-    dense = summarise([run["validation_loss"] for run in runs["dense"]])
+    dense = _losses(runs["dense"])
     for gate, of in runs.items():
-        loss = summarise([run["validation_loss"] for run in of])
-        half = t.ppf(0.975, loss.count - 1) * loss.se if loss.se else None
-        interval = "" if half is None else f"{loss.mean - half:.4f}-{loss.mean + half:.4f}"
-        p = None if gate == "dense" else student_t_test(loss, dense)
+        loss = _losses(of)
+        p = None if gate == "dense" else welch_t_test(loss, dense)
         cells = [
             LABELS[gate],
             f"{of[0]['parameters'] / 1e6:.2f}",
             str(loss.count),
             f"{loss.mean:.4f}",
-            interval,
+            _interval(loss),
         ]
         cells.append("" if p is None else f"{p:.3f}")
         for name in STATISTICS:
@@ -63,7 +89,43 @@ def _print_losses(runs: dict[str, list[dict]]) -> None:
         print(f"| {' | '.join(cells)} |")
 
 
-def _print_specialisation(runs: dict[str, list[dict]]) -> None:
+def _print_rates(runs: raw.Runs) -> dict[str, str]:
+    """Print the loss of each tested model by learning rate; returns the best rate of each."""
+    print(f"\n| model | {' | '.join(RATES)} |\n|{'---|' * (1 + len(RATES))}")
+    by_rate = {rate: _first_runs(runs, TESTED, rate) for rate in RATES}
+    best = {}
+    for gate in TESTED:
+        losses = {rate: _losses(of[gate]).mean for rate, of in by_rate.items() if gate in of}
+        best[gate] = min(losses, key=lambda rate: losses[rate])
+        cells = [f"{losses[rate]:.4f}" if rate in losses else "" for rate in RATES]
+        print(f"| {LABELS[gate]} | {' | '.join(cells)} |")
+    return best
+
+
+def _print_new_seeds(runs: raw.Runs, rates: dict[str, str]) -> None:
+    """Print the losses of new seeds, with the rate that was chosen on the first ones."""
+    new = {
+        gate: [run for run in _runs_of(runs, gate, rate) if run["seed"] not in FIRST_SEEDS]
+        for gate, rate in rates.items()
+    }
+    heads = ("model", "rate", "seeds", "validation loss, nats per byte", "95 % interval of the mean")
+    heads += ("p, below dense", "experts per token", "information")
+    print(f"\n| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
+    for gate, of in new.items():
+        if not of:
+            continue
+        loss = _losses(of)
+        p = None if gate == "dense" else welch_t_test(loss, _losses(new["dense"]))
+        cells = [LABELS[gate], rates[gate], str(loss.count), f"{loss.mean:.4f}", _interval(loss)]
+        cells.append("" if p is None else format_p_value(p, " "))
+        cells += [
+            f"{fmean(run[name] for run in of):.2f}" if name in of[0] else ""
+            for name in ("experts_per_sample", "information")
+        ]
+        print(f"| {' | '.join(cells)} |")
+
+
+def _print_specialisation(runs: Runs) -> None:
     """Per layer the class or part with the largest lift of an expert: its share there / its share overall."""
     print("\n| model | layer | class or part | expert with the largest lift | its share there | lift |")
     print("|---|---|---|---|---|---|")
@@ -81,6 +143,8 @@ def _print_specialisation(runs: dict[str, list[dict]]) -> None:
 
 
 if __name__ == "__main__":
-    found = _read(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).with_name("runs.jsonl"))
-    _print_losses(found)
-    _print_specialisation(found)
+    found = raw.read(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).with_name("runs.jsonl"))
+    first = _first_runs(found, LABELS, RATES[1])
+    _print_losses(first)
+    _print_new_seeds(found, _print_rates(found))
+    _print_specialisation(first)
