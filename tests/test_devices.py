@@ -9,6 +9,7 @@ from comet_moe import devices
 from comet_moe.devices import Placement, make_placement, resolve_device
 from comet_moe.exceptions import DeviceError
 
+NEEDS_FORK = pytest.mark.skipif(not hasattr(devices.os, "fork"), reason="needs fork")
 HAS_CUDA, HAS_MPS = torch.cuda.is_available(), torch.backends.mps.is_available()
 
 
@@ -43,27 +44,29 @@ def test_tensors_move_with_what_holds_them():
     assert moved.name == "a"
 
 
+@NEEDS_FORK
 def test_a_machine_whose_bfloat16_products_fail_is_told_so_or_kept_from_the_tiles(monkeypatch):
     check = devices.check_bfloat16.__wrapped__
-    monkeypatch.delenv(devices.ISA_VARIABLE, raising=False)
-    monkeypatch.setattr(devices, "_probe", lambda isa=None: None if isa is None else 0.5)
+    monkeypatch.setenv(devices.ISA_VARIABLE, "")  # so that it is restored after the test
+    monkeypatch.delenv(devices.ISA_VARIABLE)
+    monkeypatch.setattr(devices, "_probe", lambda isa=None: isa is not None)
     check()
     assert devices.os.environ[devices.ISA_VARIABLE] == devices.ISA_WITHOUT_TILES
-    monkeypatch.setattr(devices, "_probe", lambda isa=None: None)
+    monkeypatch.setattr(devices, "_probe", lambda isa=None: False)
     with pytest.raises(DeviceError, match=r"illegal instruction .* ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16"):
         check()
 
 
-@pytest.mark.skipif(not hasattr(devices.os, "fork"), reason="needs fork")
+@NEEDS_FORK
 def test_the_probe_tells_a_product_that_works_from_a_process_that_dies(monkeypatch):
-    assert devices._probe(devices.os.environ.get(devices.ISA_VARIABLE)) > 0
+    assert devices._probe(devices.os.environ.get(devices.ISA_VARIABLE))
     monkeypatch.setattr(devices, "_try_product", lambda isa, writer: devices.os._exit(1))
-    assert devices._probe() is None
+    assert not devices._probe()
 
 
 @pytest.mark.parametrize(("slowdown", "warnings"), [(0.5, 0), (2.0, 1)])
 def test_a_machine_whose_bfloat16_products_are_slow_is_told_so(monkeypatch, recwarn, slowdown, warnings):
-    monkeypatch.setattr(devices, "_probe", lambda isa=None: slowdown)
-    devices.check_bfloat16.__wrapped__()
+    monkeypatch.setattr(devices, "check_bfloat16", lambda: slowdown)
+    make_placement("cpu", "bfloat16")
     expected = ["a bfloat16 product takes 2.0 times as long as one in float32 on this processor"] * warnings
     assert [str(warning.message).partition(":")[0] for warning in recwarn] == expected

@@ -27,9 +27,13 @@ T = TypeVar("T")
 _TYPES: dict[str, torch.dtype] = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 ISA_VARIABLE, ISA_WITHOUT_TILES = "ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16"
 PROBE_SECONDS = 30.0
-PROBE_WIDTH, PROBE_REPEATS = 256, 5
-SLOWDOWN_TO_WARN = 1.2
-"""From here on a bfloat16 product is slower than one in float32 by more than its timing varies."""
+TIMED_WIDTH, TIMED_REPEATS = 256, 10
+SLOWDOWN_TO_WARN = 1.5
+"""Processors without bfloat16 instructions take several times as long; a timing varies by less than this."""
+
+
+class SlowPrecisionWarning(UserWarning):
+    """The precision is slower than float32 on this machine."""
 
 
 @dataclass(frozen=True)
@@ -87,8 +91,13 @@ def make_placement(device: str, precision: Precision, source: str = "training.")
             f"{source}precision is float16, which is for CUDA only, and the device is {name}: use bfloat16 "
             f"or float32"
         )
-    if precision == "bfloat16" and name == "cpu":
-        check_bfloat16()
+    if precision == "bfloat16" and name == "cpu" and (slowdown := check_bfloat16()) > SLOWDOWN_TO_WARN:
+        warnings.warn(
+            f"a bfloat16 product takes {slowdown:.1f} times as long as one in float32 on this processor: "
+            f"{source}precision float32 is faster here",
+            SlowPrecisionWarning,
+            stacklevel=2,
+        )
     if name == "cuda":
         placed = torch.device("cuda", device_number() % torch.cuda.device_count())
         torch.cuda.set_device(placed)
@@ -125,38 +134,42 @@ def resolve_device(name: str, source: str = "training.") -> str:
 
 
 @cache
-def check_bfloat16() -> None:
-    """Make sure that bfloat16 products on the CPU run, and warn where they are slower than those in float32.
+def check_bfloat16() -> float:
+    """Make sure that bfloat16 products on the CPU run; DeviceError if they would end the process.
 
     Some virtual machines announce AMX tiles and do not run them: the first bfloat16 product then ends the
     process by an illegal instruction. A forked child tries one. Where that fails, oneDNN is kept from the
-    tiles, if it has not been used yet, by its environment variable. DeviceError if that fails too.
+    tiles, if it has not been used yet, by its environment variable.
+
+    Returns the ratio of the time of a bfloat16 product to that of a float32 product.
     """
-    if not hasattr(os, "fork"):
-        return
-    slowdown = _probe()
-    if slowdown is None and ISA_VARIABLE not in os.environ:
-        slowdown = _probe(ISA_WITHOUT_TILES)
-        if slowdown is not None:
-            os.environ[ISA_VARIABLE] = ISA_WITHOUT_TILES
-    if slowdown is None:
-        raise DeviceError(
-            "bfloat16 products end the process by an illegal instruction on this machine: start it with the "
-            f"environment variable {ISA_VARIABLE}={ISA_WITHOUT_TILES}, or use float32"
-        )
-    if slowdown > SLOWDOWN_TO_WARN:
-        warnings.warn(
-            f"a bfloat16 product takes {slowdown:.1f} times as long as one in float32 on this processor: "
-            f"float32 is faster here (`comet-moe bench bfloat16` measures whole steps)",
-            stacklevel=3,
-        )
+    if hasattr(os, "fork") and not _probe():
+        if ISA_VARIABLE in os.environ or not _probe(ISA_WITHOUT_TILES):
+            raise DeviceError(
+                "bfloat16 products end the process by an illegal instruction on this machine: start it with "
+                f"the environment variable {ISA_VARIABLE}={ISA_WITHOUT_TILES}, or use float32"
+            )
+        os.environ[ISA_VARIABLE] = ISA_WITHOUT_TILES
+    return _measure_slowdown()
 
 
-def _probe(isa: str | None = None) -> float | None:
-    """The time of a bfloat16 product by that of one in float32, in a child with oneDNN limited to ``isa``.
+def _measure_slowdown() -> float:
+    """The shortest of several bfloat16 products by the shortest of as many in float32, in turn."""
+    wide = torch.ones(TIMED_WIDTH, TIMED_WIDTH)
+    operands = wide.bfloat16(), wide
+    seconds = [[_time_product(operand) for operand in operands] for _ in range(TIMED_REPEATS)]
+    narrow_seconds, wide_seconds = map(min, zip(*seconds, strict=True))
+    return narrow_seconds / wide_seconds
 
-    None if the child does not survive the product, or has a wrong result.
-    """
+
+def _time_product(operand: Tensor) -> float:
+    started = time.perf_counter()
+    operand @ operand
+    return time.perf_counter() - started
+
+
+def _probe(isa: str | None = None) -> bool:
+    """Whether a child of this process survives a bfloat16 product, with oneDNN limited to ``isa``."""
     reader, writer = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of a fork while other threads are there
@@ -166,33 +179,21 @@ def _probe(isa: str | None = None) -> float | None:
     os.close(writer)
     with open(reader, "rb") as answer:
         is_ready, _, _ = select.select([answer], [], [], PROBE_SECONDS)
-        slowdown = answer.read() if is_ready else b""
+        survived = bool(is_ready) and answer.read() == b"1"
     if not is_ready:
         os.kill(child, 9)
     os.waitpid(child, 0)
-    return float(slowdown) if slowdown else None
+    return survived
 
 
 def _try_product(isa: str | None, writer: int) -> None:
-    """The child: products, an answer if they are right, an end without clean-up of what the parent owns."""
+    """The child: one product, one byte of answer, and an end without clean-up of what the parent owns."""
     try:
         faulthandler.disable()  # no report of a fault that is expected
         if isa is not None:
             os.environ[ISA_VARIABLE] = isa
         torch.set_num_threads(1)  # a team of threads does not survive a fork
-        x = torch.ones(PROBE_WIDTH, PROBE_WIDTH)
-        narrow = x.bfloat16()
-        if torch.equal((narrow @ narrow).float(), x @ x):
-            os.write(writer, str(_time_product(narrow) / _time_product(x)).encode())
+        x = torch.ones(64, 64, dtype=torch.bfloat16)
+        os.write(writer, b"1" if float((x @ x).sum()) == 64.0**3 else b"0")
     finally:
         os._exit(0)
-
-
-def _time_product(x: Tensor) -> float:
-    """The shortest of several products, in seconds."""
-    seconds = []
-    for _ in range(PROBE_REPEATS):
-        started = time.perf_counter()
-        x @ x
-        seconds.append(time.perf_counter() - started)
-    return min(seconds)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # MovieLens at full size: docs/results/movielens/run.sh DATA [FOLDER] [STUDIES] [SEEDS] [WORKERS] [GATES]
 # DATA has the folder movielens-1m; run it again to resume, or with more SEEDS to add some. With GATES, such as dense,comet, the
-# other gates of the studies wait.
+# other gates wait; give STUDIES that have them.
 set -euo pipefail
 source "$(dirname "$0")/../seeds.sh"
 data=$1 out=${2:-studies/movielens} studies=${3:-"rate-1.5e-4 rate-4e-4 softmax-cost per-task-cost alpha-0.1"} seeds=${4:-2} workers=${5:-2}

@@ -9,14 +9,11 @@ from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from types import FrameType
 
+from comet_moe.cli._errors import INTERRUPTED
 from comet_moe.exceptions import CometError, needs_extra
 
 REQUIRED = ("typer", "rich", "pydantic", "yaml", "pandas", "pyarrow", "sklearn", "PIL", "pooch")
 """The modules of the extra ``cli``."""
-
-
-INTERRUPTED = 130
-"""Exit code after Ctrl-C."""
 
 
 def main() -> None:

@@ -15,6 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from comet_moe.cli._errors import INTERRUPTED
 from comet_moe.cli._text import echo, printable
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ def resume_hint(command: str, is_main: bool = True) -> Iterator[None]:
     except KeyboardInterrupt:
         if is_main:
             echo(f"stopped: resume with {command}", err=True)
-        raise typer.Exit(130) from None
+        raise typer.Exit(INTERRUPTED) from None
 
 
 def as_number(value: float | None) -> str:

@@ -1,8 +1,11 @@
-"""Which exceptions are a user's mistake, and the sentence that explains them."""
+"""Which exceptions are a user's mistake, the sentence that explains them, and exit codes."""
 
 from typing import Any
 
 from comet_moe.exceptions import CometError
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C."""
 
 
 def describe_error(error: Exception) -> str | None:

@@ -4,10 +4,10 @@ import json
 import os
 import shlex
 import signal
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from types import FrameType
 from typing import Any
 
 import typer
@@ -19,14 +19,14 @@ from rich.text import Text
 
 from comet_moe.analysis.records import FINISHED, TrialRecord
 from comet_moe.cli._display import as_number, as_time
+from comet_moe.cli._errors import INTERRUPTED
 from comet_moe.cli._text import echo, printable
 from comet_moe.tuning.pool import WorkerPool, WorkerStatus
-from comet_moe.tuning.process import WorkerConfig
+from comet_moe.tuning.process import EXIT_SIGTERM, WorkerConfig
 from comet_moe.tuning.queue import best_trial, count_by_status
 from comet_moe.tuning.storage import STORAGE_ERRORS, storage_error
 from comet_moe.tuning.study import StudyHandle, StudyOptions, open_study
 
-EXIT_SIGINT, EXIT_SIGTERM = 130, 143
 REFRESH_SHARE = 0.05
 """Part of the time that may be spent on reading the storage."""
 
@@ -37,7 +37,7 @@ def run_study(options: StudyOptions, workers: int | None, as_json: bool) -> None
 
 
 def work_on_study(options: StudyOptions, workers: int | None, resume_command: str) -> "StudyDisplay":
-    """Run the study to its end with workers on this machine.
+    """Run the study, or some of its gates, to its end with workers on this machine.
 
     Ctrl-C and SIGTERM, by which batch systems stop a job, release the trials that are running and print the
     command that resumes the study.
@@ -45,16 +45,21 @@ def work_on_study(options: StudyOptions, workers: int | None, resume_command: st
     try:
         study = open_study(options)
         display = StudyDisplay(study, _worker_pool(study, workers, tuple(options.only_gates)))
-        with _sigterm_as_interrupt(), display.live():
+        with _sigterm_as_interrupt() as raise_if_terminated, display.live():
+
+            def on_poll() -> None:
+                raise_if_terminated()
+                display.refresh()
+
             try:
-                if display.num_finished() < len(display.own_trials):
-                    display.pool.run(display.refresh)
+                if display.num_finished() < len(display.selected_trials):
+                    display.pool.run(on_poll)
             finally:
                 with suppress(*STORAGE_ERRORS):
                     display.refresh(now=True)
     except KeyboardInterrupt as interrupt:
         echo(f"stopped: resume with `{resume_command}`", err=True)
-        raise typer.Exit(EXIT_SIGTERM if isinstance(interrupt, _Terminated) else EXIT_SIGINT) from None
+        raise typer.Exit(EXIT_SIGTERM if isinstance(interrupt, _Terminated) else INTERRUPTED) from None
     except STORAGE_ERRORS as error:
         raise storage_error(error) from error
     return display
@@ -65,18 +70,27 @@ class _Terminated(KeyboardInterrupt):
 
 
 @contextmanager
-def _sigterm_as_interrupt() -> Iterator[None]:
-    """Raise ``_Terminated`` on the first SIGTERM in the block, and ignore further ones."""
+def _sigterm_as_interrupt() -> Iterator[Callable[[], None]]:
+    """Gives a function that raises ``_Terminated`` if a SIGTERM has arrived in the block.
 
-    def terminate(number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        raise _Terminated
+    The signal itself raises nothing: a worker that is being started, or a call of the storage, is finished
+    first. A handler of the caller, or a SIGTERM that is ignored, is left as it is.
+    """
+    arrived = threading.Event()
 
-    before = signal.signal(signal.SIGTERM, terminate)
+    def raise_if_terminated() -> None:
+        if arrived.is_set():
+            raise _Terminated
+
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield raise_if_terminated
+        return
+    signal.signal(signal.SIGTERM, lambda number, frame: arrived.set())
     try:
-        yield
+        yield raise_if_terminated
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _worker_pool(study: StudyHandle, workers: int | None, only_gates: tuple[str, ...]) -> WorkerPool:
@@ -115,14 +129,14 @@ class StudyDisplay:
         self._finished_at_start = self.num_finished()
 
     @property
-    def own_trials(self) -> list[TrialRecord]:
+    def selected_trials(self) -> list[TrialRecord]:
         """The trials of the gates that are trained here."""
         gates = self.pool.config.only_gates or self.definition.gates
         return [trial for trial in self.trials if trial.gate in gates]
 
     def num_finished(self) -> int:
-        """Own trials that are complete, failed or pruned."""
-        return sum(trial.is_finished for trial in self.own_trials)
+        """Selected trials that are complete, failed or pruned."""
+        return sum(trial.is_finished for trial in self.selected_trials)
 
     def refresh(self, now: bool = False) -> None:
         """Read the storage and update ``trials.jsonl``; does nothing before it is time, unless ``now``."""
@@ -191,12 +205,12 @@ class StudyDisplay:
         return Text("; ".join(parts), style="dim")
 
     def _seconds_left(self) -> float | None:
-        """From the mean time per trial since the start; trials of all gates are run in turn."""
+        """From the mean time per trial since the start; trials of the selected gates are run in turn."""
         finished = self.num_finished()
         if finished == self._finished_at_start:
             return None
         seconds_per_trial = (time.monotonic() - self._start_time) / (finished - self._finished_at_start)
-        return seconds_per_trial * (len(self.own_trials) - finished)
+        return seconds_per_trial * (len(self.selected_trials) - finished)
 
     def _log_finished(self, before: list[TrialRecord]) -> None:
         """Print one line per trial that has finished and had not ``before``, if there is no terminal."""
@@ -246,6 +260,8 @@ def _print_summary(display: StudyDisplay, as_json: bool) -> None:
     width = 2 + max(map(len, definition.gates))
     for row in rows:
         line = f"{row['trials_complete']} complete, {row['trials_failed']} failed"
+        if row["trials_waiting"]:
+            line += f", {row['trials_waiting']} waiting"
         if definition.prune:
             line += f", {row['trials_pruned']} pruned"
         if row["best_run"] is not None:
@@ -264,6 +280,7 @@ def _summarise_gate(trials: list[TrialRecord], gate: str) -> dict[str, Any]:
         "trials_complete": counts["complete"],
         "trials_failed": counts["failed"],
         "trials_pruned": counts["pruned"],
+        "trials_waiting": counts["waiting"],
         "best_run": best.run if best else None,
         "best_validation_loss": best.validation_loss if best else None,
         "best_test_loss": best.test_loss if best else None,

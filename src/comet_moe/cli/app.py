@@ -67,7 +67,10 @@ def options(
 
 
 def run() -> None:
-    """Run the command line: exit code 2 and one sentence for a user's mistake, 130 for Ctrl-C."""
+    """Run the command line: exit code 2 and one sentence for a user's mistake, 130 for Ctrl-C.
+
+    A study that SIGTERM has stopped has 143.
+    """
     try:
         # Typer returns the exit code, which is 130 after Ctrl-C.
         code = app(sys.argv[1:] or ["--help"], prog_name="comet-moe", standalone_mode=False)

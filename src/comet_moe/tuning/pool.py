@@ -80,7 +80,10 @@ class WorkerPool:
         self._started = 0
 
     def run(self, on_poll: Callable[[], None]) -> None:
-        """Work until the study is finished; ``on_poll`` is called about twice per second."""
+        """Work until the gates that the configuration names are finished, or the whole study.
+
+        ``on_poll`` is called about twice per second; what it raises ends the workers.
+        """
         try:
             for _ in range(self.size):
                 self.workers.append(self._start_worker())

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
 
+EXIT_SIGTERM = 143
 RELEASE_SECONDS = 3.0
 """Time that a worker without a parent has to release its trial."""
 
@@ -25,7 +26,7 @@ class WorkerConfig:
         threads: number of threads per trial.
         heartbeat: seconds between two heartbeats.
         keep_models: keep the weights of all trials, not only of each gate's best one.
-        only_gates: gates whose trials it runs; none stands for all.
+        only_gates: gates whose trials it runs; empty for all.
     """
 
     folder: Path

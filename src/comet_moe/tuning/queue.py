@@ -154,14 +154,14 @@ class TrialQueue:
 
         Args:
             definition: definition of the study.
-            gates: gates of the study; None stands for all.
+            gates: gates whose trials are counted; None for all.
 
-        Returns the number of unfinished trials of these gates: waiting, running, or not queued yet.
+        Returns the number of their unfinished trials: waiting, running, or not queued yet.
         """
         num_unfinished = 0
         with self.storage.lock(self.name), warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            for gate in definition.gates if gates is None else gates:
+            for gate in definition.gates:
                 study = self._study(gate)
                 optuna.storages.fail_stale_trials(study)
                 states = {index: state_of(attempts) for index, attempts in self._attempts(gate).items()}
@@ -169,6 +169,8 @@ class TrialQueue:
                 num_waiting = sum(state == "waiting" for state in states.values())
                 for index in due[: max(MAX_WAITING - num_waiting, 0)]:
                     self._add(gate, waiting_trial(definition, gate, index))
+                if gates is not None and gate not in gates:
+                    continue
                 num_unfinished += sum(states.get(i) != "finished" for i in range(definition.trials))
         return num_unfinished
 
@@ -183,7 +185,7 @@ class TrialQueue:
 
         Args:
             definition: definition of the study.
-            gates: gates of the study, in the order of their turns; None stands for all.
+            gates: gates whose trials may be claimed, in the order of their turns; None for all.
         """
         gates = definition.gates if gates is None else gates
         storage = self.storage.optuna

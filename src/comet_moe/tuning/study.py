@@ -45,7 +45,7 @@ class StudyOptions:
         resume: resume the study in the folder.
         add_trials: number of trials to add per gate.
         add_gates: names of gates to add.
-        only_gates: names of the gates to train; none stands for all of the study.
+        only_gates: names of the gates to train; empty for all of the study.
         heartbeat: seconds between two heartbeats of a running trial.
         keep_models: keep the weights of all trials, not only of each gate's best one.
         prune: how trials are pruned.
@@ -144,6 +144,7 @@ def _create_study(folder: StudyFolder, options: StudyOptions) -> tuple[StudyHand
     )
     saved = queue.create(definition)
     _check_options(saved, options)
+    _check_only_gates(saved.gates, options)  # another machine may have been faster
     storage = None if options.storage is None else queue.storage.url
     return StudyHandle(folder, queue, _by_key(options.settings), storage, options.keep_models), saved
 
@@ -290,7 +291,7 @@ def _check_only_gates(gates: Sequence[str], options: StudyOptions) -> None:
         if gate not in gates:
             raise StudyError(
                 f"gate {gate} is not in the study, which has {', '.join(gates)}: leave it out of "
-                f"--only-gates, or add it with --add-gates"
+                f"--only-gates, or add it to the study"
             )
 
 

@@ -4,6 +4,7 @@ import math
 import signal
 import threading
 import time
+import warnings
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from types import TracebackType
@@ -13,14 +14,14 @@ import torch
 
 from comet_moe.config import AnyConfig, override_config
 from comet_moe.config.loader import ConfigType
-from comet_moe.devices import set_device_number
+from comet_moe.devices import SlowPrecisionWarning, set_device_number
 from comet_moe.exceptions import DataError, RecipeError, RunError, StudyError, WriteError
 from comet_moe.training.records import EpochRecord, ResultRecord
 from comet_moe.training.run import RunFolder
 from comet_moe.training.trainer import Callbacks, Progress, RunPruned, validation_loss
 from comet_moe.tuning.definition import StudyDefinition, with_paths_of
 from comet_moe.tuning.folder import StudyFolder
-from comet_moe.tuning.process import WorkerConfig
+from comet_moe.tuning.process import EXIT_SIGTERM, WorkerConfig
 from comet_moe.tuning.queue import Claim, TrialQueue, TrialReassigned
 from comet_moe.tuning.storage import STORAGE_ERRORS, Storage, storage_error
 from comet_moe.tuning.trial import Runner, runner_for
@@ -28,7 +29,6 @@ from comet_moe.tuning.trial import Runner, runner_for
 FATAL_ERRORS = (StudyError, RunError, DataError, RecipeError, WriteError, OSError)
 """Errors that are not of one trial, such as a full disk or missing data: they end the worker."""
 
-EXIT_SIGTERM = 143
 PROGRESS_SECONDS = 0.25
 """Least time between two messages about the progress of an epoch."""
 IDLE_SECONDS = 1.0
@@ -49,6 +49,7 @@ def run_worker(config: WorkerConfig, writer: Connection, number: int = 0) -> Non
             out to the workers by it.
     """
     signal.signal(signal.SIGTERM, _stop_once)
+    warnings.simplefilter("ignore", SlowPrecisionWarning)  # the command has warned
     torch.set_num_threads(config.threads)
     set_device_number(number)
     try:
