@@ -6,13 +6,12 @@ set -euo pipefail
 text=$1 out=${2:-runs/causal_lm} parts=${3:-"gates rates new-seeds"}
 mkdir -p "$out"
 export OMP_NUM_THREADS=1
-tested="dense hash relu"
 jobs() {  # lines of gate, learning rate and seed
   for part in $parts; do
     case $part in
       gates) jobs_of "0 1 2" 2e-3 "dense dense-wide topk sigmoid hash hash+ comet comet+ relu" ;;
-      rates) jobs_of "0 1 2" "1e-3 4e-3" "$tested" ;;
-      new-seeds) jobs_of "3 4 5 6 7 8" 2e-3 "$tested" ;;
+      rates) jobs_of 0 "5e-4 1e-3" "dense hash"; jobs_of 0 1e-3 relu; jobs_of 0 4e-3 dense ;;
+      new-seeds) for seed in 3 4 5 6; do jobs_of "$seed" 1e-3 "dense hash"; jobs_of "$seed" 2e-3 relu; done ;;
       *) echo "there is no part $part" >&2; exit 2 ;;
     esac
   done

@@ -1,7 +1,7 @@
 """The tables of this study from runs.jsonl, or from the folder of run.sh: python table.py [FOLDER]"""
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import fmean
 
@@ -25,11 +25,12 @@ LABELS = {
     "relu": "ReMoE, 2 experts on average",
 }
 STATISTICS = ("experts_per_sample", "effective_experts", "information", "load_ratio")
-RATES = ("1e-3", "2e-3", "4e-3")
-"""Learning rates; all models were run with the second one."""
+RATES = ("5e-4", "1e-3", "2e-3", "4e-3")
+FIRST_RATE = "2e-3"
+"""The learning rate with which all models were run."""
 TESTED = ("dense", "hash", "relu")
-"""Models that were run with each learning rate, then with new seeds and the best one of their own."""
-FIRST_SEEDS = (0, 1, 2)
+"""Models that were run with several learning rates, then with new seeds and the best one of their own."""
+FIRST_SEEDS, SEEDS_OF_RATES = (0, 1, 2), (0,)
 
 Runs = dict[str, list[dict]]
 """Results by model."""
@@ -39,12 +40,10 @@ def _runs_of(runs: raw.Runs, gate: str, rate: str) -> list[dict]:
     return sorted(raw.of(runs, f"{gate}-{rate}"), key=lambda run: run["seed"])
 
 
-def _first_runs(runs: raw.Runs, gates: Iterable[str], rate: str) -> Runs:
-    """The first seeds of models with a learning rate, as far as they have been run."""
-    first = {
-        gate: [run for run in _runs_of(runs, gate, rate) if run["seed"] in FIRST_SEEDS] for gate in gates
-    }
-    return {gate: of for gate, of in first.items() if of}
+def _runs_with(runs: raw.Runs, gates: Iterable[str], rate: str, seeds: Sequence[int]) -> Runs:
+    """The runs of models with a learning rate and these seeds, as far as there are any."""
+    chosen = {gate: [run for run in _runs_of(runs, gate, rate) if run["seed"] in seeds] for gate in gates}
+    return {gate: of for gate, of in chosen.items() if of}
 
 
 def _losses(runs: list[dict]) -> Summary:
@@ -92,7 +91,7 @@ def _print_losses(runs: Runs) -> None:
 def _print_rates(runs: raw.Runs) -> dict[str, str]:
     """Print the loss of each tested model by learning rate; returns the best rate of each."""
     print(f"\n| model | {' | '.join(RATES)} |\n|{'---|' * (1 + len(RATES))}")
-    by_rate = {rate: _first_runs(runs, TESTED, rate) for rate in RATES}
+    by_rate = {rate: _runs_with(runs, TESTED, rate, SEEDS_OF_RATES) for rate in RATES}
     best = {}
     for gate in TESTED:
         losses = {rate: _losses(of[gate]).mean for rate, of in by_rate.items() if gate in of}
@@ -144,7 +143,7 @@ def _print_specialisation(runs: Runs) -> None:
 
 if __name__ == "__main__":
     found = raw.read(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).with_name("runs.jsonl"))
-    first = _first_runs(found, LABELS, RATES[1])
+    first = _runs_with(found, LABELS, FIRST_RATE, FIRST_SEEDS)
     _print_losses(first)
     _print_new_seeds(found, _print_rates(found))
     _print_specialisation(first)
