@@ -21,7 +21,7 @@ jobs_of() {  # seeds, learning rates, gates
     echo "$gate $rate $seed"
   done; done; done
 }
-jobs | xargs -P "${PARALLEL:-2}" -L 1 bash -c '
+jobs | xargs -r -P "${PARALLEL:-2}" -L 1 bash -c '
   run='"$out"'/$0-$1-$2
   [ -s $run.json ] || { python examples/causal_lm.py --data '"$text"' --gate $0 --lr $1 --seed $2 --steps '"${STEPS:-400}"' --json \
     > $run.part 2>> '"$out"'.log && mv $run.part $run.json; } || echo "failed: $0 $1 $2" >&2'
