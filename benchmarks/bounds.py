@@ -13,16 +13,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from benchmarks.gates import hard_gate as hard_comet
+from benchmarks.timing import Function, measure_ratios
 from comet_moe import MoE
-from comet_moe.bench.gates import hard_gate as hard_comet
-from comet_moe.bench.timing import Function, measure_ratios
-from comet_moe.dispatch import plan_from_routings
 from comet_moe.experts import DenseExperts
 from comet_moe.experts.grouped_linear import grouped_linear
 from comet_moe.gates import HashGate
 from comet_moe.kernels.descent import descend, read_trees
 from comet_moe.kernels.grouped_mm import grouped_mm, grouped_mm_backward
 from comet_moe.kernels.mix import gather_rows, mix
+from comet_moe.mixture.dispatch import plan_from_routings
 
 Part = tuple[str, Function]
 

@@ -10,9 +10,9 @@ import torch
 from sklearn.datasets import load_digits
 
 import comet_moe
+from benchmarks.simulate import simulate_ranks
 from comet_moe import Routing
 from comet_moe.gates import CometGate, TopKGate
-from comet_moe.parallel.simulate import simulate_ranks
 from comet_moe.routing import Pairs
 
 K, WIDTH, BATCH, STEPS = 2, 1024, 1024, 200

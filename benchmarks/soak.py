@@ -157,7 +157,7 @@ def soak_calls(count: int) -> dict[str, Any]:
     """Predictions of one loaded model, on four rows each."""
     import torch
 
-    from comet_moe.training.load import example_features, load_run
+    from comet_moe.experiments.training.load import example_features, load_run
 
     torch.set_num_threads(1)
     with tiny_run() as path:

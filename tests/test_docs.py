@@ -10,8 +10,8 @@ import pytest
 import typer
 
 from comet_moe.cli.app import app
-from comet_moe.config import BertConfig, TrainConfig, list_recipes
-from comet_moe.config.schema import Section
+from comet_moe.experiments.config import BertConfig, TrainConfig, list_recipes
+from comet_moe.experiments.config.schema import Section
 
 ROOT = Path(__file__).parent.parent
 PAGES = ["README.md", "CONTRIBUTING.md", *(f"docs/{path.name}" for path in sorted(ROOT.glob("docs/*.md")))]

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-sys.path.append(str(Path(__file__).parent))
 from made_tables import customers, write_table
 
 EXAMPLES = Path(__file__).parent.parent / "examples"

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from comet_moe.exceptions import WriteError
-from comet_moe.io import (
+from comet_moe.files import (
     ALIGNMENT,
     align_weights,
     as_json,
@@ -150,5 +150,5 @@ def test_aligning_a_model_keeps_values_parameters_and_ties(unaligned_file):
 
 
 def test_importing_the_module_does_not_import_torch():
-    code = "import comet_moe.io, sys; assert 'torch' not in sys.modules"
+    code = "import comet_moe.files, sys; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

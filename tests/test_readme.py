@@ -2,13 +2,10 @@
 
 import re
 import shlex
-import sys
 from pathlib import Path
 
 import pandas as pd
 import pytest
-
-sys.path.append(str(Path(__file__).parent / "cli"))
 from command import comet_moe, succeed
 
 from made_tables import customers, write_table

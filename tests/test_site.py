@@ -1,12 +1,9 @@
 """The site builds without a warning, needs no network, and a browser draws its formulas."""
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.append(str(Path(__file__).parent / "report"))
 from browser import Page, serious_findings, start_browser
 
 ROOT = Path(__file__).parent.parent

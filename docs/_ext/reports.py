@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sphinx.application import Sphinx
 
-from comet_moe.report import write_report
+from comet_moe.experiments.report import write_report
 
 DOCS = Path(__file__).parents[1]
 LINK = '\n\n<p><a href="report.html">The page of <code>comet-moe report</code> about this study</a></p>\n'

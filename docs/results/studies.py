@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from comet_moe.analysis.reading import read_studies
-from comet_moe.analysis.stats import Summary
-from comet_moe.analysis.table import compare_gates
+from comet_moe.experiments.studies.reading import read_studies
+from comet_moe.experiments.studies.significance import Summary
+from comet_moe.experiments.studies.table import compare_gates
 
 Row = dict[str, Any]
 """A network as `comet-moe table --json` has it."""

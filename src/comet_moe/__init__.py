@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from comet_moe.local_search import PermutedGate as PermutedGate
     from comet_moe.local_search import parameter_groups as parameter_groups
     from comet_moe.local_search.sinkhorn import sinkhorn as sinkhorn
-    from comet_moe.moe import MoE as MoE
-    from comet_moe.moe import MultiGateMoE as MultiGateMoE
+    from comet_moe.mixture.moe import MoE as MoE
+    from comet_moe.mixture.moe import MultiGateMoE as MultiGateMoE
     from comet_moe.monitor import RoutingMonitor as RoutingMonitor
     from comet_moe.routing import Routing as Routing
     from comet_moe.stepping import step as step
@@ -36,8 +36,8 @@ __version__ = "0.2.0"
 _MODULES = {
     "CollapseWarning": "comet_moe.exceptions",
     "CometError": "comet_moe.exceptions",
-    "MoE": "comet_moe.moe",
-    "MultiGateMoE": "comet_moe.moe",
+    "MoE": "comet_moe.mixture.moe",
+    "MultiGateMoE": "comet_moe.mixture.moe",
     "Permutation": "comet_moe.local_search",
     "PermutedGate": "comet_moe.local_search",
     "Routing": "comet_moe.routing",

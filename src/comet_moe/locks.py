@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from comet_moe.io import require_regular, write_error
+from comet_moe.files import require_regular, write_error
 
 try:
     import fcntl

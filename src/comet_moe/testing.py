@@ -17,7 +17,7 @@ from torch import Tensor
 from comet_moe.experts import DenseExperts
 from comet_moe.gates import Gate, HashGate
 from comet_moe.local_search import Permutation, PermutedGate
-from comet_moe.moe import MoE
+from comet_moe.mixture.moe import MoE
 from comet_moe.routing import Routing
 from comet_moe.statistics import SELECTED_WEIGHT
 from comet_moe.stepping import step

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from tiny_bert import LAYERS, NEURONS, batch, inputs, tiny_bert
 from transformers import DistilBertConfig, DistilBertModel
 
 from comet_moe.bert import CometBertForQuestionAnswering, convert_bert, importance
 from comet_moe.hf.neurons import assign_neurons
+from tiny_bert import LAYERS, NEURONS, batch, inputs, tiny_bert
 
 
 def by_definition(model, arguments):

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from tiny_bert import LAYERS, NEURONS, batch, inputs, save_checkpoint, tiny_bert
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -15,9 +14,10 @@ from transformers import (
 from comet_moe import Permutation
 from comet_moe.bert import CometBertConfig, CometBertForSequenceClassification, CometBertModel, convert_bert
 from comet_moe.bert.gating import SentenceGate
-from comet_moe.config import load_config
+from comet_moe.experiments.config import load_config
+from comet_moe.files import ALIGNMENT
 from comet_moe.gates import CometGate, HashGate, TopKGate
-from comet_moe.io import ALIGNMENT
+from tiny_bert import LAYERS, NEURONS, batch, inputs, save_checkpoint, tiny_bert
 
 GATES = [name + plus for name in ("softmax", "hash", "topk", "dselect", "comet") for plus in ("", "+")]
 # All routings with each gate; a hash gate routes by token only.

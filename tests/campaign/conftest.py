@@ -1,18 +1,12 @@
 """What the campaign breaks: runs, a study and a BERT, each made once and copied for every case."""
 
 import shutil
-import sys
-from pathlib import Path
 
 import pytest
+from command import succeed
+from outcomes import RATINGS, SMALL, sets
 
-TESTS = Path(__file__).parents[1]
-sys.path += [str(TESTS / folder) for folder in ("", "cli", "data", "bert", "analysis")]
-
-from command import succeed  # noqa: E402
-from outcomes import RATINGS, SMALL, sets  # noqa: E402
-
-from made_tables import customers, write_table  # noqa: E402
+from made_tables import customers, write_table
 
 
 @pytest.fixture(scope="session")

@@ -10,9 +10,9 @@ import yaml
 from outcomes import SMALL, listing, refuse, sets, survive
 
 from comet_moe.exceptions import CometError, RunLockedError, UnsafePathError, WriteError
-from comet_moe.io import append_text, inside, plain_name, remove_files, temporary_files, write_text
+from comet_moe.experiments.training.run import RunFolder
+from comet_moe.files import append_text, inside, plain_name, remove_files, temporary_files, write_text
 from comet_moe.locks import LockTimeout, file_lock
-from comet_moe.training.run import RunFolder
 
 KINDS = ("link", "dangling", "pipe", "folder", "device")
 
@@ -124,7 +124,7 @@ def test_what_a_kill_left_is_removed_by_its_exact_name(copy):
 
 
 def test_a_model_is_dropped_without_what_a_user_put_beside_it(tiny, tmp_path):
-    from comet_moe.bert.run import BertFolder
+    from comet_moe.experiments.bert.run import BertFolder
 
     folder = BertFolder(shutil.copytree(tiny / "run", tmp_path / "run"))
     (folder.model_folder / "notes.txt").write_text("mine")
@@ -189,8 +189,8 @@ def test_a_new_run_that_another_process_starts_is_refused(tmp_path):
 
 
 def test_two_stages_of_bert_do_not_train_one_run(tiny, tmp_path):
-    from comet_moe.bert.distill import distill, finetune
-    from comet_moe.bert.run import BertFolder
+    from comet_moe.experiments.bert.distill import distill, finetune
+    from comet_moe.experiments.bert.run import BertFolder
 
     for which, stage in (("run", distill), ("run/teacher", finetune)):
         folder = BertFolder(shutil.copytree(tiny / which, tmp_path / which.replace("/", "-")))
@@ -239,7 +239,7 @@ def test_a_name_does_not_lead_through_a_link(tmp_path):
 def test_the_name_of_a_recipe_does_not_choose_the_folder(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     recipe = tmp_path / "mine.yaml"
-    from comet_moe.config.loader import read_recipe
+    from comet_moe.experiments.config.loader import read_recipe
 
     recipe.write_text(yaml.safe_dump(read_recipe("multidigits") | {"recipe": name}))
     refuse("train", recipe, *sets(SMALL))
@@ -249,7 +249,7 @@ def test_the_name_of_a_recipe_does_not_choose_the_folder(tmp_path, monkeypatch, 
 
 @pytest.mark.parametrize("name", ["../../outside/x", "/etc/hostname", "link.json"])
 def test_a_vocabulary_stays_in_its_data_set(made, tmp_path, name):
-    from comet_moe.data.cache import open_dataset
+    from comet_moe.experiments.data.cache import open_dataset
 
     (prepared,) = (made / "cache").glob("ratings-*")
     folder = shutil.copytree(prepared, tmp_path / "set")
@@ -277,7 +277,7 @@ def test_the_run_of_a_trial_stays_in_its_study(tmp_path, verb, name):
 @pytest.mark.parametrize("gate", ["../../x", "/etc", "comet/../..", "\x1b[2J", "nonesuch", ""])
 def test_the_gates_of_a_shared_storage_are_gates(gate):
     from comet_moe.exceptions import StudyError
-    from comet_moe.tuning.definition import define_study, parse_definition
+    from comet_moe.experiments.studies.definition import define_study, parse_definition
 
     definition = define_study("ablation", "multidigits", ["topk"], 1, settings=SMALL[:-1])
     content = json.loads(definition.model_dump_json())

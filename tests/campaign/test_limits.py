@@ -10,9 +10,9 @@ import pytest
 import yaml
 from outcomes import RATINGS, SMALL, message_of, refuse, sets
 
-from comet_moe.config.loader import read_recipe
-from comet_moe.config.yaml_text import read_yaml
 from comet_moe.exceptions import CometError, DataError
+from comet_moe.experiments.config.loader import read_recipe
+from comet_moe.experiments.config.yaml_text import read_yaml
 from comet_moe.memory import available_memory, require_memory
 
 SIZES = ["model.experts", "model.kernel_size", "gate.k", "training.batch_size", "training.epochs"]
@@ -104,7 +104,7 @@ def test_a_section_of_another_kind_is_refused(tmp_path, key, value):
     recipe = read_recipe("multidigits") | {key: value}
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump(recipe))
-    from comet_moe.config import load_config, load_search_space
+    from comet_moe.experiments.config import load_config, load_search_space
 
     def load():
         load_config(str(path), [setting for setting in SMALL if setting != "gate=comet"])
@@ -121,7 +121,7 @@ def idx(shape, data=b""):
 
 
 def test_a_gzip_bomb_is_read_no_further_than_its_header_says(tmp_path):
-    from comet_moe.data.images import read_idx
+    from comet_moe.experiments.data.sets.images import read_idx
 
     path = tmp_path / "images.gz"
     with gzip.open(path, "wb", compresslevel=1) as file:
@@ -134,7 +134,7 @@ def test_a_gzip_bomb_is_read_no_further_than_its_header_says(tmp_path):
 
 @pytest.mark.parametrize("shape", [(2**32 - 1,) * 3, (2**31, 2**31, 1), (0, 28, 28), (3, 0, 0)])
 def test_an_idx_header_beyond_memory_is_refused(tmp_path, shape):
-    from comet_moe.data.images import read_idx
+    from comet_moe.experiments.data.sets.images import read_idx
 
     path = tmp_path / "images"
     path.write_bytes(idx(shape, bytes(100)))
@@ -143,7 +143,7 @@ def test_an_idx_header_beyond_memory_is_refused(tmp_path, shape):
 
 
 def test_an_archive_that_is_larger_than_memory_is_refused(tmp_path, monkeypatch):
-    from comet_moe.data import jester
+    from comet_moe.experiments.data.sets import jester
 
     monkeypatch.setattr("comet_moe.memory.available_memory", lambda: 10**6)
     with zipfile.ZipFile(tmp_path / "jester.zip", "w", zipfile.ZIP_DEFLATED) as archive:
@@ -220,8 +220,8 @@ def test_rows_longer_or_shorter_than_the_header_are_refused(tmp_path, body):
 
 @pytest.mark.parametrize("label", [1.5, np.nan, -1, 7, 1e30])
 def test_labels_of_a_task_are_classes(tmp_path, label):
-    from comet_moe.bert.tasks import find_task
-    from comet_moe.bert.texts import read_texts
+    from comet_moe.experiments.bert.tasks import find_task
+    from comet_moe.experiments.bert.texts import read_texts
 
     rows = {"sentence1": ["a"] * 8, "sentence2": ["b"] * 8, "label": [0.0, 1.0] * 3 + [1.0, label]}
     pd.DataFrame(rows).to_parquet(tmp_path / "rte_train.parquet")

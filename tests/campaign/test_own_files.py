@@ -109,8 +109,8 @@ OTHERS = (..., None, [], {}, "text", -1, 1e300, [["deep"]])
 @pytest.mark.parametrize("run", ["image", "ratings", "table"])
 def test_no_changed_field_of_a_run_ends_in_a_traceback(copy, run, file):
     """All fields, each with values of other kinds: several hundred cases."""
-    from comet_moe.training.load import load_run
-    from comet_moe.training.run import RunFolder
+    from comet_moe.experiments.training.load import load_run
+    from comet_moe.experiments.training.run import RunFolder
 
     folder = copy(run)
 
@@ -133,8 +133,8 @@ def test_no_changed_field_of_a_run_ends_in_a_traceback(copy, run, file):
 
 @pytest.mark.parametrize("name", ["study.json", "trials.jsonl"])
 def test_no_changed_field_of_a_study_ends_in_a_traceback(tmp_path, name):
-    from comet_moe.analysis.reading import read_studies
-    from comet_moe.analysis.table import compare_gates
+    from comet_moe.experiments.studies.reading import read_studies
+    from comet_moe.experiments.studies.table import compare_gates
 
     folder = write_study(tmp_path / "study", random_trials(["comet"], 3))
     lines = (folder / name).read_text().splitlines() if name.endswith("l") else [(folder / name).read_text()]
@@ -150,7 +150,7 @@ def test_no_changed_field_of_a_study_ends_in_a_traceback(tmp_path, name):
 
 
 def test_no_changed_field_of_a_prepared_data_set_ends_in_a_traceback(made, tmp_path):
-    from comet_moe.data.cache import open_dataset
+    from comet_moe.experiments.data.cache import open_dataset
 
     def read(folder):
         dataset = open_dataset(folder)
@@ -176,8 +176,8 @@ def test_no_changed_field_of_a_prepared_data_set_ends_in_a_traceback(made, tmp_p
     "content", [b"", b"\x93NUMPY", b"\x93NUMPY\x01\x00v\x00{'descr': '|O', }", b"x" * 100]
 )
 def test_a_damaged_array_of_a_prepared_data_set_is_named(made, tmp_path, content):
-    from comet_moe.data.cache import open_dataset
     from comet_moe.exceptions import DamagedCacheError
+    from comet_moe.experiments.data.cache import open_dataset
 
     (prepared,) = (made / "cache").glob("ratings-*")
     folder = shutil.copytree(prepared, tmp_path / "set")
@@ -269,8 +269,8 @@ def test_damaged_weights_of_a_bert_are_named(tiny, tmp_path, which, content):
 
 @pytest.mark.parametrize("name", ["\n", "a\rb", "\u2028", "\x1b[31m"])
 def test_names_of_fields_stay_in_one_line(name):
-    from comet_moe.analysis.records import TrialRecord
     from comet_moe.exceptions import StudyError
+    from comet_moe.experiments.studies.records import TrialRecord
     from comet_moe.typed_files import parse_json
 
     trial = {"gate": "topk", "index": 0, "status": "complete", "tasks": {name: None}}

@@ -6,20 +6,20 @@ import sqlite3
 
 import pytest
 import torch
+from benchmarks.simulate import simulate_ranks
 from outcomes import SMALL, refuse, sets
 
 from comet_moe import MoE, Permutation, PermutedGate, RoutingMonitor, parameter_groups
 from comet_moe.exceptions import StudyError
+from comet_moe.experiments.studies.definition import define_study
+from comet_moe.experiments.studies.queue import TrialQueue
+from comet_moe.experiments.studies.storage import Storage, sqlite_url
 from comet_moe.experts import ConvExperts, DenseExperts, ModuleExperts
 from comet_moe.gates import HashGate, TopKGate
 from comet_moe.hf import from_pretrained
+from comet_moe.mixture.ple import PLE
 from comet_moe.parallel import clip_grad_norm_, data_parallel, expert_parallel
-from comet_moe.parallel.simulate import simulate_ranks
-from comet_moe.ple import PLE
 from comet_moe.routing import Routing
-from comet_moe.tuning.definition import define_study
-from comet_moe.tuning.queue import TrialQueue
-from comet_moe.tuning.storage import Storage, sqlite_url
 
 # A pipe has no end: whoever opens it waits.
 

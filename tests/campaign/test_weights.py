@@ -180,7 +180,7 @@ def test_a_checkpoint_without_a_weight_file_is_refused(tiny, tmp_path):
 def test_the_importance_of_neurons_is_what_was_written(tiny, tmp_path):
     import shutil
 
-    from comet_moe.bert.run import BertFolder
+    from comet_moe.experiments.bert.run import BertFolder
 
     folder = BertFolder(shutil.copytree(tiny / "run" / "teacher", tmp_path / "teacher"))
     for tensors in ({}, {"importance": torch.zeros(3)}, {"importance": torch.full((2, 2), float("nan"))}):

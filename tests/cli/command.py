@@ -8,10 +8,7 @@ import subprocess
 import sys
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
-from pathlib import Path
 from unittest import mock
-
-sys.path.append(str(Path(__file__).parents[1] / "data"))  # the writers of raw files
 
 
 @dataclass(frozen=True)

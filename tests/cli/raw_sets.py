@@ -14,7 +14,7 @@ from raw_files import (
     write_svhn,
 )
 
-from comet_moe.data import DATASETS
+from comet_moe.experiments.data import DATASETS
 
 SHORT_RUN = ["training.epochs=1", "training.batch_size=64", "training.threads=1"]
 SMALL_DIGITS = [

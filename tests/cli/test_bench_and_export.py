@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
+from benchmarks.result import Result, timed_result
+from benchmarks.timing import Ratio
 from command import refusal, succeed
 from raw_sets import SMALL_DIGITS, sets
 
-from comet_moe.bench import MEASUREMENTS
-from comet_moe.bench.result import Result, timed_result
-from comet_moe.bench.timing import Ratio
+from benchmarks import MEASUREMENTS
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import pytest
 
 from comet_moe.cli._display import LiveRuns, RunRow, print_summary
-from comet_moe.training.records import EpochRecord, EvaluationRecord, RoutingRecord, SummaryRecord
+from comet_moe.experiments.training.records import EpochRecord, EvaluationRecord, RoutingRecord, SummaryRecord
 
 ROUTING = RoutingRecord(
     experts_per_sample=2,

@@ -113,7 +113,7 @@ def test_ctrl_c_is_exit_code_130(monkeypatch):
     def interrupt():
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("comet_moe.data.default_cache", interrupt)
+    monkeypatch.setattr("comet_moe.experiments.data.default_cache", interrupt)
     done = comet_moe("data", "list")
     assert (done.code, done.out) == (130, "")
     assert "Traceback" not in done.err

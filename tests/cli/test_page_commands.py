@@ -10,8 +10,8 @@ import yaml
 from command import succeed
 from raw_sets import write_raw
 
-from comet_moe.config.search_space import load_search_space
-from comet_moe.report import write_report
+from comet_moe.experiments.config.search_space import load_search_space
+from comet_moe.experiments.report import write_report
 from pages import ROOT, blocks, commands_to_run
 
 pytestmark = pytest.mark.slow

@@ -8,10 +8,10 @@ import pytest
 from command import refusal, succeed
 from raw_sets import prepare, sets
 
-from comet_moe.data import load
-from comet_moe.training.batches import evaluation_batches
-from comet_moe.training.load import load_run
-from comet_moe.training.run import RunFolder
+from comet_moe.experiments.data import load
+from comet_moe.experiments.training.batches import evaluation_batches
+from comet_moe.experiments.training.load import load_run
+from comet_moe.experiments.training.run import RunFolder
 
 
 def trained(name, tmp_path, *settings):

@@ -3,18 +3,13 @@
 import csv
 import io
 import json
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 from command import comet_moe, refusal, succeed
+from made_studies import GATES, random_trials, waiting, write_study
 from raw_sets import SMALL_DIGITS, sets
 from scipy.stats import sem
-
-sys.path.append(str(Path(__file__).parents[1] / "analysis"))  # for made_studies
-
-from made_studies import GATES, random_trials, waiting, write_study
 
 
 @pytest.fixture

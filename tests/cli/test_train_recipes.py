@@ -7,8 +7,8 @@ import yaml
 from command import refusal, succeed
 from raw_sets import NAMES, prepare, sets
 
-from comet_moe.config import list_recipes
-from comet_moe.training.run import RunFolder
+from comet_moe.experiments.config import list_recipes
+from comet_moe.experiments.training.run import RunFolder
 
 VISION = ["digits", "multimnist", "multifashionmnist", "celeba"]
 

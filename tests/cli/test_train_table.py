@@ -8,8 +8,8 @@ import pytest
 from command import refusal, succeed
 from raw_sets import sets
 
-from comet_moe.config import load_train_config
-from comet_moe.training.batches import load_dataset
+from comet_moe.experiments.config import load_train_config
+from comet_moe.experiments.training.batches import load_dataset
 from made_tables import TASKS, customers, write_table
 
 SHORT = ["training.epochs=2", "training.batch_size=64", "model.experts=4", "model.units=[8, 8]", "gate=comet"]

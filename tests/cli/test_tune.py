@@ -11,8 +11,8 @@ import pytest
 import yaml
 from command import comet_moe, refusal, start_python, succeed
 
-from comet_moe.training.records import ResultRecord
-from comet_moe.tuning.study import StudyOptions, open_study
+from comet_moe.experiments.studies.study import StudyOptions, open_study
+from comet_moe.experiments.training.records import ResultRecord
 
 SMALL = [
     *("data.options.train_size=400", "data.options.validation_size=200", "data.options.test_size=200"),

@@ -22,17 +22,17 @@ from hypothesis import strategies as st
 from made_studies import random_trials, write_study
 from safetensors.torch import save
 
-from comet_moe.analysis.reading import read_studies
-from comet_moe.analysis.table import compare_gates
-from comet_moe.config import load_config
-from comet_moe.config.loader import read_recipe
-from comet_moe.config.yaml_text import read_yaml
-from comet_moe.data import images, jester
-from comet_moe.data.ratings import read_pairs
-from comet_moe.data.table_source import TableSource, find_tables
 from comet_moe.exceptions import CometError
-from comet_moe.training.records import CheckpointRecord
-from comet_moe.training.run import RunFolder
+from comet_moe.experiments.config import load_config
+from comet_moe.experiments.config.loader import read_recipe
+from comet_moe.experiments.config.yaml_text import read_yaml
+from comet_moe.experiments.data.sets import images, jester
+from comet_moe.experiments.data.sets.ratings import read_pairs
+from comet_moe.experiments.data.table.source import TableSource, find_tables
+from comet_moe.experiments.studies.reading import read_studies
+from comet_moe.experiments.studies.table import compare_gates
+from comet_moe.experiments.training.records import CheckpointRecord
+from comet_moe.experiments.training.run import RunFolder
 
 EXAMPLES = int(os.environ.get("COMET_MOE_FUZZ", "100"))
 

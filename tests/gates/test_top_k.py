@@ -6,9 +6,9 @@ from gate_laws import assert_glorot_and_zero, assert_slots_equal_dense
 from hypothesis import given
 from hypothesis import strategies as st
 
-from comet_moe.config import load_train_config
+from comet_moe.experiments.config import load_train_config
+from comet_moe.experiments.training.build import build_model
 from comet_moe.gates import TopKGate
-from comet_moe.training.build import build_model
 
 
 @given(n=st.integers(1, 30), k=st.integers(1, 40))

@@ -21,8 +21,10 @@ from torch.utils.checkpoint import checkpoint
 
 import comet_moe
 from comet_moe import MoE, MultiGateMoE, Permutation, PermutedGate
-from comet_moe.data import Dataset, Split
 from comet_moe.exceptions import MainProcessError, RunError
+from comet_moe.experiments.data import Dataset, Split
+from comet_moe.experiments.training.distributed import Processes
+from comet_moe.experiments.training.run import dataset_facts
 from comet_moe.experts import FeedForwardExperts, MLPExperts
 from comet_moe.gates import CometGate, RegularizedGate, TopKGate
 from comet_moe.parallel import (
@@ -33,8 +35,6 @@ from comet_moe.parallel import (
     join_ranks,
     shard_like,
 )
-from comet_moe.training.distributed import Processes
-from comet_moe.training.run import dataset_facts
 
 P, N, U, B = 5, 8, 4, 24
 

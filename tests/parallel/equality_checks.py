@@ -23,8 +23,8 @@ from comet_moe.gates import (
     TopKGate,
     WarmupGate,
 )
+from comet_moe.mixture.ple import CGC
 from comet_moe.parallel import expert_parallel
-from comet_moe.ple import CGC
 
 P, N, U, KEYS = 5, 6, 4, 9
 """Six experts on four ranks are 2, 2, 2 and 0 of them."""

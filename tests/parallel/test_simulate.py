@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from benchmarks.simulate import simulate_ranks
 
 from comet_moe import Routing
-from comet_moe.parallel.simulate import simulate_ranks
 
 
 def test_rows_and_outputs_of_other_ranks_are_counted():

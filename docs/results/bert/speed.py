@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 import torch
+from benchmarks.timing import measure_ratios
 
-from comet_moe.bench.timing import measure_ratios
-from comet_moe.bert.data import evaluation_batches, load_task_data
-from comet_moe.bert.run import BertFolder, load_model, load_tokenizer
+from comet_moe.experiments.bert.data import evaluation_batches, load_task_data
+from comet_moe.experiments.bert.run import BertFolder, load_model, load_tokenizer
 
 ROWS = 32
 BATCHES = 8

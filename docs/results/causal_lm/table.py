@@ -7,8 +7,8 @@ from statistics import fmean
 
 from scipy.stats import t
 
-from comet_moe.analysis.render import format_p_value
-from comet_moe.analysis.stats import Summary, summarise, welch_t_test
+from comet_moe.experiments.studies.render import format_p_value
+from comet_moe.experiments.studies.significance import Summary, summarise, welch_t_test
 
 sys.path.append(str(Path(__file__).parents[1]))
 import raw

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from scipy.stats import ttest_rel
 
-from comet_moe.analysis.reading import read_studies
-from comet_moe.analysis.render import format_p_value
-from comet_moe.analysis.stats import summarise, welch_t_test
+from comet_moe.experiments.studies.reading import read_studies
+from comet_moe.experiments.studies.render import format_p_value
+from comet_moe.experiments.studies.significance import summarise, welch_t_test
 
 FAMILIES = {"hash": "Hash-r", "topk": "Top-k", "comet": "COMET"}
 NETWORKS = {  # study and gate: what it is

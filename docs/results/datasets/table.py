@@ -9,8 +9,8 @@ from pathlib import Path
 
 from scipy.stats import friedmanchisquare, rankdata
 
-from comet_moe.analysis.render import format_p_value
-from comet_moe.analysis.stats import welch_t_test
+from comet_moe.experiments.studies.render import format_p_value
+from comet_moe.experiments.studies.significance import welch_t_test
 
 sys.path.append(str(Path(__file__).parents[1]))
 import raw

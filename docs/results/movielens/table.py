@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from comet_moe.analysis.render import format_p_value
-from comet_moe.analysis.stats import welch_t_test
+from comet_moe.experiments.studies.render import format_p_value
+from comet_moe.experiments.studies.significance import welch_t_test
 
 sys.path.append(str(Path(__file__).parents[1]))
 from studies import Row, loss_of, print_heads, print_row, read_rows

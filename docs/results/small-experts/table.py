@@ -6,9 +6,9 @@ From the studies beside this file, or in FOLDER of run.sh.
 import sys
 from pathlib import Path
 
-from comet_moe.analysis.reading import read_studies
-from comet_moe.analysis.render import format_p_value
-from comet_moe.analysis.stats import Summary, summarise, welch_t_test
+from comet_moe.experiments.studies.reading import read_studies
+from comet_moe.experiments.studies.render import format_p_value
+from comet_moe.experiments.studies.significance import Summary, summarise, welch_t_test
 
 NETWORKS = {  # column: studies, and the gate in them
     "dense": (("filters-2", "new-seeds"), "dense"),

@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 from statistics import fmean, median
 
-from comet_moe.analysis.stats import student_t_test, summarise
-from comet_moe.training.records import RoutingRecord
+from comet_moe.experiments.studies.significance import student_t_test, summarise
+from comet_moe.experiments.training.records import RoutingRecord
 
 sys.path.append(str(Path(__file__).parents[1]))
 import raw

@@ -3,10 +3,10 @@
 import argparse
 from pathlib import Path
 
-from comet_moe.io import as_json, write_text
-from comet_moe.training.batches import load_dataset
-from comet_moe.training.boosted_trees import train_trees
-from comet_moe.training.load import load_run
+from comet_moe.experiments.training.batches import load_dataset
+from comet_moe.experiments.training.boosted_trees import train_trees
+from comet_moe.experiments.training.load import load_run
+from comet_moe.files import as_json, write_text
 
 
 def main() -> None:

@@ -28,12 +28,12 @@ from transformers.utils.generic import can_return_tuple
 from comet_moe.bert.configuration import CometBertConfig
 from comet_moe.bert.experts import BertExperts
 from comet_moe.bert.gating import TokenHashGate, build_layer_gate
-from comet_moe.dispatch import Execution
 from comet_moe.experts.grouped_linear import GroupedLinear
+from comet_moe.files import align_weights
 from comet_moe.gates.base import TrainableGate
-from comet_moe.io import align_weights
 from comet_moe.local_search import Permutation
-from comet_moe.moe import MoE
+from comet_moe.mixture.dispatch import Execution
+from comet_moe.mixture.moe import MoE
 from comet_moe.routing import Routing
 
 
@@ -108,7 +108,7 @@ class SparseModel:
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-        """As in transformers, into aligned memory, see :func:`~comet_moe.io.align_weights`."""
+        """As in transformers, into aligned memory, see :func:`~comet_moe.files.align_weights`."""
         loaded = super().from_pretrained(*args, **kwargs)  # type: ignore[misc]
         align_weights(loaded[0] if isinstance(loaded, tuple) else loaded)  # with output_loading_info, a tuple
         return loaded

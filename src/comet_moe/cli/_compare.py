@@ -5,24 +5,31 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from comet_moe.analysis.reading import read_lines, read_studies
-from comet_moe.analysis.render import Cell, Column, TextTable, format_p_equation, format_p_value, number_cell
-from comet_moe.analysis.stats import Summary, summarise, summarise_metrics, welch_t_test
-from comet_moe.analysis.table import DENSE, compare_gates, p_against_dense
 from comet_moe.cli._text import echo
 from comet_moe.cli.table import print_tables
-from comet_moe.config import load_train_config
-from comet_moe.data import Dataset
+from comet_moe.experiments.config import load_train_config
+from comet_moe.experiments.data import Dataset
+from comet_moe.experiments.models import Task
+from comet_moe.experiments.studies.reading import read_lines, read_studies
+from comet_moe.experiments.studies.render import (
+    Cell,
+    Column,
+    TextTable,
+    format_p_equation,
+    format_p_value,
+    number_cell,
+)
+from comet_moe.experiments.studies.significance import Summary, summarise, summarise_metrics, welch_t_test
+from comet_moe.experiments.studies.study import StudyOptions
+from comet_moe.experiments.studies.table import DENSE, compare_gates, p_against_dense
+from comet_moe.experiments.training.batches import load_dataset
+from comet_moe.experiments.training.boosted_trees import FILE as TREES_FILE
+from comet_moe.experiments.training.boosted_trees import NAME as TREES
+from comet_moe.experiments.training.boosted_trees import train_trees
+from comet_moe.experiments.training.records import ResultRecord
+from comet_moe.experiments.training.table_parts import read_schema, table_tasks
+from comet_moe.files import write_text
 from comet_moe.gate_names import DENSE_KINDS
-from comet_moe.io import write_text
-from comet_moe.models import Task
-from comet_moe.training.batches import load_dataset
-from comet_moe.training.boosted_trees import FILE as TREES_FILE
-from comet_moe.training.boosted_trees import NAME as TREES
-from comet_moe.training.boosted_trees import train_trees
-from comet_moe.training.records import ResultRecord
-from comet_moe.training.table_parts import read_schema, table_tasks
-from comet_moe.tuning.study import StudyOptions
 
 LEVEL = 0.05
 

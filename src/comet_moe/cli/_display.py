@@ -19,8 +19,8 @@ from comet_moe.cli._errors import INTERRUPTED
 from comet_moe.cli._text import echo, printable
 
 if TYPE_CHECKING:
-    from comet_moe.training.records import EpochRecord, ResultRecord, SummaryRecord
-    from comet_moe.training.trainer import Callbacks, Progress
+    from comet_moe.experiments.training.records import EpochRecord, ResultRecord, SummaryRecord
+    from comet_moe.experiments.training.trainer import Callbacks, Progress
 
 COLUMNS = ("epoch", "train", "valid", "best", "patience", "experts", "rows/s", "left")
 
@@ -112,7 +112,7 @@ class LiveRuns:
 
     def callbacks(self, row: RunRow, *on_epoch: "Callable[[EpochRecord], None]") -> "Callbacks":
         """Callbacks that keep ``row`` up to date, and also call ``on_epoch`` after each epoch."""
-        from comet_moe.training.trainer import Callbacks
+        from comet_moe.experiments.training.trainer import Callbacks
 
         def on_each_epoch(record: "EpochRecord") -> None:
             for function in (row.on_epoch, *on_epoch):

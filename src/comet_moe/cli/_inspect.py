@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 from comet_moe.cli._text import echo
 
 if TYPE_CHECKING:
-    from comet_moe.data.table_inspect import TableReport
+    from comet_moe.experiments.data.table.inspect import TableReport
 
 
 def print_report(report: "TableReport") -> None:
     """Print the columns of a table with warnings."""
-    from comet_moe.data.table_inspect import many_or
+    from comet_moe.experiments.data.table.inspect import many_or
 
     echo(f"{', '.join(report.files)}: {report.rows:,} rows, {len(report.columns)} columns")
     rows = [("column", "role", "kind", "missing", "distinct", "most frequent values")]
@@ -44,10 +44,10 @@ def write_recipe(report: "TableReport", path: Path, options: dict[str, Any], out
     """Write the recipe ``table`` for this table, with every column's kind, to be edited."""
     import yaml
 
-    from comet_moe.config.loader import read_recipe
-    from comet_moe.config.schema import absolute_path
-    from comet_moe.data.table_options import TableOptions
-    from comet_moe.io import write_text
+    from comet_moe.experiments.config.loader import read_recipe
+    from comet_moe.experiments.config.schema import absolute_path
+    from comet_moe.experiments.data.table.options import TableOptions
+    from comet_moe.files import write_text
 
     given = TableOptions.read(options)
     kinds = {column.name: column.kind for column in report.columns if column.role == "target"}

@@ -17,15 +17,15 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from comet_moe.analysis.records import FINISHED, TrialRecord
 from comet_moe.cli._display import as_number, as_time
 from comet_moe.cli._errors import INTERRUPTED
 from comet_moe.cli._text import echo, printable
-from comet_moe.tuning.pool import WorkerPool, WorkerStatus
-from comet_moe.tuning.process import EXIT_SIGTERM, WorkerConfig
-from comet_moe.tuning.queue import best_trial, count_by_status
-from comet_moe.tuning.storage import STORAGE_ERRORS, storage_error
-from comet_moe.tuning.study import StudyHandle, StudyOptions, open_study
+from comet_moe.experiments.studies.pool import WorkerPool, WorkerStatus
+from comet_moe.experiments.studies.process import EXIT_SIGTERM, WorkerConfig
+from comet_moe.experiments.studies.queue import best_trial, count_by_status
+from comet_moe.experiments.studies.records import FINISHED, TrialRecord
+from comet_moe.experiments.studies.storage import STORAGE_ERRORS, storage_error
+from comet_moe.experiments.studies.study import StudyHandle, StudyOptions, open_study
 
 REFRESH_SHARE = 0.05
 """Part of the time that may be spent on reading the storage."""

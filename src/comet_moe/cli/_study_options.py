@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from comet_moe.tuning.defaults import DEFAULT_HEARTBEAT
+from comet_moe.experiments.studies.defaults import DEFAULT_HEARTBEAT
 
 Recipe = Annotated[str, typer.Argument(help="Name of a recipe, or path of a YAML file.")]
 StudyPaths = Annotated[

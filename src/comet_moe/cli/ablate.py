@@ -5,7 +5,6 @@ from typing import Annotated
 
 import typer
 
-from comet_moe.analysis.defaults import MAX_TRIALS
 from comet_moe.cli._study_options import (
     AddGates,
     AsJson,
@@ -20,7 +19,8 @@ from comet_moe.cli._study_options import (
     Workers,
 )
 from comet_moe.cli._text import split_names
-from comet_moe.tuning.defaults import DEFAULT_GATES, DEFAULT_TRIALS
+from comet_moe.experiments.studies.defaults import DEFAULT_GATES, DEFAULT_TRIALS
+from comet_moe.experiments.studies.table_defaults import MAX_TRIALS
 
 
 def ablate(
@@ -65,7 +65,7 @@ def ablate(
     `comet-moe table` tests each gate with local search against the same gate without.
     """
     from comet_moe.cli._study import run_study
-    from comet_moe.tuning.study import StudyOptions
+    from comet_moe.experiments.studies.study import StudyOptions
 
     options = StudyOptions(
         kind="ablation",

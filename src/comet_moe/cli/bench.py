@@ -11,7 +11,7 @@ import typer
 from comet_moe.cli._text import echo
 
 if TYPE_CHECKING:
-    from comet_moe.bench import Result
+    from benchmarks import Result
 
 NAMES = (
     "gate",
@@ -53,10 +53,10 @@ def bench(
     unknown = [name for name in measurements or () if name not in NAMES]
     if unknown:
         raise typer.BadParameter(f"there is no measurement {unknown[0]!r}, give some of {', '.join(NAMES)}")
+    from benchmarks.pictures import draw_results
     from rich.console import Console
 
-    from comet_moe.bench import MEASUREMENTS
-    from comet_moe.bench.pictures import draw_results
+    from benchmarks import MEASUREMENTS
     from comet_moe.devices import check_bfloat16
     from comet_moe.memory import keep_freed_memory
 

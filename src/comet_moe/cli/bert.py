@@ -12,11 +12,11 @@ import typer
 from comet_moe.cli._text import echo
 
 if TYPE_CHECKING:
-    from comet_moe.bert.run import BertFolder
     from comet_moe.cli._display import LiveRuns
-    from comet_moe.config import BertConfig
-    from comet_moe.training.records import ResultRecord, SummaryRecord
-    from comet_moe.training.trainer import Callbacks
+    from comet_moe.experiments.bert.run import BertFolder
+    from comet_moe.experiments.config import BertConfig
+    from comet_moe.experiments.training.records import ResultRecord, SummaryRecord
+    from comet_moe.experiments.training.trainer import Callbacks
 
 app = typer.Typer(
     help="Fine-tune a BERT, convert it to a sparse mixture of experts, and distil it (COMET-BERT).",
@@ -77,8 +77,8 @@ def finetune(
     as_json: AsJson = False,
 ) -> None:
     """Fine-tune a dense BERT on a task: the teacher."""
-    from comet_moe.bert import distill as stages
-    from comet_moe.bert import run as runs
+    from comet_moe.experiments.bert import distill as stages
+    from comet_moe.experiments.bert import run as runs
 
     overrides = _overrides(settings, model=model, data=data)
     config = runs.load_task_config(task, [*overrides, (["stage"], "finetune")])
@@ -89,8 +89,8 @@ def finetune(
 @app.command()
 def importance(run: Teacher, as_json: AsJson = False) -> None:
     """Compute the importance of the neurons of a teacher on its dev rows."""
-    from comet_moe.bert.distill import score_neurons
-    from comet_moe.bert.run import BertFolder
+    from comet_moe.experiments.bert.distill import score_neurons
+    from comet_moe.experiments.bert.run import BertFolder
 
     folder = BertFolder(run)
     scores = score_neurons(folder)
@@ -114,8 +114,8 @@ def distill(
     as_json: AsJson = False,
 ) -> None:
     """Convert a teacher to a sparse student, and distil the teacher into it."""
-    from comet_moe.bert import distill as stages
-    from comet_moe.bert import run as runs
+    from comet_moe.experiments.bert import distill as stages
+    from comet_moe.experiments.bert import run as runs
 
     overrides = _overrides(settings, gate=gate)
     folder, config = runs.resolve_run(runs.student_config(run, overrides), overrides, out, resume)
@@ -133,7 +133,7 @@ def evaluate(
 
     The metrics equal those in result.json, except for the speed.
     """
-    from comet_moe.bert.distill import evaluate_run
+    from comet_moe.experiments.bert.distill import evaluate_run
 
     summary = evaluate_run(run)
     if as_json:
@@ -157,8 +157,8 @@ def run(
 
     With --resume, settings of a stage that has not begun may be changed.
     """
-    from comet_moe.bert import distill as stages
-    from comet_moe.bert import run as runs
+    from comet_moe.experiments.bert import distill as stages
+    from comet_moe.experiments.bert import run as runs
 
     overrides = _overrides(settings, gate=gate, model=model, data=data)
     folder, config = runs.resolve_run(runs.load_task_config(task, overrides), overrides, out, resume)
@@ -173,7 +173,7 @@ def run(
 
 def _overrides(settings: list[str] | None, **options: str | None) -> list[tuple[list[str], Any]]:
     """What was given on the command line, as keys and values."""
-    from comet_moe.config import parse_setting
+    from comet_moe.experiments.config import parse_setting
 
     keys = {"gate": ["gate"], "model": ["model", "path"], "data": ["data", "path"]}
     given = [(keys[name], value) for name, value in options.items() if value is not None]

@@ -14,7 +14,7 @@ from comet_moe.cli._study_options import AsJson, Resume, Settings, Storage, Work
 from comet_moe.cli._text import echo, split_names
 
 if TYPE_CHECKING:
-    from comet_moe.tuning.study import StudyOptions
+    from comet_moe.experiments.studies.study import StudyOptions
 
 DEFAULT_GATES = ("dense", "softmax", "topk", "sigmoid", "comet", "comet+")
 DEFAULT_SEEDS = 3
@@ -81,8 +81,8 @@ def compare(
     those of `comet-moe tune`: it can be stopped, resumed, and run by several machines.
     """
     from comet_moe.cli._compare import Comparison, print_comparison, recommend
-    from comet_moe.io import require_file_path
-    from comet_moe.report import check_extra, write_report
+    from comet_moe.experiments.report import check_extra, write_report
+    from comet_moe.files import require_file_path
 
     check_extra()  # before the training, not after it
     if page is not None:
@@ -132,7 +132,7 @@ def _study_options(
     storage: str | None,
     resume: bool,
 ) -> "StudyOptions":
-    from comet_moe.tuning.study import StudyOptions
+    from comet_moe.experiments.studies.study import StudyOptions
 
     names, kinds = split_names(targets, "--targets"), _pairs("--tasks", tasks)
     unknown = next((name for name in [*kinds, *_pairs("--weights", weights)] if name not in names), None)

@@ -5,9 +5,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from comet_moe.analysis.defaults import DEFAULT_REPEATS
 from comet_moe.cli._study_options import AsJson, StudyPaths
 from comet_moe.cli._text import echo
+from comet_moe.experiments.studies.table_defaults import DEFAULT_REPEATS
 
 
 def curves(
@@ -39,10 +39,16 @@ def curves(
     validation loss. The speedup of a gate over a baseline is the ratio of the numbers of trials that reach
     the same loss; --json has it at every budget, the tables at half and all of the baseline's trials.
     """
-    from comet_moe.analysis.budget import compute_loss_curves, compute_speedups, parse_pair, select_pairs
-    from comet_moe.analysis.reading import read_studies
-    from comet_moe.analysis.render import to_csv
-    from comet_moe.analysis.text_tables import (
+    from comet_moe.cli.table import print_tables, warn_left_out
+    from comet_moe.experiments.studies.loss_by_trials import (
+        compute_loss_curves,
+        compute_speedups,
+        parse_pair,
+        select_pairs,
+    )
+    from comet_moe.experiments.studies.reading import read_studies
+    from comet_moe.experiments.studies.render import to_csv
+    from comet_moe.experiments.studies.text_tables import (
         CURVE_NOTE,
         KEPT_ROUTING_NOTE,
         SPEEDUP_NOTE,
@@ -50,7 +56,6 @@ def curves(
         kept_routing_table,
         speedup_table,
     )
-    from comet_moe.cli.table import print_tables, warn_left_out
 
     studies = read_studies(paths)
     selected = select_pairs(studies, [parse_pair(text) for text in pair or []])

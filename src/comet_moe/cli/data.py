@@ -19,7 +19,7 @@ def list_all(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """List the data sets, with their licences and whether they are prepared."""
-    from comet_moe.data import DATASETS, default_cache, list_prepared
+    from comet_moe.experiments.data import DATASETS, default_cache, list_prepared
 
     cache = default_cache()
     ready = list_prepared(cache)
@@ -73,8 +73,8 @@ def prepare(
     """Prepare a data set once, so that training starts without delay."""
     import time
 
-    from comet_moe.data import default_cache
-    from comet_moe.data import prepare as build
+    from comet_moe.experiments.data import default_cache
+    from comet_moe.experiments.data import prepare as build
 
     started = time.perf_counter()
     dataset = build(
@@ -133,9 +133,9 @@ def inspect(
     from dataclasses import asdict
 
     from comet_moe.cli._inspect import print_report, write_recipe
-    from comet_moe.data.table_inspect import inspect_table
     from comet_moe.exceptions import RecipeError
-    from comet_moe.io import require_file_path
+    from comet_moe.experiments.data.table.inspect import inspect_table
+    from comet_moe.files import require_file_path
 
     options = _options("table", settings or [])
     if targets is not None:
@@ -157,10 +157,10 @@ def inspect(
 
 def _options(name: str, settings: list[str]) -> dict[str, Any]:
     """The options of the data set in the recipe of the same name, overridden by ``settings``."""
-    from comet_moe.config import list_recipes, load_train_config, parse_setting
-    from comet_moe.config.values import read_free_form
-    from comet_moe.data import RESERVED_OPTIONS
     from comet_moe.exceptions import RecipeError
+    from comet_moe.experiments.config import list_recipes, load_train_config, parse_setting
+    from comet_moe.experiments.config.values import read_free_form
+    from comet_moe.experiments.data import RESERVED_OPTIONS
 
     options = dict(load_train_config(name).data.options) if name in list_recipes() else {}
     for setting in settings:

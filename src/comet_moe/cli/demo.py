@@ -9,7 +9,7 @@ import typer
 from comet_moe.cli._text import echo
 
 if TYPE_CHECKING:
-    from comet_moe.training.records import ResultRecord
+    from comet_moe.experiments.training.records import ResultRecord
 
 GATES = ("dense", "softmax", "topk", "topk+", "dselect", "comet", "comet+")
 
@@ -36,7 +36,7 @@ def demo(
     """
     from tempfile import TemporaryDirectory
 
-    from comet_moe.report import check_extra, write_report
+    from comet_moe.experiments.report import check_extra, write_report
 
     check_extra()  # before the training, not after it
     with TemporaryDirectory(prefix="comet-moe-demo-") as scratch:
@@ -51,10 +51,10 @@ def demo(
 
 def _train(scratch: str, epochs: int | None) -> list[dict[str, Any]]:
     from comet_moe.cli._display import LiveRuns, RunRow
-    from comet_moe.config import load_train_config
-    from comet_moe.data import load
-    from comet_moe.training.build import build_trainer
-    from comet_moe.training.run import RunFolder, start_run
+    from comet_moe.experiments.config import load_train_config
+    from comet_moe.experiments.data import load
+    from comet_moe.experiments.training.build import build_trainer
+    from comet_moe.experiments.training.run import RunFolder, start_run
 
     dataset = load("multidigits", cache=Path(scratch) / "data")
     settings = [] if epochs is None else [f"training.epochs={epochs}"]

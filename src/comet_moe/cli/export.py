@@ -29,9 +29,9 @@ def export(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Write a trained model as ONNX or as a torch program, and check that it computes the same outputs."""
-    from comet_moe.export import SIZES, TOLERANCES, export_model
-    from comet_moe.io import require_file_path
-    from comet_moe.training.load import example_features, load_run
+    from comet_moe.experiments.export import SIZES, TOLERANCES, export_model
+    from comet_moe.experiments.training.load import example_features, load_run
+    from comet_moe.files import require_file_path
 
     suffix = ".onnx" if format == "onnx" else ".pt2"
     path = output or run / f"model{suffix}"

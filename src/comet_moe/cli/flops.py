@@ -9,7 +9,7 @@ import typer
 from comet_moe.cli._text import echo, split_names
 
 if TYPE_CHECKING:
-    from comet_moe.training.flops import Cost
+    from comet_moe.experiments.training.flops import Cost
 
 PARTS = ("gate", "experts", "shared", "total")
 
@@ -56,10 +56,10 @@ def flops(
 
 
 def _run_rows(path: Path) -> list[dict[str, Any]]:
-    from comet_moe.training.batches import load_dataset
-    from comet_moe.training.flops import count_costs
-    from comet_moe.training.load import load_run
-    from comet_moe.training.run import data_meta
+    from comet_moe.experiments.training.batches import load_dataset
+    from comet_moe.experiments.training.flops import count_costs
+    from comet_moe.experiments.training.load import load_run
+    from comet_moe.experiments.training.run import data_meta
 
     run = load_run(path)
     dataset = load_dataset(run.config)
@@ -68,11 +68,11 @@ def _run_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def _recipe_rows(recipe: str, gates: list[str] | None, settings: list[str]) -> list[dict[str, Any]]:
-    from comet_moe.config import load_train_config
+    from comet_moe.experiments.config import load_train_config
+    from comet_moe.experiments.training.batches import load_dataset
+    from comet_moe.experiments.training.flops import build_hard_model, count_costs
+    from comet_moe.experiments.training.mixture_parts import num_keys
     from comet_moe.gate_names import GATE_KINDS
-    from comet_moe.training.batches import load_dataset
-    from comet_moe.training.flops import build_hard_model, count_costs
-    from comet_moe.training.mixture_parts import num_keys
 
     dataset = load_dataset(load_train_config(recipe, settings))
     has_keys = num_keys(dataset.meta) is not None

@@ -11,7 +11,7 @@ from comet_moe.cli._text import echo, split_names
 if TYPE_CHECKING:
     import pandas as pd
 
-    from comet_moe.training.predict_table import TablePredictions
+    from comet_moe.experiments.training.predict_table import TablePredictions
 
 
 def predict(
@@ -65,11 +65,11 @@ def predict(
     be in any order; further ones are ignored. Categories that were never seen in training are counted.
     """
     from comet_moe.exceptions import WriteError
-    from comet_moe.io import require_file_path
-    from comet_moe.models import TableModel
-    from comet_moe.training import predict as prediction
-    from comet_moe.training.load import load_run
-    from comet_moe.training.predict_table import predict_table
+    from comet_moe.experiments.models import TableModel
+    from comet_moe.experiments.training import predict as prediction
+    from comet_moe.experiments.training.load import load_run
+    from comet_moe.experiments.training.predict_table import predict_table
+    from comet_moe.files import require_file_path
 
     prediction.check_suffix(output)
     require_file_path(output)  # before the work
@@ -91,10 +91,10 @@ def predict(
 
 def _best_run(study: Path) -> Path:
     """The run of a study with the lowest validation loss whose weights are on this machine."""
-    from comet_moe.analysis.reading import read_lines, read_studies
     from comet_moe.exceptions import StudyError
-    from comet_moe.training.boosted_trees import FILE
-    from comet_moe.training.records import ResultRecord
+    from comet_moe.experiments.studies.reading import read_lines, read_studies
+    from comet_moe.experiments.training.boosted_trees import FILE
+    from comet_moe.experiments.training.records import ResultRecord
 
     trials = read_studies([study])[0].trials
     complete = trials[trials["status"] == "complete"].sort_values(["validation_loss", "gate", "index"])

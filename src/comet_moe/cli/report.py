@@ -20,8 +20,8 @@ def report(
 
     The file is complete: it loads nothing from the network and can be sent as it is.
     """
-    from comet_moe.io import require_file_path
-    from comet_moe.report import write_report
+    from comet_moe.experiments.report import write_report
+    from comet_moe.files import require_file_path
 
     require_file_path(output, ".html")
     file = write_report(folders, output)

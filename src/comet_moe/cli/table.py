@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from comet_moe.analysis.defaults import TOP_PERCENT
 from comet_moe.cli._study_options import AsJson, StudyPaths
 from comet_moe.cli._text import echo
+from comet_moe.experiments.studies.table_defaults import TOP_PERCENT
 
 if TYPE_CHECKING:
-    from comet_moe.analysis.render import TextTable
-    from comet_moe.analysis.study import Study
+    from comet_moe.experiments.studies.render import TextTable
+    from comet_moe.experiments.studies.results import Study
 
 
 def table(
@@ -34,10 +34,10 @@ def table(
     For a tuning study the means are over the best 5 % of the trials by validation loss, as in the paper; for
     an ablation or for runs over all complete ones. Losses are times 100.
     """
-    from comet_moe.analysis.reading import read_studies
-    from comet_moe.analysis.render import flatten_row, to_csv, to_tex
-    from comet_moe.analysis.table import compare_gates
-    from comet_moe.analysis.text_tables import result_notes, result_tables, routing_tables
+    from comet_moe.experiments.studies.reading import read_studies
+    from comet_moe.experiments.studies.render import flatten_row, to_csv, to_tex
+    from comet_moe.experiments.studies.table import compare_gates
+    from comet_moe.experiments.studies.text_tables import result_notes, result_tables, routing_tables
 
     studies = read_studies(paths)
     results = [(study, compare_gates(study, top)) for study in studies]
@@ -67,7 +67,7 @@ def print_tables(tables: "Sequence[TextTable]", notes: Sequence[str], as_markdow
     """Print tables with lines and colours on a terminal; elsewhere, or if ``as_markdown``, as Markdown."""
     from rich.console import Console
 
-    from comet_moe.analysis.render import escape_markdown, to_markdown, to_rich
+    from comet_moe.experiments.studies.render import escape_markdown, to_markdown, to_rich
 
     console = Console()
     if as_markdown or not console.is_terminal:

@@ -10,10 +10,10 @@ import typer
 from comet_moe.cli._text import echo
 
 if TYPE_CHECKING:
-    from comet_moe.config import TrainConfig
-    from comet_moe.training.distributed import Processes
-    from comet_moe.training.records import ResultRecord
-    from comet_moe.training.run import RunFolder
+    from comet_moe.experiments.config import TrainConfig
+    from comet_moe.experiments.training.distributed import Processes
+    from comet_moe.experiments.training.records import ResultRecord
+    from comet_moe.experiments.training.run import RunFolder
 
 
 def train(
@@ -47,8 +47,8 @@ def train(
     """
     from comet_moe.cli._display import print_result, resume_hint
     from comet_moe.exceptions import MainProcessError
-    from comet_moe.training.distributed import count_restarts, join_processes
-    from comet_moe.training.run import resolve_run
+    from comet_moe.experiments.training.distributed import count_restarts, join_processes
+    from comet_moe.experiments.training.run import resolve_run
 
     resume = resume or count_restarts() > 0
     with join_processes() as processes:
@@ -80,11 +80,11 @@ def _train(
     folder: "RunFolder", config: "TrainConfig", processes: "Processes", tensorboard: bool
 ) -> "ResultRecord":
     from comet_moe.cli._display import LiveRuns, RunRow
-    from comet_moe.data import DATASETS
-    from comet_moe.training.batches import load_dataset
-    from comet_moe.training.build import build_trainer
-    from comet_moe.training.run import dataset_facts, start_run
-    from comet_moe.training.tracking import TensorBoard
+    from comet_moe.experiments.data import DATASETS
+    from comet_moe.experiments.training.batches import load_dataset
+    from comet_moe.experiments.training.build import build_trainer
+    from comet_moe.experiments.training.run import dataset_facts, start_run
+    from comet_moe.experiments.training.tracking import TensorBoard
 
     board = processes.main_first(lambda: TensorBoard(folder.path / "tensorboard")) if tensorboard else None
     dataset = processes.main_first(lambda: load_dataset(config))

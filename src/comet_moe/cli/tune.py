@@ -5,7 +5,6 @@ from typing import Annotated
 
 import typer
 
-from comet_moe.analysis.defaults import MAX_TRIALS, PruneMethod
 from comet_moe.cli._study_options import (
     AddGates,
     AsJson,
@@ -20,7 +19,8 @@ from comet_moe.cli._study_options import (
     Workers,
 )
 from comet_moe.cli._text import split_names
-from comet_moe.tuning.defaults import DEFAULT_GATES, DEFAULT_SEED, DEFAULT_TRIALS
+from comet_moe.experiments.studies.defaults import DEFAULT_GATES, DEFAULT_SEED, DEFAULT_TRIALS
+from comet_moe.experiments.studies.table_defaults import MAX_TRIALS, PruneMethod
 
 
 def tune(
@@ -76,7 +76,7 @@ def tune(
     `comet-moe table`, `comet-moe curves` and `comet-moe report`.
     """
     from comet_moe.cli._study import run_study
-    from comet_moe.tuning.study import StudyOptions
+    from comet_moe.experiments.studies.study import StudyOptions
 
     options = StudyOptions(
         kind="tuning",

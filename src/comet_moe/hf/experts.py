@@ -12,13 +12,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from comet_moe.dispatch import run_sparse
 from comet_moe.exceptions import needs_extra
 from comet_moe.experts import Experts
 from comet_moe.experts.grouped_linear import grouped_linear
 from comet_moe.kernels.mix import Epilogue
 from comet_moe.kernels.plan import plan_from_pairs
 from comet_moe.kernels.swiglu import swiglu
+from comet_moe.mixture.dispatch import run_sparse
 
 with needs_extra("hf", "comet_moe.hf"):
     from transformers.activations import SiLUActivation

@@ -11,6 +11,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from comet_moe.exceptions import needs_extra
+from comet_moe.files import align_weights, require_readable_files
 from comet_moe.gates import Gate
 from comet_moe.hf.description import Description, build_gates, require_description
 from comet_moe.hf.feed_forward import FeedForwardLayout
@@ -18,7 +19,6 @@ from comet_moe.hf.memory import FIELD, base_of
 from comet_moe.hf.routers import RouterAdapter, find_adapter, install_gates
 from comet_moe.hf.tokens import TokenReader, pass_tokens
 from comet_moe.hf.upcycling import build_mixture
-from comet_moe.io import align_weights, require_readable_files
 from comet_moe.local_search import Permutation
 from comet_moe.memory import available_memory, in_words
 

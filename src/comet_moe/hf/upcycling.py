@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from comet_moe import checks
-from comet_moe.dispatch import Execution
 from comet_moe.experts import ModuleExperts
 from comet_moe.gates import Gate
 from comet_moe.hf.factory import gate_factory
@@ -30,7 +29,8 @@ from comet_moe.hf.rescaled_gate import RescaledGate
 from comet_moe.hf.routers import GateFactory, RouterSizes, check_gate_fits
 from comet_moe.hf.tokens import TokenReader, pass_tokens
 from comet_moe.memory import available_memory, in_words
-from comet_moe.moe import MoE
+from comet_moe.mixture.dispatch import Execution
+from comet_moe.mixture.moe import MoE
 
 
 class UpcycledMixture(MoE, TokenReader):

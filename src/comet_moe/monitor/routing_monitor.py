@@ -11,7 +11,7 @@ from torch.utils.hooks import RemovableHandle
 
 from comet_moe import checks
 from comet_moe.gates import Gate
-from comet_moe.moe import MultiGateMoE
+from comet_moe.mixture.moe import MultiGateMoE
 from comet_moe.monitor.hooks import Hook
 from comet_moe.monitor.pending_losses import PendingLosses
 from comet_moe.monitor.window import GateRecord, make_warning

@@ -14,7 +14,7 @@ from comet_moe import checks
 from comet_moe.experts.base import Experts, check_output
 from comet_moe.gates import Gate
 from comet_moe.gates.ranks import Ranks
-from comet_moe.moe import MultiGateMoE
+from comet_moe.mixture.moe import MultiGateMoE
 from comet_moe.parallel.exchange import Exchange, Traffic
 
 ModuleType = TypeVar("ModuleType", bound=nn.Module)

@@ -18,20 +18,20 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_consistent_length, check_is_fitted
 from torch import Tensor
 
-from comet_moe.data import Split
-from comet_moe.data.table_encode import Encoder
-from comet_moe.data.table_schema import TableSchema
-from comet_moe.export import Check, export_model
+from comet_moe.experiments.data import Split
+from comet_moe.experiments.data.table.encode import Encoder
+from comet_moe.experiments.data.table.schema import TableSchema
+from comet_moe.experiments.export import Check, export_model
+from comet_moe.experiments.training.batches import evaluation_batches
+from comet_moe.experiments.training.distributed import num_threads
+from comet_moe.experiments.training.evaluate import EVALUATION_BATCH
+from comet_moe.experiments.training.records import EvaluationRecord
+from comet_moe.experiments.training.table_parts import example_table
 from comet_moe.sklearn.files import read_estimator, write_estimator
 from comet_moe.sklearn.inputs import choose_columns, fit_features, merge_rows, read_table
 from comet_moe.sklearn.settings import choose_batch_size, make_config
 from comet_moe.sklearn.targets import Column, Floats, check_targets, encode_target, fit_target
 from comet_moe.sklearn.training import build_network, train
-from comet_moe.training.batches import evaluation_batches
-from comet_moe.training.distributed import num_threads
-from comet_moe.training.evaluate import EVALUATION_BATCH
-from comet_moe.training.records import EvaluationRecord
-from comet_moe.training.table_parts import example_table
 
 SAMPLE_WEIGHT = "sample weight"
 """Name of the array of weights among the targets of a batch."""

@@ -10,7 +10,7 @@ from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils import check_array, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
 
-from comet_moe.data.table_schema import Target, TargetKind
+from comet_moe.experiments.data.table.schema import Target, TargetKind
 from comet_moe.sklearn.base import BaseMoE
 from comet_moe.sklearn.targets import Column, refuse_times
 
@@ -68,7 +68,7 @@ class MoEClassifier(ClassifierMixin, BaseMoE):
             are none), and a ``verdict``: "routes", "static", "collapsed" or "dense".
         result_: loss and metrics on the validation rows with the final weights, number of parameters, rows,
             operations per row, notes on columns that were left out.
-        model_: the network, a :class:`~comet_moe.models.TableModel`.
+        model_: the network, a :class:`~comet_moe.experiments.models.TableModel`.
 
     Example:
         >>> from sklearn.datasets import load_iris

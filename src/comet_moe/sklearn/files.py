@@ -11,10 +11,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from sklearn.utils.validation import check_is_fitted
 
-from comet_moe.config.schema import TrainConfig
-from comet_moe.data.table_schema import TableSchema
 from comet_moe.exceptions import CometError, RunError
-from comet_moe.io import as_json, load_tensors, require_same_tensors, write_atomically
+from comet_moe.experiments.config.schema import TrainConfig
+from comet_moe.experiments.data.table.schema import TableSchema
+from comet_moe.files import as_json, load_tensors, require_same_tensors, write_atomically
 from comet_moe.sklearn.settings import plain
 from comet_moe.sklearn.training import build_network
 from comet_moe.typed_files import describe

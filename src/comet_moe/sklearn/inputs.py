@@ -11,12 +11,12 @@ import pandas as pd
 import pyarrow as pa
 from sklearn.utils.validation import validate_data
 
-from comet_moe.data.table_fit import SchemaFitter
-from comet_moe.data.table_options import TableOptions
-from comet_moe.data.table_scan import ColumnScan
-from comet_moe.data.table_schema import Feature
-from comet_moe.data.table_tasks import choose_features
-from comet_moe.data.table_values import as_numbers, is_number, text_of
+from comet_moe.experiments.data.table.fit import SchemaFitter
+from comet_moe.experiments.data.table.options import TableOptions
+from comet_moe.experiments.data.table.scan import ColumnScan
+from comet_moe.experiments.data.table.schema import Feature
+from comet_moe.experiments.data.table.tasks import choose_features
+from comet_moe.experiments.data.table.values import as_numbers, is_number, text_of
 
 LARGEST = float(np.finfo(np.float32).max)
 

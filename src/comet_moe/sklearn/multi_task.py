@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pandas as pd
 from sklearn.metrics import accuracy_score, r2_score
 
-from comet_moe.data.table_schema import TARGET_KINDS, Target, TargetKind
+from comet_moe.experiments.data.table.schema import TARGET_KINDS, Target, TargetKind
 from comet_moe.sklearn.base import BaseMoE
 from comet_moe.sklearn.estimators import two_columns
 from comet_moe.sklearn.targets import Column, refuse_times

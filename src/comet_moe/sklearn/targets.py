@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from comet_moe.data.table_schema import Target
+from comet_moe.experiments.data.table.schema import Target
 
 Floats = npt.NDArray[np.float64]
 

@@ -13,20 +13,20 @@ import torch
 from torch import Tensor
 
 from comet_moe.checks import without_value_checks
-from comet_moe.config.schema import TrainConfig
-from comet_moe.data import Split
-from comet_moe.data.table_schema import TableSchema
 from comet_moe.devices import Placement, make_placement
 from comet_moe.exceptions import DivergedError, RecipeError
+from comet_moe.experiments.config.schema import TrainConfig
+from comet_moe.experiments.data import Split
+from comet_moe.experiments.data.table.schema import TableSchema
+from comet_moe.experiments.models import TableModel
+from comet_moe.experiments.training.batches import Batch, prefetched, training_batches
+from comet_moe.experiments.training.build import ADAM_EPSILON, MultiTaskObjective, build_model
+from comet_moe.experiments.training.distributed import Processes, num_threads
+from comet_moe.experiments.training.evaluate import evaluate
+from comet_moe.experiments.training.records import EvaluationRecord
+from comet_moe.experiments.training.trainer import READ_INTERVAL
 from comet_moe.local_search import parameter_groups
-from comet_moe.models import TableModel
 from comet_moe.stepping import step as step_modules
-from comet_moe.training.batches import Batch, prefetched, training_batches
-from comet_moe.training.build import ADAM_EPSILON, MultiTaskObjective, build_model
-from comet_moe.training.distributed import Processes, num_threads
-from comet_moe.training.evaluate import evaluate
-from comet_moe.training.records import EvaluationRecord
-from comet_moe.training.trainer import READ_INTERVAL
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""The experiments: configurations, data sets, training, studies and reports."""

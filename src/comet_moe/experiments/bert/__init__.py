@@ -1,0 +1,1 @@
+"""COMET-BERT from the command line: fine-tuning, conversion and distillation."""

@@ -1,0 +1,224 @@
+"""The rows of a task as tokens, in batches that are padded to their longest row."""
+
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import torch
+from torch import Tensor
+
+from comet_moe.exceptions import RecipeError
+from comet_moe.experiments.bert.tasks import Task, find_task
+from comet_moe.experiments.bert.texts import read_texts
+from comet_moe.experiments.config import BertConfig
+
+Index = npt.NDArray[np.int64]
+
+MAX_QUESTION_TOKENS = 64
+"""Questions on a context are cut to this length."""
+
+_CHUNK = 50  # batches whose rows are sorted by length together
+
+
+@dataclass(frozen=True)
+class Features:
+    """The rows of one split as tokens. For answers, a row is a window of an example.
+
+    Attributes:
+        ids: token ids of each row, (T,), unpadded.
+        types: token types of each row, (T,); empty where the model has none.
+        targets: "labels", or "start_positions" and "end_positions", (rows,) each.
+        padding: the token id that rows are padded with.
+        table: the examples as read.
+        example: (rows,) the example of each row; for answers.
+        offsets: (T, 2) of each row, the characters of a token in the context, -1 if it is not of it; for
+            answers.
+    """
+
+    ids: list[Index]
+    types: list[Index]
+    targets: dict[str, Index]
+    padding: int
+    table: pd.DataFrame
+    example: Index = field(default_factory=lambda: np.zeros(0, np.int64))
+    offsets: list[Index] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def lengths(self) -> Index:
+        """(rows,) number of tokens."""
+        return np.array([len(row) for row in self.ids], np.int64)
+
+    def batch(self, rows: Index) -> dict[str, Tensor]:
+        """The arguments of the model for ``rows``: (B, T) with T of the longest row, and targets (B,)."""
+        longest = max(len(self.ids[row]) for row in rows)
+        ids = np.full((len(rows), longest), self.padding, np.int64)
+        mask, types = np.zeros_like(ids), np.zeros_like(ids)
+        for index, row in enumerate(rows):
+            length = len(self.ids[row])
+            ids[index, :length], mask[index, :length] = self.ids[row], 1
+            if self.types:
+                types[index, :length] = self.types[row]
+        arrays = {"input_ids": ids, "attention_mask": mask} | (
+            {"token_type_ids": types} if self.types else {}
+        )
+        arrays |= {name: values[rows] for name, values in self.targets.items()}
+        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+def encode(task: Task, table: pd.DataFrame, tokenizer: Any, max_length: int, stride: int) -> Features:
+    """The rows of ``table`` as tokens, cut to ``max_length``; windows on long contexts share ``stride``."""
+    if task.kind == "answers":
+        return _encode_questions(table, tokenizer, max_length, stride)
+    columns = [table[name].tolist() for name in ("a", "b") if name in table]
+    encoded = tokenizer(*columns, truncation=True, max_length=max_length)
+    return Features(
+        ids=_ragged(encoded["input_ids"]),
+        types=_ragged(encoded.get("token_type_ids", [])),
+        targets={"labels": table["label"].to_numpy(np.int64)},
+        padding=_padding(tokenizer),
+        table=table,
+    )
+
+
+def _encode_questions(table: pd.DataFrame, tokenizer: Any, max_length: int, stride: int) -> Features:
+    encoded = tokenizer(
+        _cut_questions(
+            table["question"].tolist(), tokenizer, min(MAX_QUESTION_TOKENS, max_length - stride - 4)
+        ),
+        table["context"].tolist(),
+        truncation="only_second",
+        max_length=max_length,
+        stride=stride,
+        return_overflowing_tokens=True,
+        return_offsets_mapping=True,
+    )
+    example = np.array(encoded["overflow_to_sample_mapping"], np.int64)
+    offsets = []
+    for window, characters in enumerate(encoded["offset_mapping"]):
+        in_context = np.array([sequence == 1 for sequence in encoded.sequence_ids(window)])
+        offsets.append(np.where(in_context[:, None], np.array(characters, np.int64), -1))
+    spans = [
+        _answer_span(offsets[window], table["answer_texts"].iloc[row], table["answer_starts"].iloc[row])
+        for window, row in enumerate(example)
+    ]
+    starts, ends = np.array(spans, np.int64).T
+    return Features(
+        ids=_ragged(encoded["input_ids"]),
+        types=_ragged(encoded.get("token_type_ids", [])),
+        targets={"start_positions": starts, "end_positions": ends},
+        padding=_padding(tokenizer),
+        table=table,
+        example=example,
+        offsets=offsets,
+    )
+
+
+def _cut_questions(questions: list[str], tokenizer: Any, most: int) -> list[str]:
+    """``questions`` without what is after their token number ``most``.
+
+    Three special tokens, the stride and at least one more token of the context must fit beside a question.
+    """
+    stripped = [question.strip() for question in questions]
+    encoded = tokenizer(stripped, add_special_tokens=False, return_offsets_mapping=True)
+    return [
+        question if len(offsets) <= most else question[: offsets[most - 1][1]]
+        for question, offsets in zip(stripped, encoded["offset_mapping"], strict=True)
+    ]
+
+
+def _answer_span(offsets: Index, texts: list[str], starts: list[int]) -> tuple[int, int]:
+    """First and last token of the first answer; (0, 0) where there is none in this window."""
+    if not texts:
+        return 0, 0
+    begin, stop = starts[0], starts[0] + len(texts[0])
+    in_context = offsets[:, 0] >= 0
+    first = np.flatnonzero(in_context & (offsets[:, 0] <= begin) & (offsets[:, 1] > begin))
+    last = np.flatnonzero(in_context & (offsets[:, 0] < stop) & (offsets[:, 1] >= stop))
+    return (int(first[0]), int(last[0])) if len(first) and len(last) else (0, 0)
+
+
+def _ragged(rows: list[list[int]]) -> list[Index]:
+    return [np.array(row, np.int64) for row in rows]
+
+
+def _padding(tokenizer: Any) -> int:
+    return int(tokenizer.pad_token_id or 0)
+
+
+def training_batches(
+    features: Features, batch_size: int, seed: int, epoch: int, group_by_length: bool
+) -> list[Index]:
+    """The rows of each batch of ``epoch``; they depend on the arguments alone.
+
+    With ``group_by_length``, rows of about the same length share a batch: chunks of the shuffled rows are
+    sorted by length, and their batches shuffled.
+    """
+    generator = np.random.default_rng([seed, epoch])
+    order = generator.permutation(len(features))
+    if group_by_length:
+        lengths = features.lengths
+        chunk = _CHUNK * batch_size
+        chunks = [order[start : start + chunk] for start in range(0, len(order), chunk)]
+        order = np.concatenate([rows[np.argsort(lengths[rows], kind="stable")] for rows in chunks])
+    batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+    return [batches[i] for i in generator.permutation(len(batches))] if group_by_length else batches
+
+
+def evaluation_batches(features: Features, batch_size: int) -> Iterator[Index]:
+    """The rows of each batch: all rows, shortest first, so that there is little padding."""
+    order = np.argsort(features.lengths, kind="stable")
+    for start in range(0, len(order), batch_size):
+        yield order[start : start + batch_size]
+
+
+@dataclass(frozen=True)
+class TaskData:
+    """The rows of a task.
+
+    Attributes:
+        task: the task.
+        tokenizer: the tokenizer that made the tokens.
+        splits: "train", "dev", and for some tasks "test" or "mismatched".
+        meta: metadata that a run saves: numbers of rows and tokens, files, notes, checksums of tokens.
+    """
+
+    task: Task
+    tokenizer: Any
+    splits: dict[str, Features]
+    meta: dict[str, Any]
+
+
+def load_task_data(config: BertConfig, tokenizer: Any) -> TaskData:
+    """Read and tokenize the rows of the task of ``config``."""
+    if config.data.path is None:
+        raise RecipeError(
+            f"recipe {config.recipe} needs data.path, the folder of the task's files: --data DIR"
+        )
+    task = find_task(config.task)
+    texts = read_texts(task, Path(config.data.path), config.data.seed, config.data.train_rows)
+    max_length, stride = config.data.max_length, config.data.stride
+    if task.kind == "answers" and stride >= max_length // 2:
+        raise RecipeError(f"data.stride must be below half of data.max_length, {max_length}, got {stride}")
+    splits = {name: encode(task, rows, tokenizer, max_length, stride) for name, rows in texts.splits.items()}
+    meta = {
+        "name": task.name,
+        "rows": {name: len(features) for name, features in splits.items()},
+        "tokens": {name: int(features.lengths.sum()) for name, features in splits.items()},
+        "checksums": {name: _checksum(features) for name, features in splits.items()},
+        "files": dict(texts.files),
+        "notes": list(texts.notes),
+    }
+    return TaskData(task, tokenizer, splits, meta)
+
+
+def _checksum(features: Features) -> int:
+    arrays = [np.concatenate(features.ids), *features.targets.values()]
+    return zlib.crc32(b"".join(array.tobytes() for array in arrays))

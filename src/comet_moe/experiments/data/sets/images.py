@@ -1,0 +1,294 @@
+"""Image sets made of small digits (or clothes): two overlaid in one image, and MNIST mixed with SVHN.
+
+MultiMNIST, MultiFashionMNIST, and MultiDigits of scikit-learn's 8x8 digits show two images in one: the first
+is shifted to the top left, the second to the bottom right, by ``shift`` pixels in each direction. So on a
+canvas that is wider by 2 * shift, the first starts at 0 and the second at 2 * shift; where they overlap the
+brighter pixel is taken. The two tasks are to classify the one and the other.
+
+Digits has one task: MNIST, padded to 32x32 and repeated over three channels, and SVHN.
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from comet_moe.exceptions import DataError
+from comet_moe.experiments.data.raw_files import (
+    RequiredFile,
+    require_fitting,
+    require_official_count,
+    wrap_read_errors,
+)
+from comet_moe.experiments.data.sets.matlab import read_mat
+from comet_moe.experiments.data.splits import SPLITS, Index, percent_sizes, random_split
+from comet_moe.experiments.data.types import Array, BlockwiseArray, RawDataset, RawSplit, Request
+
+Images = npt.NDArray[np.uint8]
+
+MNIST_FILES = tuple(  # FashionMNIST has the same names
+    RequiredFile(
+        f"{part} {kind}", (f"{prefix}-{kind}-idx{axes}-ubyte.gz", f"{prefix}-{kind}-idx{axes}-ubyte")
+    )
+    for part, prefix in (("train", "train"), ("test", "t10k"))
+    for kind, axes in (("images", 3), ("labels", 1))
+)
+_MNIST_IMAGES = {"train": 60_000, "test": 10_000}
+_MNIST_SIDE = 28
+
+_SVHN_IMAGES = {"train": 73_257, "extra": 531_131, "test": 26_032}
+_SVHN_SIDE = 32
+_SVHN_HELD_OUT = 75_000  # of all SVHN images, for validation and for test each, as the paper's sizes imply
+DIGITS_FILES = (
+    *MNIST_FILES,
+    *(RequiredFile(f"svhn {part}", (f"{part}_32x32.mat",)) for part in _SVHN_IMAGES),
+)
+
+PAPER_SIZES = {"train_size": 100_000, "validation_size": 20_000, "test_size": 20_000}
+DEMO_SIZES = {"train_size": 6_000, "validation_size": 1_500, "test_size": 1_500}
+_MNIST_SHIFT = 4  # pixels, as in the paper
+_DEMO_SHIFT = 2
+_BLOCK = 4096  # images that are made before they are written
+
+
+@dataclass(frozen=True)
+class LabelledImages:
+    """Grey images uint8 (N, H, W) with their classes uint8 (N,), 0..9."""
+
+    images: Images
+    labels: npt.NDArray[np.uint8]
+
+
+def build_multimnist(files: Mapping[str, Path], request: Request) -> RawDataset:
+    """Build 36x36 overlays; both images are drawn with replacement, for test from the test images."""
+    train, test = (read_mnist(files, part, request.strict) for part in ("train", "test"))
+    return _build_overlays((train, train, test), _MNIST_SHIFT, request, ["the overlay is by maximum"])
+
+
+def build_multidigits(files: Mapping[str, Path], request: Request) -> RawDataset:
+    """Build 12x12 overlays of the 1,797 digits that scikit-learn carries; splits share no source digit."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    images = np.round(digits.images * (255 / 16)).astype(np.uint8)  # grey levels are 0..16
+    labels = digits.target.astype(np.uint8)
+    rows = random_split(percent_sizes(len(images), 70), request.make_rng("source digits"))
+    train, validation, test = (LabelledImages(images[index], labels[index]) for index in rows)
+    notes = [
+        "not of the paper: MultiMNIST's construction with 8x8 digits shifted by 2 pixels, half of the images "
+        "inverted"
+    ]
+    return _invert_half(_build_overlays((train, validation, test), _DEMO_SHIFT, request, notes), request)
+
+
+def _invert_half(dataset: RawDataset, request: Request) -> RawDataset:
+    """Invert the images of about half of the rows: two kinds, in which experts can specialise."""
+    splits = []
+    for name in SPLITS:
+        split: RawSplit = getattr(dataset, name)
+        image = split.features["image"]
+        assert isinstance(image, BlockwiseArray)
+        kind = request.make_rng(f"{name} kinds").integers(0, 2, image.shape[0])
+        inverted = replace(image, make_blocks=partial(_inverted_blocks, image, kind))
+        splits.append(RawSplit({"image": inverted, "kind": kind}, split.targets))
+    return replace(
+        dataset,
+        train=splits[0],
+        validation=splits[1],
+        test=splits[2],
+        meta={**dataset.meta, "groups": {"kind": ["plain", "inverted"]}},
+    )
+
+
+def _inverted_blocks(image: BlockwiseArray, kind: Index) -> Iterator[Array]:
+    first = 0
+    for block in image.make_blocks():
+        is_inverted = kind[first : first + len(block), None, None, None] == 1
+        yield np.where(is_inverted, 255 - block, block)
+        first += len(block)
+
+
+def _build_overlays(
+    sources: tuple[LabelledImages, LabelledImages, LabelledImages],
+    shift: int,
+    request: Request,
+    notes: list[str],
+) -> RawDataset:
+    """Build train, validation and test of overlays of random pairs of the respective source."""
+    train, validation, test = (
+        _make_overlay_split(
+            source, request.get_positive_int(f"{split}_size"), shift, request.make_rng(f"{split} pairs")
+        )
+        for split, source in zip(SPLITS, sources, strict=True)
+    )
+    height, width = sources[0].images.shape[1:]
+    meta = {
+        "image_shape": [1, height + 2 * shift, width + 2 * shift],
+        "classes": {"top_left": 10, "bottom_right": 10},
+        "notes": notes,
+    }
+    return RawDataset(train, validation, test, meta)
+
+
+def _make_overlay_split(source: LabelledImages, size: int, shift: int, rng: np.random.Generator) -> RawSplit:
+    first, second = rng.integers(0, len(source.images), (2, size))
+    height, width = source.images.shape[1:]
+    image = BlockwiseArray(
+        (size, 1, height + 2 * shift, width + 2 * shift),
+        np.dtype(np.uint8),
+        partial(_make_overlay_blocks, source.images, first, second, shift),
+    )
+    labels = source.labels.astype(np.int64)
+    return RawSplit({"image": image}, {"top_left": labels[first], "bottom_right": labels[second]})
+
+
+def _make_overlay_blocks(images: Images, first: Index, second: Index, shift: int) -> Iterator[Array]:
+    for start in range(0, len(first), _BLOCK):
+        rows = slice(start, start + _BLOCK)
+        yield overlay(images, first[rows], second[rows], shift)
+
+
+def overlay(images: Images, first: Index, second: Index, shift: int) -> Images:
+    """Overlay images[first] and images[second]: uint8 (B, 1, H + 2 shift, W + 2 shift)."""
+    height, width = images.shape[1:]
+    canvas = np.zeros((len(first), height + 2 * shift, width + 2 * shift), dtype=np.uint8)
+    canvas[:, :height, :width] = images[first]
+    corner = canvas[:, 2 * shift :, 2 * shift :]
+    np.maximum(corner, images[second], out=corner)
+    return canvas[:, None]
+
+
+def build_digits(files: Mapping[str, Path], request: Request) -> RawDataset:
+    """Mix MNIST and SVHN within each split; with all files 530,420 / 85,000 / 85,000 images as in the paper.
+
+    MNIST: a sixth of the train images is for validation, the test images are for test. SVHN: all images are
+    pooled, 75,000 of each 630,420 for validation and as many for test.
+    """
+    mnist = [read_mnist(files, part, request.strict) for part in ("train", "test")]
+    svhn = [_read_svhn(files[f"svhn {part}"], part, request.strict) for part in _SVHN_IMAGES]
+    padding = (_SVHN_SIDE - _MNIST_SIDE) // 2
+    grey = [np.pad(part.images, ((0, 0), (padding, padding), (padding, padding))) for part in mnist]
+    # Broadcast views: the three equal channels take no memory here.
+    images = [np.broadcast_to(part[:, None], (len(part), 3, _SVHN_SIDE, _SVHN_SIDE)) for part in grey]
+    images += [part for part, _ in svhn]
+    labels = np.concatenate([*(part.labels for part in mnist), *(part for _, part in svhn)]).astype(np.int64)
+    train, validation, test = (
+        RawSplit(
+            {
+                "image": BlockwiseArray(
+                    (len(rows), 3, _SVHN_SIDE, _SVHN_SIDE),
+                    np.dtype(np.uint8),
+                    partial(_take_blocks, images, rows),
+                )
+            },
+            {"digit": labels[rows]},
+        )
+        for rows in _mix_rows(len(grey[0]), len(grey[1]), sum(len(part) for part, _ in svhn), request)
+    )
+    meta = {
+        "image_shape": [3, _SVHN_SIDE, _SVHN_SIDE],
+        "classes": {"digit": 10},
+        "notes": [
+            "SVHN's train, extra and test images are pooled and split by the seed, as the paper's sizes imply"
+        ],
+    }
+    return RawDataset(train, validation, test, meta)
+
+
+def _mix_rows(mnist_train: int, mnist_test: int, svhn: int, request: Request) -> list[Index]:
+    """Return the rows of each split, counted through MNIST's train and test images and then SVHN's."""
+    sixth = mnist_train // 6
+    held_out = round(svhn * _SVHN_HELD_OUT / sum(_SVHN_IMAGES.values()))
+    shuffled = request.make_rng("mnist split").permutation(mnist_train)
+    offset = mnist_train + mnist_test
+    of_mnist = (shuffled[sixth:], shuffled[:sixth], np.arange(mnist_train, offset))
+    of_svhn = random_split((svhn - 2 * held_out, held_out, held_out), request.make_rng("svhn split"))
+    rng = request.make_rng("mixing")
+    return [rng.permutation(np.concatenate([a, b + offset])) for a, b in zip(of_mnist, of_svhn, strict=True)]
+
+
+def _take_blocks(parts: list[Array], rows: Index) -> Iterator[Array]:
+    """Yield the images of ``rows``, counted through all ``parts`` (N, 3, 32, 32)."""
+    starts = np.cumsum([0, *(len(part) for part in parts)])
+    for first in range(0, len(rows), _BLOCK):
+        chosen = rows[first : first + _BLOCK]
+        block = np.empty((len(chosen), 3, _SVHN_SIDE, _SVHN_SIDE), dtype=np.uint8)
+        part_of_row = np.searchsorted(starts, chosen, side="right") - 1
+        for number, part in enumerate(parts):
+            selected = part_of_row == number
+            block[selected] = part[chosen[selected] - starts[number]]
+        yield block
+
+
+def read_mnist(files: Mapping[str, Path], part: str, strict: bool) -> LabelledImages:
+    """Read the images and labels of "train" or "test" and check that they belong together."""
+    image_path, label_path = files[f"{part} images"], files[f"{part} labels"]
+    images, labels = read_idx(image_path, 3), read_idx(label_path, 1)
+    require_official_count(image_path, "images", len(images), _MNIST_IMAGES[part], strict)
+    if images.shape[1:] != (_MNIST_SIDE, _MNIST_SIDE):
+        height, width = images.shape[1:]
+        raise DataError(
+            f"{image_path} has images of {height}x{width} instead of {_MNIST_SIDE}x{_MNIST_SIDE}; "
+            f"download it again."
+        )
+    if len(images) != len(labels):
+        raise DataError(
+            f"{label_path} has {len(labels):,} labels where {image_path} has {len(images):,} images; "
+            f"download them again."
+        )
+    if labels.max() > 9:
+        raise DataError(f"{label_path} has the label {labels.max()} where 0..9 is valid; download it again.")
+    return LabelledImages(images, labels)
+
+
+def read_idx(path: Path, axes: int) -> npt.NDArray[np.uint8]:
+    """Read an IDX file, MNIST's format, of unsigned bytes with the given number of axes, perhaps a .gz."""
+    header = 4 + 4 * axes
+    magic = bytes([0, 0, 8, axes])  # 8: unsigned bytes
+    with (
+        wrap_read_errors(path, "IDX file"),
+        gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file,
+    ):
+        begin = file.read(header)
+        if begin[:4] != magic or len(begin) < header:
+            raise DataError(
+                f"{path} starts with {begin[:4].hex() or 'nothing'} where an IDX file of {axes} axes starts "
+                f"with {magic.hex()}; download it again."
+            )
+        shape = tuple(int(size) for size in np.frombuffer(begin, ">u4", axes, offset=4))
+        size = math.prod(shape)
+        require_fitting(path, size)
+        data = np.frombuffer(file.read(size + 1), np.uint8)  # not more, however much is compressed in it
+    if data.size != size or not size:
+        raise DataError(
+            f"{path} holds {'more than ' if data.size > size else ''}{min(data.size, size):,} bytes of data "
+            f"where its header says {shape}; download it again."
+        )
+    return data.reshape(shape)
+
+
+def _read_svhn(path: Path, part: str, strict: bool) -> tuple[Array, Array]:
+    """Return images uint8 (N, 3, 32, 32) as a view and digits (N,); the file has the label 10 for 0."""
+    with wrap_read_errors(path, "SVHN .mat file"):
+        require_fitting(path, path.stat().st_size)
+        content = read_mat(path, ("X", "y"))
+        images, labels = content["X"], content["y"].ravel()
+    expected = (_SVHN_SIDE, _SVHN_SIDE, 3, len(labels))
+    if images.shape != expected or images.dtype != np.uint8 or not len(labels):
+        raise DataError(
+            f"{path} has X of {images.dtype} {images.shape} and {len(labels)} labels instead of uint8 "
+            f"(32, 32, 3, N) and N labels; download it again."
+        )
+    require_official_count(path, "images", len(labels), _SVHN_IMAGES[part], strict)
+    if labels.min() < 1 or labels.max() > 10:
+        raise DataError(
+            f"{path} has labels {labels.min()}..{labels.max()} where 1..10 is valid; download it again."
+        )
+    return images.transpose(3, 2, 0, 1), labels % 10

@@ -1,0 +1,148 @@
+"""Jester: every pair of a user and a joke is a row; is it rated, and how ([-10, 10], standardised)."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from comet_moe.exceptions import DataError
+from comet_moe.experiments.data.raw_files import (
+    RequiredFile,
+    require_fitting,
+    require_official_count,
+    require_rows,
+    wrap_read_errors,
+)
+from comet_moe.experiments.data.sets.recommender import RatingTable, make_raw_dataset, split_table
+from comet_moe.experiments.data.splits import Index, percent_sizes, stratified_split
+from comet_moe.experiments.data.types import RawDataset, Request
+from comet_moe.experiments.data.vocabulary import Vocabulary
+
+# Published in three parts as .xls in .zip archives; "ratings_x100" of an .npz has the same ratings as int16.
+JESTER_FILES = tuple(
+    RequiredFile(
+        f"part {part}",
+        (
+            f"jester-data-{part}.csv",
+            f"jester-data-{part}.zip",
+            f"jester_dataset_1_{part}.zip",
+            f"jester_data_{part}.npz",
+            *(("jester_all_users_jokes_1_10.npz",) if part == 1 else ()),  # all parts, ten jokes only
+            f"jester-data-{part}.xls",
+        ),
+        required=part == 1,
+    )
+    for part in (1, 2, 3)
+)
+_OFFICIAL_USERS = {"part 1": 24_983, "part 2": 23_500, "part 3": 24_938}
+_ALL_USERS = sum(_OFFICIAL_USERS.values())
+_ALL_JOKES = 100
+_NOT_RATED = 99.0  # as published
+Matrix = npt.NDArray[np.float32]  # users x jokes
+
+
+def build_jester(files: Mapping[str, Path], request: Request) -> RawDataset:
+    """Stack the parts that are there and split all pairs 70/15/15 %, stratified by rated or not."""
+    parts = {role: _read_part(path) for role, path in files.items()}
+    jokes = parts["part 1"].shape[1]
+    for role, path in files.items():
+        if parts[role].shape[1] != jokes:
+            raise DataError(
+                f"{path} has {parts[role].shape[1]} jokes where {files['part 1']} has {jokes}; "
+                f"give parts of one release."
+            )
+        official = _ALL_USERS if "all_users" in path.name else _OFFICIAL_USERS[role]
+        require_official_count(path, "users", len(parts[role]), official, request.strict)
+    ratings = np.concatenate(list(parts.values()))
+    rows = stratified_split(
+        ratings.ravel() != _NOT_RATED, percent_sizes(ratings.size, 70), request.make_rng("split")
+    )
+    table, mean, deviation = _standardise(ratings, rows[0])
+    notes = [
+        "ratings are standardised by the train ratings' mean and deviation (ours: the paper gives no scale)",
+        "user ids are row numbers over the parts in order, joke ids column numbers, both from 1",
+    ]
+    if ratings.shape != (_ALL_USERS, _ALL_JOKES):
+        notes.append(
+            f"{len(ratings):,} users and {jokes} jokes of the paper's {_ALL_USERS:,} and {_ALL_JOKES}"
+        )
+    meta = {"rating_mean": mean, "rating_std": deviation, "notes": notes}
+    users, items = (Vocabulary([str(number + 1) for number in range(size)]) for size in ratings.shape)
+    return make_raw_dataset(split_table(table, rows), users, items, meta)
+
+
+def _standardise(ratings: Matrix, train_rows: Index) -> tuple[RatingTable, float, float]:
+    """Return one row per pair, and the mean and deviation of the train ratings that scale all ratings."""
+    num_users, num_items = ratings.shape
+    flat = ratings.ravel()
+    is_rated = flat != _NOT_RATED
+    train = flat[train_rows][is_rated[train_rows]].astype(np.float64)
+    if not len(train) or train.std() == 0:
+        raise DataError("the train ratings of Jester are all equal or missing; give more users.")
+    mean, deviation = float(train.mean()), float(train.std())
+    table = RatingTable(
+        np.repeat(np.arange(num_users, dtype=np.int32), num_items),
+        np.tile(np.arange(num_items, dtype=np.int32), num_users),
+        is_rated.astype(np.uint8),
+        np.where(is_rated, (flat - np.float32(mean)) / np.float32(deviation), np.float32(0)),
+    )
+    return table, mean, deviation
+
+
+def _read_part(path: Path) -> Matrix:
+    """Return one part as users x jokes, 99 where not rated."""
+    if path.suffix == ".npz":
+        with wrap_read_errors(path, "Jester .npz"), np.load(path, allow_pickle=False) as arrays:
+            with zipfile.ZipFile(path) as archive:
+                require_fitting(path, 10 * sum(member.file_size for member in archive.infolist()))
+            ratings = arrays["ratings_x100"].astype(np.float32) / 100
+    else:
+        ratings = _read_csv(path)
+    require_rows(path, len(ratings))
+    wrong = ~((np.abs(ratings) <= 10) | (ratings == _NOT_RATED))
+    if wrong.any():
+        row, column = np.argwhere(wrong)[0]
+        raise DataError(
+            f"{path} has {ratings[row, column]:g} as the rating of joke {column + 1} in row {row + 1}; "
+            f"it must be in -10..10, or 99 for not rated."
+        )
+    return ratings
+
+
+def _read_csv(path: Path) -> Matrix:
+    """Read a .csv, or the first one in a .zip: the number of ratings, then one column per joke."""
+    content: Path | io.BytesIO = path
+    member = path.name
+    if path.suffix == ".zip":
+        with wrap_read_errors(path, "zip archive"), zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+            member = next((name for name in names if name.endswith(".csv")), names[0] if names else "")
+            if member:
+                require_fitting(path, 10 * archive.getinfo(member).file_size)
+            content = io.BytesIO(archive.read(member) if member else b"")
+    if member.endswith((".xls", ".xlsx")):
+        raise DataError(
+            f"{path} is an Excel table, which cannot be read here; save it as {Path(member).stem}.csv."
+        )
+    with wrap_read_errors(path, "Jester table"):
+        table = pd.read_csv(content, header=None, dtype=np.float32).to_numpy()
+    if table.shape[1] < 2:
+        raise DataError(
+            f"{path} has {table.shape[1]} columns; it must have a number of ratings and one column per joke."
+        )
+    expected, ratings = table[:, 0], table[:, 1:]
+    counts = (ratings != _NOT_RATED).sum(axis=1)
+    wrong = expected != counts
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise DataError(
+            f"{path} says that row {row + 1} has {expected[row]:g} ratings but has {counts[row]} there; "
+            f"download it again."
+        )
+    return np.ascontiguousarray(ratings)

@@ -1,0 +1,1 @@
+"""Tables with any columns: raw files in, encoded arrays out."""

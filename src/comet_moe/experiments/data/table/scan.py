@@ -1,0 +1,237 @@
+"""The first pass over a table: what each column holds, in bounded memory, and the kind that follows."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+
+from comet_moe.exceptions import DataError
+from comet_moe.experiments.data.table.source import TableSource
+from comet_moe.experiments.data.table.values import (
+    as_categories,
+    as_lists,
+    as_numbers,
+    dates_of,
+    is_date,
+    is_list,
+    is_number,
+    is_readable,
+    is_text,
+    numbers_of,
+)
+
+ColumnKind = Literal["categorical", "numeric", "date", "list"]
+
+MAX_DISTINCT = 1000
+"""Distinct values of a column that are counted; above it there are "many"."""
+HEAD_ROWS = 20_000
+"""Rows at the beginning of a table from which the share of distinct values is computed."""
+FEW_INTEGERS = 20
+"""A column of integers with at most so many distinct values is read as categories."""
+ID_SHARE = 0.95
+"""Share of distinct values from which a column of text or ids identifies the row."""
+MIXED_SHARE = 0.9
+"""Share of numbers from which texts among them are taken for a mistake."""
+
+_ID_NAME = re.compile(r"(^|[_\s-])(id|uuid|guid|key|code|zip|zipcode)$|[a-z]I[dD]$", re.IGNORECASE)
+_ID_ALONE = re.compile(r"(^|[_\s-])(id|uuid|guid)$|[a-z]I[dD]$", re.IGNORECASE)
+_DATE_TEXT = re.compile(r"\d{1,4}[./-]\d{1,2}[./-]\d{1,4}([ T].*)?")
+
+
+class ColumnScan:
+    """What one column of a table holds.
+
+    Attributes:
+        name: of the column.
+        rows, missing: rows in total, and without a value.
+        numbers, texts: values that are numbers, and that are not.
+        infinite: values that are infinite numbers.
+        first_text: the first value that is not a number, and its data row from 1.
+        distinct: the distinct values as texts, at most ``MAX_DISTINCT`` + 1 of them.
+        counts: rows of each of ``distinct``, as far as it is complete.
+        low, high: smallest and largest finite number.
+        is_integer: whether all numbers are integers.
+        is_padded: whether a number is written with a leading zero, as in "007".
+        is_date: whether all values are dates.
+        looks_like_date: whether all values look like a date, in whatever order of day and month.
+        is_list: whether the values are lists.
+        is_readable: whether the type of the column can be used at all.
+        head_rows, head_distinct: values in the first ``HEAD_ROWS`` rows, and distinct ones among them.
+    """
+
+    def __init__(self, name: str):
+        self.name = name
+        self.rows = self.missing = self.numbers = self.texts = self.infinite = 0
+        self.first_text: tuple[str, int] | None = None
+        self.distinct: set[str] = set()
+        self.counts: dict[str, int] = {}
+        self.low, self.high = np.inf, -np.inf
+        self.is_integer = True
+        self.is_padded = False
+        self.is_date = self.looks_like_date = True
+        self.is_list = False
+        self.is_readable = True
+        self.head_rows = 0
+        self._head: set[Any] = set()
+
+    @property
+    def has_many(self) -> bool:
+        """Whether there are more than ``MAX_DISTINCT`` distinct values."""
+        return len(self.distinct) > MAX_DISTINCT
+
+    @property
+    def head_distinct(self) -> int:
+        """Distinct values in the first ``HEAD_ROWS`` rows."""
+        return len(self._head)
+
+    @property
+    def values(self) -> int:
+        """Rows with a value."""
+        return self.rows - self.missing
+
+    @property
+    def identifies_rows(self) -> bool:
+        """Whether nearly every row has a value of its own."""
+        return self.head_rows >= 20 and self.head_distinct >= ID_SHARE * self.head_rows
+
+    def add(self, values: pa.Array) -> None:
+        """Count the values of one batch."""
+        kind = values.type
+        self.is_readable &= is_readable(kind)
+        if self.is_readable and not pa.types.is_null(kind):
+            if is_list(kind):
+                self._add_lists(values)
+            elif is_number(kind):
+                self._add_numbers(values)
+            else:
+                self._add_categories(values)
+        else:
+            self.missing += len(values)
+        self.rows += len(values)
+
+    def _add_lists(self, values: pa.Array) -> None:
+        lengths, codes, texts = as_lists(values, "")
+        self.is_list = True
+        self.missing += int((lengths == 0).sum())
+        self.is_date = self.looks_like_date = self.is_integer = False
+        self._count(codes, texts)
+
+    def _add_numbers(self, values: pa.Array) -> None:
+        numbers = as_numbers(values)
+        present = numbers[~np.isnan(numbers)]
+        finite = present[np.isfinite(present)]
+        self.missing += len(numbers) - len(present)
+        self.numbers += len(present)
+        self.infinite += len(present) - len(finite)
+        self.is_date = self.looks_like_date = False
+        self._add_range(finite)
+        self._add_head(present)
+        if not self.has_many:
+            self._count(*as_categories(values))
+
+    def _add_categories(self, values: pa.Array) -> None:
+        codes, texts = as_categories(values)
+        counts = np.bincount(codes[codes >= 0], minlength=len(texts))
+        self.missing += int((codes < 0).sum())
+        numbers = numbers_of(texts) if is_text(values.type) else np.full(len(texts), np.nan)
+        is_one = ~np.isnan(numbers)
+        self.numbers += int(counts[is_one].sum())
+        self.texts += int(counts[~is_one].sum())
+        self.infinite += int(counts[np.isinf(numbers)].sum())
+        if self.first_text is None and not is_one.all():
+            row = int(np.flatnonzero(np.isin(codes, np.flatnonzero(~is_one)))[0])
+            self.first_text = texts[codes[row]], self.rows + row + 1
+        self._add_range(numbers[np.isfinite(numbers)])
+        self.is_padded |= any(len(text) > 1 and text[0] == "0" and text.isdigit() for text in texts)
+        if is_date(values.type):
+            self.looks_like_date = False
+        elif self.is_date or self.looks_like_date:
+            self.looks_like_date &= all(_DATE_TEXT.fullmatch(text) for text in texts)
+            self.is_date &= self.looks_like_date and not np.isnat(dates_of(texts)).any()
+        self._add_head([texts[code] for code in np.unique(codes[codes >= 0])], int((codes >= 0).sum()))
+        self._count(codes, texts)
+
+    def _add_range(self, finite: Any) -> None:
+        if len(finite):
+            self.low, self.high = min(self.low, finite.min()), max(self.high, finite.max())
+            self.is_integer &= bool((finite == np.floor(finite)).all())
+
+    def _add_head(self, values: Any, count: int | None = None) -> None:
+        if self.rows < HEAD_ROWS:
+            self.head_rows += len(values) if count is None else count
+            self._head.update(values if isinstance(values, list) else np.unique(values).tolist())
+
+    def _count(self, codes: Any, texts: list[str]) -> None:
+        if self.has_many:
+            return
+        for text, count in zip(texts, np.bincount(codes[codes >= 0], minlength=len(texts)), strict=True):
+            if self.has_many:
+                break
+            self.distinct.add(text)
+            self.counts[text] = self.counts.get(text, 0) + int(count)
+
+    def classes(self) -> list[str]:
+        """The distinct values in order, of numbers where all are."""
+        return sort_classes(self.distinct)
+
+
+def sort_classes(texts: set[str]) -> list[str]:
+    """Texts in order: as numbers where all are."""
+    distinct = sorted(texts)
+    numbers = numbers_of(distinct)
+    return distinct if np.isnan(numbers).any() else [distinct[i] for i in np.argsort(numbers, kind="stable")]
+
+
+def scan_table(source: TableSource) -> dict[str, ColumnScan]:
+    """One pass over all rows: what each column holds."""
+    scans = {name: ColumnScan(name) for name in source.columns}
+    for batch in source.batches():
+        for name, scan in scans.items():
+            scan.add(batch.column(name))
+    if not next(iter(scans.values())).rows:
+        raise DataError(f"{source} has no rows; at least one is needed.")
+    return scans
+
+
+def infer_kind(scan: ColumnScan, source: object) -> tuple[ColumnKind | None, str | None]:
+    """The kind of a feature, or None and the reason to leave the column out.
+
+    Raises DataError where numbers and texts are mixed in a way that is probably a mistake.
+    """
+    if not scan.is_readable:
+        return None, "its type is neither number, text, date, truth value nor list"
+    if not scan.values:
+        return None, "it has no value"
+    if len(scan.distinct) == 1 and not scan.missing:
+        return None, f"it has one value only, {next(iter(scan.distinct))!r}"
+    if scan.is_list:
+        return "list", None
+    if scan.is_date:
+        return "date", None
+    if scan.numbers and not scan.texts:
+        return _infer_number(scan)
+    is_code = scan.is_padded or bool(_ID_NAME.search(scan.name))
+    is_mixed = not is_code and scan.numbers >= MIXED_SHARE * scan.values
+    is_mixed &= len(scan.distinct) > FEW_INTEGERS
+    if is_mixed and scan.first_text is not None:
+        text, row = scan.first_text
+        raise DataError(
+            f"{source} has {text!r} in column {scan.name}, data row {row}, where {scan.numbers:,} of "
+            f"{scan.values:,} values are numbers; correct it, or set the option columns.{scan.name} to "
+            f"numeric (texts then count as missing) or categorical."
+        )
+    if scan.identifies_rows:
+        return None, "nearly every row has a text of its own"
+    return "categorical", None
+
+
+def _infer_number(scan: ColumnScan) -> tuple[ColumnKind | None, str | None]:
+    if not scan.is_integer:
+        return "numeric", None
+    if _ID_ALONE.search(scan.name) and scan.identifies_rows:
+        return None, "nearly every row has an id of its own"
+    is_code = scan.is_padded or bool(_ID_NAME.search(scan.name))
+    return ("categorical" if is_code or len(scan.distinct) <= FEW_INTEGERS else "numeric"), None

@@ -1,0 +1,173 @@
+"""Which split each row of a streamed table belongs to, decided batch by batch in bounded memory.
+
+Exact sizes need no list of all rows: of a block of rows, as many go to each split as a draw without
+replacement from all rows that are left would give (a multivariate hypergeometric number), and which ones is
+random.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from comet_moe.exceptions import DataError
+from comet_moe.experiments.data.splits import SPLITS, make_rng
+from comet_moe.experiments.data.table.values import as_categories, as_dates, as_days, as_numbers, is_date
+
+Codes = npt.NDArray[np.int8]  # 0 train, 1 validation, 2 test
+Assign = Callable[[pa.RecordBatch], Codes]
+"""Gives the split of each row of the next batch; the batches are those of one pass, in order."""
+
+_BLOCK = 2**15
+_TIME_SAMPLE = 2**18
+
+
+def share_sizes(rows: int, shares: Sequence[float]) -> list[int]:
+    """Rows of each split: shares of ``rows``, rounded so that they sum to it (largest remainders up)."""
+    exact = np.asarray(shares, dtype=np.float64) / sum(shares) * rows
+    sizes = np.floor(exact + 1e-9).astype(int)
+    order = np.argsort(-(exact - sizes), kind="stable")
+    sizes[order[: rows - sizes.sum()]] += 1
+    return [int(size) for size in sizes]
+
+
+class _ExactDraw:
+    """Split codes of a stream of rows of which ``sizes`` are to be in each split."""
+
+    def __init__(self, sizes: Sequence[int], rng: np.random.Generator):
+        self._left = np.array(sizes, dtype=np.int64)
+        self._rng = rng
+        self._ready: Codes = np.empty(0, dtype=np.int8)
+
+    def take(self, rows: int) -> Codes:
+        """The codes of the next ``rows`` rows."""
+        while len(self._ready) < rows:
+            block = min(_BLOCK, int(self._left.sum()))
+            counts = self._rng.multivariate_hypergeometric(self._left, block, method="marginals")
+            self._left -= counts
+            codes = np.repeat(np.arange(len(counts), dtype=np.int8), counts)
+            self._ready = np.concatenate([self._ready, self._rng.permutation(codes)])
+        taken, self._ready = self._ready[:rows], self._ready[rows:]
+        return taken
+
+
+def random_assigner(rows: int, shares: Sequence[float], seed: int) -> Assign:
+    """Random splits of exact sizes."""
+    draw = _ExactDraw(share_sizes(rows, shares), make_rng(seed, "split"))
+    return lambda batch: draw.take(batch.num_rows)
+
+
+def stratified_assigner(column: str, counts: Mapping[str, int], shares: Sequence[float], seed: int) -> Assign:
+    """Random splits with the same share of each value of ``column``, exact to within one row per value.
+
+    Args:
+        column: the column of classes.
+        counts: rows of each value; "" stands for missing ones.
+        shares: of the splits.
+        seed: seed of the draws.
+    """
+    draws = {
+        text: _ExactDraw(share_sizes(count, shares), make_rng(seed, f"split {text}"))
+        for text, count in counts.items()
+    }
+
+    def assign(batch: pa.RecordBatch) -> Codes:
+        codes, texts = as_categories(batch.column(column))
+        split = np.zeros(len(codes), dtype=np.int8)
+        for code in np.unique(codes):
+            rows = np.flatnonzero(codes == code)
+            split[rows] = draws["" if code < 0 else texts[code]].take(len(rows))
+        return split
+
+    return assign
+
+
+def count_groups(batches: Any, column: str) -> dict[str, int]:
+    """Rows of each value of ``column``; "" stands for missing ones."""
+    counts: dict[str, int] = {}
+    for batch in batches:
+        codes, texts = as_categories(batch.column(column))
+        for code, count in zip(*np.unique(codes, return_counts=True), strict=True):
+            text = "" if code < 0 else texts[code]
+            counts[text] = counts.get(text, 0) + int(count)
+    return counts
+
+
+def group_assigner(
+    column: str, counts: Mapping[str, int], shares: Sequence[float], seed: int, source: object
+) -> Assign:
+    """Splits in which no value of ``column`` is in two: groups in random order fill one after the other."""
+    wanted = [share for share in shares if share > 0]
+    if len(counts) < len(wanted):
+        raise DataError(
+            f"{source} has {len(counts)} distinct values in the group column {column}; a split by group "
+            f"needs at least {len(wanted)}: choose another column or another split."
+        )
+    names = sorted(counts)
+    order = make_rng(seed, "split").permutation(len(names))
+    sizes = np.array([counts[names[index]] for index in order])
+    middle = (np.cumsum(sizes) - sizes / 2) / sizes.sum()
+    limits = np.cumsum(np.asarray(shares) / sum(shares))[:-1]
+    split = np.searchsorted(limits, middle, side="right")
+    _fill_empty(split, [index for index, share in enumerate(shares) if share > 0])
+    by_text = {names[index]: code for index, code in zip(order, split, strict=True)}
+
+    def assign(batch: pa.RecordBatch) -> Codes:
+        codes, texts = as_categories(batch.column(column))
+        numbers = np.array([*(by_text[text] for text in texts), by_text.get("", 0)], dtype=np.int8)
+        return numbers[codes]
+
+    return assign
+
+
+def _fill_empty(split: npt.NDArray[np.int64], wanted: list[int]) -> None:
+    """Give every wanted split at least one group: large groups may leave one without."""
+    for code in wanted:
+        if not (split == code).any():
+            largest = np.bincount(split, minlength=3).argmax()
+            split[np.flatnonzero(split == largest)[-1]] = code
+
+
+def time_assigner(batches: Any, column: str, shares: Sequence[float], seed: int, source: object) -> Assign:
+    """Splits by time: the earliest rows are train, the latest test; equal times stay together.
+
+    The limits are quantiles of a sample of at most 262,144 rows, and so exact up to that size.
+    """
+    rng = make_rng(seed, "time sample")
+    times, priority, rows = np.empty(0), np.empty(0), 0
+    for batch in batches:
+        found = _times(batch.column(column))
+        if np.isnan(found).any():
+            row = rows + int(np.isnan(found).argmax())
+            raise DataError(
+                f"{source} has no readable time in column {column}, data row {row + 1}; a split by time "
+                f"needs a number or a date such as 2024-01-31 in every row: choose another column or split."
+            )
+        rows += len(found)
+        times, priority = np.append(times, found), np.append(priority, rng.random(len(found)))
+        if len(times) > 2 * _TIME_SAMPLE:
+            kept = np.argpartition(priority, _TIME_SAMPLE)[:_TIME_SAMPLE]
+            times, priority = times[kept], priority[kept]
+    ordered = np.sort(times)
+    sizes = np.cumsum(share_sizes(len(ordered), shares))[:-1]
+    limits = ordered[np.minimum(sizes, len(ordered) - 1)]
+    probe = np.searchsorted(limits, np.unique(ordered), side="right")
+    missing = [name for code, name in enumerate(SPLITS) if shares[code] > 0 and not (probe == code).any()]
+    if missing:
+        raise DataError(
+            f"{source} has too few distinct times in column {column} for a split by time, as the "
+            f"{missing[0]} split would be empty: choose another column or another split."
+        )
+    return lambda batch: np.searchsorted(limits, _times(batch.column(column)), side="right").astype(np.int8)
+
+
+def _times(values: pa.Array) -> npt.NDArray[np.float64]:
+    """Times as numbers: as they are, or days since 1970 for dates."""
+    if is_date(values.type):
+        return as_days(as_dates(values))
+    numbers = as_numbers(values)
+    return as_days(as_dates(values)) if np.isnan(numbers).all() else numbers

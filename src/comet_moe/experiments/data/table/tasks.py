@@ -1,0 +1,213 @@
+"""Which columns of a table become features, and how its targets are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from comet_moe.exceptions import DataError
+from comet_moe.experiments.data.table.options import TableOptions, TargetOption
+from comet_moe.experiments.data.table.scan import FEW_INTEGERS, MAX_DISTINCT, ColumnScan, infer_kind
+from comet_moe.experiments.data.table.schema import Feature, Target, TargetKind
+from comet_moe.experiments.data.table.values import DATE_PARTS
+
+LARGEST_TARGET = 1e100
+FEW_CLASSES = 10
+"""A target of integers with at most so many distinct values is read as classes."""
+
+
+def choose_targets(
+    scans: Mapping[str, ColumnScan], options: TableOptions, source: object
+) -> tuple[list[Target], list[str]]:
+    """The targets that the options name, with their kinds and classes, and notes on what was inferred."""
+    targets, notes = [], []
+    for name, option in options.targets.items():
+        column = option.column or name
+        if column not in scans:
+            raise DataError(
+                f"{source} has no column {column}, which is to be a target; its columns are "
+                f"{', '.join(scans)}."
+            )
+        scan = scans[column]
+        _check_target(scan, name, source)
+        kind = option.kind or _infer_target_kind(scan, option)
+        if option.kind is None:
+            notes.append(f"target {name} is read as {kind}")
+        targets.append(_make_target(scan, name, option, kind, source))
+    return targets, notes
+
+
+def _check_target(scan: ColumnScan, name: str, source: object) -> None:
+    if not scan.values:
+        raise DataError(f"{source} has no value of the target {name}; all {scan.rows:,} rows are empty.")
+    if scan.is_list or not scan.is_readable:
+        raise DataError(f"{source} has lists or bytes as target {name}; a target is a number or a class.")
+    if len(scan.distinct) < 2:
+        value = next(iter(scan.distinct))
+        raise DataError(
+            f"{source} has one value only, {value!r}, as target {name}; there is nothing to predict."
+        )
+    if scan.infinite:
+        raise DataError(
+            f"{source} has {scan.infinite:,} infinite values as target {name}; correct or remove them."
+        )
+
+
+def _infer_target_kind(scan: ColumnScan, option: TargetOption) -> TargetKind:
+    if option.positive is not None or len(scan.distinct) == 2:
+        return "binary"
+    is_numeric = not scan.texts
+    if is_numeric and (not scan.is_integer or len(scan.distinct) > FEW_CLASSES):
+        return "regression"
+    return "multiclass"
+
+
+def _make_target(
+    scan: ColumnScan, name: str, option: TargetOption, kind: TargetKind, source: object
+) -> Target:
+    target = Target(name=name, column=scan.name, kind=kind)
+    if kind in ("regression", "count"):
+        if scan.texts and scan.first_text is not None:
+            text, row = scan.first_text
+            raise DataError(
+                f"{source} has {text!r} in column {scan.name}, data row {row}; a target of kind {kind} must "
+                f"be a number or empty."
+            )
+        if max(-scan.low, scan.high) > LARGEST_TARGET:
+            raise DataError(
+                f"{source} has numbers above {LARGEST_TARGET:g} as target {name}, too large to square; give "
+                f"it in a larger unit."
+            )
+        if kind == "count" and (scan.low < 0 or not scan.is_integer):
+            raise DataError(
+                f"{source} has {scan.low:g} as target {name}; counts are integers of at least 0, other "
+                f"numbers are of kind regression."
+            )
+        return target
+    classes = scan.classes()
+    if scan.numbers and scan.texts and option.positive is None:
+        text, row = scan.first_text or ("", 0)
+        raise DataError(
+            f"{source} has numbers and texts such as {text!r} (data row {row}) as target {name}; give all "
+            f"classes as texts or all as numbers."
+        )
+    if option.positive is not None:
+        if option.positive not in classes:
+            raise DataError(
+                f"{source} has no value {option.positive!r} in column {scan.name}; its values are "
+                f"{_shorten(classes)}."
+            )
+        return target.model_copy(
+            update={"classes": [f"not {option.positive}", option.positive], "positive": option.positive}
+        )
+    if kind == "binary" and len(classes) != 2:
+        is_large = len(classes) > MAX_DISTINCT
+        many = f"more than {MAX_DISTINCT:,}" if is_large else f"{len(classes):,}"
+        other = "regression" if is_large and scan.numbers else "multiclass"
+        raise DataError(
+            f"{source} has {many} distinct values as target {name}, where a binary one has 2; choose the "
+            f"kind {other}, or in a recipe one class, {name}: {{kind: binary, positive: {classes[-1]}}}."
+        )
+    if kind == "multiclass" and (len(classes) > MAX_DISTINCT or 2 * len(classes) > scan.values):
+        many = f"more than {MAX_DISTINCT:,}" if len(classes) > MAX_DISTINCT else f"{len(classes):,}"
+        raise DataError(
+            f"{source} has {many} classes as target {name} in {scan.values:,} rows, too many to learn; "
+            f"choose the kind regression, or another column."
+        )
+    return target.model_copy(update={"classes": classes})
+
+
+def choose_features(
+    scans: Mapping[str, ColumnScan],
+    options: TableOptions,
+    targets: Sequence[Target],
+    source: object,
+    split: str,
+) -> tuple[list[Feature], list[str]]:
+    """The features of all columns that are not targets and not left out, and notes on those left out."""
+    named = {"columns": options.columns, "exclude": options.exclude, "features": options.features or []}
+    named["groups"] = options.groups
+    named |= {name: [value] for name in ("gauc", "key") if (value := getattr(options, name)) is not None}
+    for option, names in named.items():
+        unknown = next((name for name in names if name not in scans), None)
+        if unknown is not None:
+            raise DataError(
+                f"{source} has no column {unknown}, which the option {option} names; its columns are "
+                f"{', '.join(scans)}."
+            )
+    target_columns = {target.column for target in targets}
+    used = {*options.columns, *(options.features or [])}
+    also_target = sorted(target_columns & used)
+    if also_target:
+        raise DataError(
+            f"the column {also_target[0]} is a target and cannot be a feature; remove one of them."
+        )
+    excluded = next((name for name in options.exclude if name in target_columns | used), None)
+    if excluded is not None:
+        role = "target" if excluded in target_columns else "feature"
+        raise DataError(f"the column {excluded} is a {role} and cannot be excluded; remove one of them.")
+    left_out = {*options.exclude, *target_columns}
+    roles = {"group": options.group, "time": options.time}
+    if split in roles and roles[split] not in options.columns:
+        left_out.add(roles[split] or "")
+    features: list[Feature] = []
+    notes: list[str] = []
+    for name, scan in scans.items():
+        if name in left_out or (options.features is not None and name not in options.features):
+            continue
+        kind = options.columns.get(name) or (
+            "categorical" if name == options.key or name in options.groups else None
+        )
+        reason = None
+        if kind is None:
+            kind, reason = infer_kind(scan, source)
+        if kind is None:
+            notes.append(f"column {name} is left out: {reason}")
+            continue
+        _check_kind(scan, kind, source)
+        if kind == "numeric" and scan.texts:
+            assert scan.first_text is not None
+            notes.append(
+                f"column {name} has {scan.texts:,} texts that are not numbers and count as missing, the "
+                f"first is {scan.first_text[0]!r} in data row {scan.first_text[1]}"
+            )
+        features += _make_features(scan, kind)
+    if not features:
+        raise DataError(f"{source} has no column left as a feature; give at least one besides the targets.")
+    return features, notes
+
+
+def _check_kind(scan: ColumnScan, kind: str, source: object) -> None:
+    """Raise DataError if the values of a column cannot be of the kind that the options ask for."""
+    if not scan.is_readable:
+        reason = "of a type that is neither number, text, date, truth value nor list"
+    elif scan.is_list and kind != "list":
+        reason = "that are lists"
+    elif kind == "date" and not scan.is_date and scan.values:
+        reason = "that are not dates such as 2024-01-31"
+    elif kind == "numeric" and scan.values and not scan.numbers and not scan.is_date:
+        reason = f"such as {next(iter(sorted(scan.distinct)))!r} and no number"
+    else:
+        return
+    raise DataError(
+        f"{source} has values {reason} in column {scan.name}, which the option columns calls {kind}; choose "
+        f"another kind, or exclude the column."
+    )
+
+
+def _make_features(scan: ColumnScan, kind: str) -> list[Feature]:
+    name = scan.name
+    if kind != "date":
+        return [Feature.model_validate({"name": name, "column": name, "kind": kind})]
+    return [
+        Feature(
+            name=f"{name}.{part}",
+            column=name,
+            kind="numeric" if part == "days" else "categorical",
+            part=part,
+        )
+        for part in DATE_PARTS
+    ]
+
+
+def _shorten(texts: Sequence[str]) -> str:
+    return ", ".join(texts[:FEW_INTEGERS]) + (", ..." if len(texts) > FEW_INTEGERS else "")

@@ -1,0 +1,78 @@
+"""The page: sections, data, style and scripts in one HTML file that loads nothing else."""
+
+from collections.abc import Sequence
+from datetime import date
+from importlib import import_module, resources
+from pathlib import Path
+from typing import Any
+
+from comet_moe import __version__
+from comet_moe.exceptions import needs_extra
+from comet_moe.experiments.report.section import Section, build_section
+from comet_moe.experiments.studies.reading import read_studies
+from comet_moe.files import write_text
+
+SCRIPTS = ("theme.js", "drawing.js", "loss_plots.js", "routing_plots.js", "trees.js", "groups.js", "page.js")
+
+
+def write_report(paths: Sequence[Path], out: Path) -> Path:
+    """Write the report of the runs, studies and ablations in ``paths`` to the file ``out``.
+
+    Raises:
+        StudyError: a folder has neither a study nor runs.
+        WriteError: ``out`` cannot be written; a file that was there is unchanged.
+        MissingExtraError: Jinja2 or plotly is not installed.
+    """
+    sections = [build_section(study, index) for index, study in enumerate(read_studies(paths))]
+    write_text(out, render_page(sections))
+    return out
+
+
+def check_extra() -> None:
+    """Raise MissingExtraError if Jinja2 or plotly is missing, for callers that have long work to do first."""
+    with needs_extra("report", "writing a report"):
+        import_module("jinja2")
+        import_module("plotly.offline")
+
+
+def render_page(sections: list[Section]) -> str:
+    """The HTML file."""
+    check_extra()
+    plotly = import_module("plotly.offline")
+    title = sections[0].study.title if len(sections) == 1 else f"{len(sections)} comparisons of gates"
+    return str(
+        _templates()
+        .get_template("page.html")
+        .render(
+            title=title,
+            sections=sections,
+            data={"sections": [section.data for section in sections]},
+            style=_read_asset("page.css"),
+            plotly=plotly.get_plotlyjs(),
+            scripts="".join(map(_read_asset, SCRIPTS)),
+            version=__version__,
+            today=date.today().isoformat(),
+        )
+    )
+
+
+def _templates() -> Any:
+    """The Jinja2 environment: it escapes every text, and a name that a template does not get is an error."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("comet_moe.experiments.report", "assets"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    # The filter tojson also escapes what would end a script element or a quoted attribute.
+    environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
+    return environment
+
+
+def _read_asset(name: str) -> str:
+    return (
+        resources.files("comet_moe.experiments.report").joinpath("assets", name).read_text(encoding="utf-8")
+    )

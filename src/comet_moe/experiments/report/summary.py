@@ -1,0 +1,267 @@
+"""The summary of a study: a sentence about the lowest test loss, and a table with one row per gate."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from comet_moe.experiments.report.format import (
+    MISSING,
+    choose_decimals,
+    format_count,
+    format_error,
+    format_mean,
+    format_p,
+    format_p_equation,
+    format_scaled,
+    round_number,
+)
+from comet_moe.experiments.studies.results import Study
+from comet_moe.experiments.studies.table import does_a_mixture_pay
+from comet_moe.experiments.studies.table_defaults import TOP_PERCENT
+from comet_moe.gate_names import DENSE_KINDS
+
+Row = dict[str, Any]
+"""A row of ``comet_moe.experiments.studies.table.compare_gates``."""
+
+ABBREVIATIONS = ("auc", "mse", "f1")
+"""Metrics whose name is written in capitals."""
+MAX_TASKS = 3
+"""Up to this number of tasks, each has columns for its metrics; for more, their means have columns."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A number or word of the table.
+
+    Args:
+        text: the rounded number, or the word.
+        value: what the column is sorted by; None sorts last.
+        error: the standard error where it has a line of its own.
+        is_significant: whether it is a p-value below 0.05.
+        has_asterisk: whether it is a test loss that is significantly lower than that of the other gate.
+    """
+
+    text: str
+    value: float | str | None
+    error: str = ""
+    is_significant: bool = False
+    has_asterisk: bool = False
+
+
+@dataclass(frozen=True)
+class Column:
+    """Name and unit of a column, and how it gets its cells."""
+
+    name: str
+    unit: str
+    cell: Callable[[Row], Cell]
+
+
+@dataclass(frozen=True)
+class GateRow:
+    """A row of the table."""
+
+    gate: str
+    is_lowest: bool
+    cells: list[Cell]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What summary.html shows."""
+
+    headline: str
+    routes: str
+    answer: str
+    caption: str
+    columns: list[Column]
+    rows: list[GateRow]
+    note: str
+
+
+def build_summary(study: Study, rows: list[Row]) -> Summary:
+    """The summary of ``study`` from ``rows``, one per gate."""
+    columns = _columns(study, rows)
+    return Summary(
+        headline=headline(study, rows),
+        routes=does_the_best_route(rows),
+        answer=does_a_mixture_pay(rows, format_p_equation) or "",
+        caption=_caption(study),
+        columns=columns,
+        rows=[
+            GateRow(row["gate"], row["lowest"] and len(rows) > 1, [column.cell(row) for column in columns])
+            for row in rows
+        ],
+        note=_note(study, rows),
+    )
+
+
+VERDICTS = {
+    "routes": "it routes: which experts a sample gets depends on the sample",
+    "static": "it does not route: every sample gets the same experts",
+    "collapsed": "it hardly routes: nearly all samples share their experts",
+}
+"""What a verdict means, after the name of the gate; `dense` needs a sentence of its own."""
+
+
+def does_the_best_route(rows: list[Row]) -> str:
+    """One sentence on the gate with the lowest test loss: does it route? Empty where that is not known."""
+    best = next((row for row in rows if row["lowest"]), None)
+    if best is None or best["verdict"] is None:
+        return ""
+    if best["gate"] in DENSE_KINDS:
+        return f"Does it route? {best['gate']} has no gate."
+    if best["verdict"] == "dense":
+        return f"Does it route? {best['gate']} does not choose: every sample uses all of its experts."
+    words = [f"{owner} {numbers['verdict']}" for owner, numbers in best["routing"].items()]
+    meaning = VERDICTS.get(best["verdict"], f"its gates differ ({', '.join(words)})")
+    return f"Does it route? {best['gate']}: {meaning}."
+
+
+def trial_noun(study: Study) -> str:
+    """What a row of the study's trials is called: "trial", or "run" where nothing was tuned."""
+    return "trial" if study.kind == "tuning" else "run"
+
+
+def headline(study: Study, rows: list[Row]) -> str:
+    """Which gate has the lowest test loss, and whether the difference is significant."""
+    best = next((row for row in rows if row["lowest"]), None)
+    if best is None:
+        return f"No {trial_noun(study)} is complete yet."
+    decimals = choose_decimals([row["test_loss_se"] for row in rows])
+    loss = format_mean(best["test_loss_mean"], best["test_loss_se"], decimals)
+    if len(rows) == 1:
+        return f"Test loss of {best['gate']}: {loss}, {format_count(best['trials_used'], trial_noun(study))}."
+    text = f"Lowest test loss: {best['gate']} with {loss}"
+    if max(row["trials_used"] for row in rows) == 1:
+        return f"{text}. With one run per gate, the difference may be due to chance."
+    text += f" over {format_count(best['trials_used'], trial_noun(study))}"
+    for test, baseline in (
+        ("existing", f"{best['best_existing']}, the best gate other than COMET"),
+        ("search", f"{best['gate'].removesuffix('+')} without local search"),
+    ):
+        if best[f"p_{test}"] is not None:
+            how = "significantly" if best[f"significant_{test}"] else "not significantly"
+            text += f"; {how} lower than {baseline} ({format_p_equation(best[f'p_{test}'])})"
+    return f"{text}."
+
+
+def _caption(study: Study) -> str:
+    if study.kind == "tuning":
+        return (
+            f"Mean ± standard error over the best {TOP_PERCENT:g} % of each gate's trials by validation loss."
+        )
+    return "Mean ± standard error over the complete runs of each gate."
+
+
+def _note(study: Study, rows: list[Row]) -> str:
+    """Which tests the p-values come from."""
+    tests = []
+    if any(row["p_search"] is not None for row in rows):
+        tests.append("p vs no search: Welch's t-test against the same gate without local search")
+    if any(row["p_dense"] is not None for row in rows):
+        tests.append("p vs dense: Welch's t-test against dense, the network without a mixture")
+    existing = next((row["best_existing"] for row in rows if row["p_existing"] is not None), None)
+    if existing:
+        tests.append(
+            f"p vs best existing: Student's t-test against {existing}, the best gate other than COMET"
+        )
+    if not tests:
+        return ""
+    text = "; ".join(tests) + ". One-sided, unpaired; bold where p is below 0.05."
+    if any(row["asterisk"] for row in rows):
+        marked = "p vs best existing" if study.kind == "tuning" else "p vs no search"
+        text += f" An asterisk marks test losses whose {marked} is below 0.05."
+    return text
+
+
+def _columns(study: Study, rows: list[Row]) -> list[Column]:
+    """All columns after the gate's name; a column without any value is left out."""
+    decimals = choose_decimals([row["test_loss_se"] for row in rows])
+    expert_decimals = min(choose_decimals([row["experts_per_sample_se"] for row in rows]), 3)
+    columns = [
+        Column("test loss", "x100", lambda row: _test_loss_cell(row, decimals)),
+        Column("p vs no search", "", lambda row: _p_cell(row, "search")),
+        Column("p vs best existing", "", lambda row: _p_cell(row, "existing")),
+        Column("p vs dense", "", lambda row: _p_cell(row, "dense")),
+        Column(
+            "validation", "loss x100", lambda row: _mean_cell(row["validation_loss_mean"], None, decimals)
+        ),
+        Column(
+            "experts",
+            "per sample",
+            lambda row: _mean_cell(
+                row["experts_per_sample_mean"], row["experts_per_sample_se"], expert_decimals
+            ),
+        ),
+        Column("routing", "", lambda row: Cell(row["verdict"] or MISSING, row["verdict"])),
+        Column("FLOPs", "per sample", lambda row: _flops_cell(row["flops_per_sample_mean"])),
+        *(_metric_column(name, rows) for name in metric_names(rows)),
+        _trials_column(study, rows),
+    ]
+    return [column for column in columns if any(column.cell(row).value is not None for row in rows)]
+
+
+def _test_loss_cell(row: Row, decimals: int) -> Cell:
+    mean = row["test_loss_mean"]
+    text = format_mean(mean, row["test_loss_se"], decimals)
+    return Cell(text, _sort_value(mean), has_asterisk=row["asterisk"])
+
+
+def _p_cell(row: Row, test: str) -> Cell:
+    p = row[f"p_{test}"]
+    return Cell(format_p(p), _sort_value(p), is_significant=bool(row[f"significant_{test}"]))
+
+
+def _mean_cell(mean: float | None, error: float | None, decimals: int) -> Cell:
+    below = "" if error is None else format_error(error, decimals)
+    return Cell(format_mean(mean, None, decimals), _sort_value(mean), error=below)
+
+
+def _flops_cell(flops: float | None) -> Cell:
+    return Cell(format_scaled(flops), _sort_value(flops))
+
+
+def _sort_value(value: float | None) -> float | None:
+    return round_number(value, 9)
+
+
+def _metric_column(name: str, rows: list[Row]) -> Column:
+    task, _, metric = name.rpartition(".")
+    errors = [row["metrics"][name]["se"] for row in rows if name in row["metrics"]]
+    decimals = max(choose_decimals(errors), 3)
+
+    def cell(row: Row) -> Cell:
+        metrics = row["metrics"].get(name, {"mean": None, "se": None})
+        return _mean_cell(metrics["mean"], metrics["se"], decimals)
+
+    title = metric.upper() if metric in ABBREVIATIONS else metric.replace("_", " ")
+    return Column(title, task or "mean over tasks", cell)
+
+
+def metric_names(rows: list[Row]) -> list[str]:
+    """Metrics that have a column: those of each task, or their means if there are many tasks.
+
+    The loss is left out, since its weighted sum has a column; so is accuracy where there is an AUC.
+    """
+    names = list(dict.fromkeys(name for row in rows for name in row["metrics"]))
+    tasks = {name.rpartition(".")[0] for name in names if "." in name}
+    is_per_task = len(tasks) <= MAX_TASKS
+
+    def is_redundant(name: str) -> bool:
+        task, _, metric = name.rpartition(".")
+        return metric == "loss" or (metric == "accuracy" and (f"{task}.auc" if task else "auc") in names)
+
+    return [name for name in names if ("." in name) == is_per_task and not is_redundant(name)]
+
+
+def _trials_column(study: Study, rows: list[Row]) -> Column:
+    """Trials that the row is computed from, and complete ones where these are more."""
+    name = f"{trial_noun(study)}s"
+    if all(row["trials_used"] == row["trials_complete"] for row in rows):
+        return Column(name, "", lambda row: Cell(str(row["trials_used"]), row["trials_used"]))
+    return Column(
+        name,
+        "used/complete",
+        lambda row: Cell(f"{row['trials_used']}/{row['trials_complete']}", row["trials_complete"]),
+    )

@@ -1,0 +1,223 @@
+"""The definition of a study: gates, number of trials, search space. Gates and trials can only be added."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from comet_moe.exceptions import RecipeError, StudyError
+from comet_moe.experiments.config import (
+    AnyConfig,
+    BertConfig,
+    Choice,
+    LogUniform,
+    Uniform,
+    check_same_settings,
+    load_config,
+    load_search_space,
+    override_config,
+    parse_setting,
+    recipe_name,
+    resolve_gates,
+)
+from comet_moe.experiments.studies.defaults import DEFAULT_HEARTBEAT, DEFAULT_SEED
+from comet_moe.experiments.studies.records import StudyKind
+from comet_moe.experiments.studies.sampling import sample_values
+from comet_moe.experiments.studies.table_defaults import MAX_TRIALS, PruneMethod
+from comet_moe.experiments.studies.trial import runner_for
+from comet_moe.gate_names import GATE_NAMES
+
+PATH_SETTINGS = ("data.path", "teacher")
+"""Settings that may differ between machines."""
+
+
+class StudyDefinition(BaseModel):
+    """A complete study, the same on every machine that works on it.
+
+    Attributes:
+        kind: "tuning" samples settings for each trial, "ablation" only changes the seed.
+        recipe: its name, as in the configurations.
+        seed: seed of the sampling.
+        trials: number of trials per gate.
+        heartbeat: seconds between two heartbeats of a running trial.
+        space: the search space of each gate, by setting.
+        base: the configuration of each gate, into which sampled values are put.
+        prune: how trials are pruned; None if all are trained to their end.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    kind: StudyKind
+    recipe: str
+    seed: int
+    trials: Annotated[int, Field(gt=0, le=MAX_TRIALS)]
+    heartbeat: Annotated[int, Field(gt=0)] = DEFAULT_HEARTBEAT
+    space: dict[str, dict[str, Choice | Uniform | LogUniform]]
+    base: dict[str, AnyConfig]
+    prune: PruneMethod | None = None
+
+    @model_validator(mode="after")
+    def _check_gates(self) -> "StudyDefinition":
+        """The name of a gate becomes that of a folder: only names of gates are accepted."""
+        unknown = next((gate for gate in (*self.base, *self.space) if gate not in GATE_NAMES), None)
+        if unknown is not None or not self.base or self.base.keys() != self.space.keys():
+            raise ValueError(f"gates must be some of {', '.join(GATE_NAMES)}, got {unknown!r}")
+        return self
+
+    @property
+    def gates(self) -> list[str]:
+        """In the order they were given."""
+        return list(self.base)
+
+    def sampled_values(self, gate: str, index: int) -> dict[str, Any]:
+        """The values of a trial for the settings of the search space."""
+        return sample_values(self.space[gate], gate, self.seed, index)
+
+    def params(self, gate: str, index: int) -> dict[str, Any]:
+        """All settings in which a trial differs from others of its gate: sampled values and seed."""
+        return {**self.sampled_values(gate, index), "seed": self.base[gate].seed + index}
+
+    def config(self, gate: str, index: int) -> AnyConfig:
+        """The configuration of a trial."""
+        return override_config(self.base[gate], self.params(gate, index))
+
+
+def define_study(
+    kind: StudyKind,
+    recipe: str,
+    gates: Sequence[str],
+    trials: int,
+    seed: int = DEFAULT_SEED,
+    settings: Sequence[str] = (),
+    heartbeat: int = DEFAULT_HEARTBEAT,
+    prune: PruneMethod | None = None,
+) -> StudyDefinition:
+    """The study of ``recipe`` with ``settings`` of the form "a.b=c"; all configurations are checked."""
+    _refuse_gate_setting(settings)
+    repeated = sorted({gate for gate in gates if list(gates).count(gate) > 1})
+    if repeated:
+        raise StudyError(f"gate {repeated[0]} is given twice: give each gate once")
+    runner = runner_for(load_config(recipe, [*settings, f"gate={gates[0]}"]))
+    base = {gate: runner.base(recipe, [*settings, f"gate={gate}"]) for gate in gates}
+    space = {gate: load_search_space(recipe, gate, settings) if kind == "tuning" else {} for gate in gates}
+    definition = StudyDefinition(
+        kind=kind,
+        recipe=base[gates[0]].recipe,
+        seed=seed,
+        trials=trials,
+        heartbeat=heartbeat,
+        space=space,
+        base=base,
+        prune=prune,
+    )
+    check_configurations(definition, first=0)
+    return definition
+
+
+def check_configurations(definition: StudyDefinition, first: int) -> None:
+    """Raise RecipeError if the configuration of a trial from index ``first`` on is not valid."""
+    for gate in definition.gates:
+        for index in range(first, definition.trials):
+            definition.config(gate, index)
+
+
+def check_same_study(
+    saved: StudyDefinition,
+    *,
+    kind: StudyKind,
+    recipe: str,
+    gates: Sequence[str] | None,
+    trials: int | None,
+    seed: int | None,
+    heartbeat: int | None,
+    settings: Sequence[str],
+    prune: PruneMethod | None = None,
+) -> None:
+    """Raise StudyError if an argument differs from the ``saved`` study; None stands for the saved value."""
+    _refuse_gate_setting(settings)
+    given: dict[str, Any] = {
+        "kind": kind,
+        "gates": None if gates is None else list(gates),
+        "trials": trials,
+        "seed": seed,
+        "heartbeat": heartbeat,
+    }
+    for name, value in given.items():
+        old = getattr(saved, name)
+        if value is not None and value != old:
+            advice = {
+                "trials": "add trials with --add-" + ("seeds" if kind == "ablation" else "trials"),
+                "gates": "leave it out, add gates with --add-gates, or choose another --out",
+            }.get(name, "leave it out, or choose another --out")
+            raise StudyError(f"{name} is {old!r} in the saved study, got {value!r}: {advice}")
+    if prune not in (None, saved.prune):
+        how = "no trials" if saved.prune is None else f"by {saved.prune}"
+        raise StudyError(
+            f"the saved study prunes {how}, got --prune {prune}: leave it out, or choose another --out"
+        )
+    name, overrides = recipe_name(recipe), [parse_setting(setting) for setting in settings]
+    for gate in saved.gates:
+        try:
+            of_gate = resolve_gates(recipe, gate, overrides)
+            for key in (".".join(keys) for keys, _ in of_gate):
+                if key in saved.space[gate]:
+                    raise StudyError(
+                        f"{key} is in the search space of the saved study: leave it out, or choose another "
+                        f"--out"
+                    )
+            check_same_settings(saved.base[gate], name, of_gate)
+        except RecipeError as error:
+            raise StudyError(str(error).replace("saved run", "saved study")) from error
+
+
+def _refuse_gate_setting(settings: Sequence[str]) -> None:
+    """A study has several gates, so that a setting cannot choose one."""
+    if any(parse_setting(setting)[0] == ["gate"] for setting in settings):
+        raise StudyError("--set gate=... cannot choose the gates of a study: use --gates")
+
+
+def select_new_gates(saved: StudyDefinition, defined: StudyDefinition) -> StudyDefinition:
+    """The gates of ``defined`` that ``saved`` does not have, with the paths of ``saved``.
+
+    Raises StudyError if a gate of ``saved`` has other settings in ``defined``: the recipe has changed, or
+    settings of the study are missing.
+    """
+    first = saved.base[saved.gates[0]]
+    base = {gate: with_paths_of(first, config) for gate, config in defined.base.items()}
+    for gate, config in saved.base.items():
+        # BERT's configurations have the settings of all gates, also of those to be added.
+        is_same = base[gate].model_dump(exclude={"gates"}) == config.model_dump(exclude={"gates"})
+        if not is_same or defined.space[gate] != saved.space[gate]:
+            raise StudyError(
+                f"the recipe with the settings that were given does not make {gate} what it is in the saved "
+                f"study: give the recipe and the settings of that study"
+            )
+    new = [gate for gate in defined.gates if gate not in saved.gates]
+    return defined.model_copy(
+        update={
+            "base": {gate: base[gate] for gate in new},
+            "space": {gate: defined.space[gate] for gate in new},
+        }
+    )
+
+
+def paths_of(config: AnyConfig) -> dict[str, str | None]:
+    """The settings of ``config`` that may differ between machines: the paths of data and teacher."""
+    teacher = {"teacher": config.teacher} if isinstance(config, BertConfig) else {}
+    return {"data.path": config.data.path, **teacher}
+
+
+def with_paths_of(source: AnyConfig, config: AnyConfig) -> AnyConfig:
+    """``config`` with the paths of ``source``."""
+    return override_config(config, paths_of(source))
+
+
+def parse_definition(text: str, source: str) -> StudyDefinition:
+    """A definition from JSON; ``source`` names it in errors."""
+    try:
+        return StudyDefinition.model_validate_json(text)
+    except ValidationError as error:
+        message = error.errors(include_url=False)[0]["msg"]
+        raise StudyError(
+            f"{source} was not written by this version of comet-moe ({message}): start another study"
+        ) from error

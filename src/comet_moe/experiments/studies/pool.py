@@ -1,0 +1,174 @@
+"""The workers of one machine: started, followed, and replaced when one is killed."""
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from typing import Any
+
+from comet_moe.exceptions import StudyError
+from comet_moe.experiments.studies.entry import run_worker_process
+from comet_moe.experiments.studies.optuna_trials import MAX_LOST_WORKERS
+from comet_moe.experiments.studies.process import WorkerConfig
+from comet_moe.experiments.studies.queue import Claim, TrialQueue
+
+POLL_SECONDS = 0.5
+STOP_SECONDS = 30.0
+"""Time that workers have to release their trials before they are killed."""
+
+
+@dataclass
+class WorkerStatus:
+    """A worker process and what it does, by its last messages.
+
+    Attributes:
+        process: the worker's process.
+        reader: the pipe on which its messages arrive.
+        claim: its trial; None while it has none.
+        epochs: largest number of epochs of the trial.
+        epoch: current epoch of the trial, from 1.
+        epoch_share: part of the epoch that is done, from 0 to 1.
+        loss: mean training loss of the epoch so far.
+        error: a sentence, if it ended with an error that would fail every trial.
+        started: when the trial was started, on the monotonic clock.
+    """
+
+    process: SpawnProcess
+    reader: Connection
+    claim: Claim | None = None
+    epochs: int = 0
+    epoch: int = 0
+    epoch_share: float = 0.0
+    loss: float | None = None
+    error: str | None = None
+    started: float = field(default_factory=time.monotonic)
+
+    def update(self, message: tuple[Any, ...]) -> None:
+        """Apply a message of the worker, see `comet_moe.experiments.studies.worker.run_worker`."""
+        kind, *values = message
+        if kind == "trial_started":
+            self.claim, self.epochs = values
+            self.epoch, self.epoch_share, self.loss, self.started = 1, 0.0, None, time.monotonic()
+        elif kind == "progress":
+            self.epoch, self.epoch_share, self.loss = values
+        elif kind == "error":
+            self.error = values[0]
+        else:
+            self.claim = None
+
+
+class WorkerPool:
+    """Workers on one study.
+
+    Args:
+        config: configuration of each worker.
+        queue: the trials of the study; those of workers that were killed are released to it.
+        size: number of workers.
+    """
+
+    def __init__(self, config: WorkerConfig, queue: TrialQueue, size: int):
+        self.config = config
+        self.queue = queue
+        self.size = size
+        self.workers: list[WorkerStatus] = []
+        self._lost_in_a_row = 0
+        self._started = 0
+
+    def run(self, on_poll: Callable[[], None]) -> None:
+        """Work until the gates that the configuration names are finished, or the whole study.
+
+        ``on_poll`` is called about twice per second; what it raises ends the workers.
+        """
+        try:
+            for _ in range(self.size):
+                self.workers.append(self._start_worker())
+            while self.workers:
+                self._receive()
+                on_poll()
+        finally:
+            self._stop()
+
+    def _start_worker(self) -> WorkerStatus:
+        context = multiprocessing.get_context("spawn")
+        reader, writer = context.Pipe(duplex=False)
+        arguments = (self.config, writer, self._started)
+        process = context.Process(target=run_worker_process, args=arguments, daemon=False)
+        self._started += 1
+        with _worker_environment(self.config.threads):
+            process.start()
+        writer.close()
+        return WorkerStatus(process, reader)
+
+    def _receive(self) -> None:
+        by_reader = {worker.reader: worker for worker in self.workers}
+        for reader in wait(list(by_reader), timeout=POLL_SECONDS):
+            assert isinstance(reader, Connection)
+            worker = by_reader[reader]
+            try:
+                message = reader.recv()
+            except (EOFError, OSError):  # the process has ended
+                self._replace(worker)
+                continue
+            if message[0] == "trial_ended":
+                self._lost_in_a_row = 0
+            worker.update(message)
+
+    def _replace(self, worker: WorkerStatus) -> None:
+        worker.process.join()
+        worker.reader.close()
+        self.workers.remove(worker)
+        if worker.error is not None:
+            raise StudyError(worker.error)
+        if worker.process.exitcode == 0:
+            return
+        if worker.claim is not None:
+            self.queue.mark_lost(worker.claim)
+        self._lost_in_a_row += 1
+        if self._lost_in_a_row > 2 * MAX_LOST_WORKERS:
+            raise StudyError(
+                f"{self._lost_in_a_row} workers ended without a result (the last with exit code "
+                f"{worker.process.exitcode}): see their messages above, then resume with --resume"
+            )
+        self.workers.append(self._start_worker())
+
+    def _stop(self) -> None:
+        """Ask all workers to release their trials and end; kill those that do not."""
+        for worker in self.workers:
+            if worker.process.is_alive() and worker.process.pid is not None:
+                os.kill(worker.process.pid, signal.SIGTERM)
+        deadline = time.monotonic() + STOP_SECONDS
+        for worker in self.workers:
+            while worker.process.is_alive() and time.monotonic() < deadline:
+                if worker.reader.poll(0.1):
+                    try:
+                        worker.reader.recv()
+                    except (EOFError, OSError):
+                        worker.process.join(0.1)
+            worker.process.kill()  # does nothing to one that has ended; the trial of another is run again
+            worker.process.join()
+            worker.reader.close()
+
+
+@contextmanager
+def _worker_environment(threads: int) -> Iterator[None]:
+    """The environment that a process started in the block inherits.
+
+    OMP_NUM_THREADS, which is read when torch is imported, and an ignored SIGINT: Ctrl-C goes to every process
+    of a terminal, and the pool stops the workers itself.
+    """
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    saved = os.environ.get("OMP_NUM_THREADS")
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    try:
+        yield
+    finally:
+        if saved is None:
+            del os.environ["OMP_NUM_THREADS"]
+        else:
+            os.environ["OMP_NUM_THREADS"] = saved
+        signal.signal(signal.SIGINT, handler)

@@ -1,0 +1,170 @@
+"""What a study writes and others read back: ``study.json``, and a line of ``trials.jsonl``.
+
+Workers write these records, tables and pages read them. Losses are times 100; NaN and
+infinity are written as null and read back as None.
+"""
+
+import math
+from pathlib import Path
+from statistics import fmean
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from comet_moe.diagnosis import Verdict, verdict
+from comet_moe.experiments.studies.table_defaults import MAX_TRIALS, PruneMethod
+from comet_moe.experiments.training.records import Metrics, Number, Record, ResultRecord
+
+StudyKind = Literal["tuning", "ablation"]
+TrialStatus = Literal["waiting", "running", "complete", "failed", "pruned"]
+
+FINISHED: tuple[TrialStatus, ...] = ("complete", "failed", "pruned")
+"""The final ones."""
+
+
+class StudyRecord(Record):
+    """``study.json``.
+
+    Attributes:
+        kind: "tuning" samples settings for each trial, "ablation" only changes the seed.
+        name: name of the study in its storage.
+        recipe: name of the recipe.
+        gates: names of the gates, in the order they were given.
+        trials: planned number of trials per gate.
+        seed: seed of the sampling.
+        settings: overrides of the recipe, as "a.b=c".
+        experts: number of experts of the mixture.
+        alpha: weight of the first task in rating models.
+        storage: URL without password; None for the SQLite file in the study's folder.
+        keep_models: whether the weights of all trials are kept, not only of each gate's best one.
+        space: the search space of each gate, by setting.
+        prune: how trials are pruned; None if all are trained to their end.
+    """
+
+    kind: StudyKind
+    name: str
+    recipe: str
+    gates: Annotated[list[str], Field(min_length=1)]
+    trials: Annotated[PositiveInt, Field(le=MAX_TRIALS)]
+    seed: NonNegativeInt = 0
+    settings: list[str] = Field(default_factory=list)
+    experts: PositiveInt | None = None
+    alpha: float | None = None
+    storage: str | None = None
+    keep_models: bool = False
+    space: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    prune: PruneMethod | None = None
+
+
+class GateRecord(Record):
+    """How one gate of a trial used its experts on the test split: the numbers of a `RoutingRecord`.
+
+    Attributes:
+        experts: number of experts that the gate chooses among.
+        experts_per_sample, effective_experts, information, load_ratio: see `RoutingRecord`.
+        dead_experts: number of experts that no sample selected.
+    """
+
+    experts: PositiveInt
+    experts_per_sample: float
+    effective_experts: float
+    information: float
+    load_ratio: float
+    dead_experts: NonNegativeInt
+
+    @property
+    def verdict(self) -> Verdict:
+        """In a word, what the gate does: see `comet_moe.diagnosis.verdict`."""
+        return verdict(
+            experts_per_sample=self.experts_per_sample,
+            effective_experts=self.effective_experts,
+            information=self.information,
+            dead_experts=self.dead_experts,
+            num_choices=self.experts,
+        )
+
+
+ROUTING_COLUMNS = ("information", "effective_experts", "load_ratio", "dead_experts")
+"""Fields of a `GateRecord` whose means over the gates of a trial are columns of ``Study.trials``."""
+
+
+class TrialRecord(Record):
+    """A line of ``trials.jsonl``: one trial, and the result of its run.
+
+    Attributes:
+        gate, index: which trial it is; the index counts the trials of a gate from 0.
+        status: "complete", "failed" and "pruned" are final.
+        reason: why a trial failed, or when it was pruned.
+        attempts: how many times a worker has started it.
+        worker: HOST:PID of the last worker that started it.
+        run: the run's folder, relative to the study's.
+        params: the settings that were sampled, and the seed.
+        routing: each gate of the model, by task or layer; empty for a model without experts.
+        validation_loss and what follows: of the run, see `ResultRecord`; None until the trial is complete.
+    """
+
+    gate: str
+    index: NonNegativeInt
+    status: TrialStatus
+    reason: str | None = None
+    attempts: NonNegativeInt = 1
+    worker: str | None = None
+    run: str | None = None
+    params: dict[str, Any] = Field(default_factory=dict)
+    routing: dict[str, GateRecord] = Field(default_factory=dict)
+    validation_loss: Number = None
+    test_loss: Number = None
+    experts_per_sample: Number = None
+    flops_per_sample: Number = None
+    parameters: int | None = None
+    epochs: int | None = None
+    best_epoch: int | None = None
+    seconds: Number = None
+    tasks: dict[str, Metrics] = Field(default_factory=dict)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the trial is complete, failed or pruned, and will not be run again."""
+        return self.status in FINISHED
+
+    def row(self, run: Path | None) -> dict[str, Any]:
+        """The trial as a row of ``Study.trials``; a complete one without finite losses becomes failed.
+
+        Args:
+            run: the run's folder, None if it is not on this machine.
+        """
+        row = self.model_dump() | {"run": run, "routing": self.routing}
+        for name in ROUTING_COLUMNS:
+            values = [getattr(gate, name) for gate in self.routing.values()]
+            row[name] = fmean(values) if values else None
+        for name in ("validation_loss", "test_loss"):
+            if self.status == "complete" and not _is_finite(row[name]):
+                row |= {"status": "failed", "reason": f"{name} is {row[name]}"}
+        if row["status"] != "complete":
+            row |= {"validation_loss": None, "test_loss": None}
+        return row
+
+
+RESULT_FIELDS = frozenset(
+    TrialRecord.model_fields.keys() & ResultRecord.model_fields.keys() - {"gate", "routing"}
+)
+"""The fields that a trial copies from the result of its run; beside those it has `trial_routing`."""
+
+
+def trial_routing(result: ResultRecord) -> dict[str, GateRecord]:
+    """``routing`` of a trial from the result of its run."""
+    return {
+        owner: GateRecord(
+            experts=record.choices,
+            experts_per_sample=record.experts_per_sample,
+            effective_experts=record.effective_experts,
+            information=record.information,
+            load_ratio=record.load_ratio,
+            dead_experts=len(record.dead_experts),
+        )
+        for owner, record in result.routing.items()
+    }
+
+
+def _is_finite(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)

@@ -1,0 +1,265 @@
+"""What the tables of studies contain: results of the gates, loss by number of trials, and speedups.
+
+Numbers come in as rows (``table``, ``loss_by_trials``) and leave as ``TextTable``, which ``render`` writes in
+any format.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from comet_moe.experiments.studies.render import (
+    EMPTY,
+    Cell,
+    Column,
+    TextTable,
+    choose_decimals,
+    escape_tex,
+    format_p_equation,
+    format_p_value,
+    number_cell,
+)
+from comet_moe.experiments.studies.results import Study
+from comet_moe.experiments.studies.significance import select_task_means
+from comet_moe.experiments.studies.table import does_a_mixture_pay
+
+Row = dict[str, Any]
+
+_PAPER_NAMES = {
+    "softmax": "Softmax",
+    "hash": "Hash-r",
+    "topk": "Top-k",
+    "switch": "Switch",
+    "sigmoid": "Sigmoid",
+    "relu": "ReLU",
+    "dense": "Dense",
+    "dense-wide": "Dense-wide",
+    "dense-per-task": "Dense per task",
+    "dselect": "DSelect-k",
+    "comet": "COMET",
+}
+_RESULT_NOTE = (
+    "Mean ± standard error over the trials used. Bold: the lowest mean of the study. p: one-sided t-tests, "
+    "against the best existing gate, which is in parentheses, and against the same gate without local search."
+)
+_DENSE_NOTE = "p vs dense: Welch's one-sided t-test against dense, the network without a mixture."
+_ROUTING_NOTE = (
+    "routing: what the gates do in most of the trials used, in a word: routes (different samples have "
+    "different experts), static (every sample has the same), collapsed (nearly all samples share theirs) or "
+    "dense (every sample uses every expert); several words where tasks or layers differ. information: "
+    "between sample and expert in nats, 0 for a static gate. load ratio: largest load / mean load. Numbers "
+    "are means over the gates of a model."
+)
+_TUNING_NOTE = (
+    "Tuning: over the best {top_percent:g} % of the trials by validation loss; * where a gate is below the "
+    "best existing one with p < 0.05 in Student's one-sided t-test."
+)
+_OTHER_NOTE = (
+    "Ablation or plain runs: over all complete trials; * where a gate with local search is below the same "
+    "gate without, with p < 0.05 in Welch's one-sided t-test."
+)
+CURVE_NOTE = (
+    "Test loss x100 of the trial with the lowest validation loss among that many trials drawn at random: "
+    "expected value, and the range of the middle 90 % of the draws."
+)
+KEPT_ROUTING_NOTE = (
+    "Of the same trials: expected information between sample and expert in nats, and in parentheses the "
+    "expected number of effective experts, as means over the gates of a model."
+)
+SPEEDUP_NOTE = (
+    "loss: expected test loss of the baseline with half or all of its trials; baseline trials, gate trials: "
+    "the fewest with an expected loss as low; speedup: their ratio; 95 %, not reached: over bootstrap "
+    "resamples of the trials."
+)
+
+
+def result_tables(results: Sequence[tuple[Study, list[Row]]]) -> list[TextTable]:
+    """One table per study, all with the same columns, from studies and their `compare_gates`."""
+    metrics = list(
+        dict.fromkeys(
+            name for _, rows in results for row in rows for name in select_task_means(row["metrics"])
+        )
+    )
+    with_routing = any(row["verdict"] is not None for _, rows in results for row in rows)
+    with_dense = any(row["p_dense"] is not None for _, rows in results for row in rows)
+    with_pruned = any(row["trials_pruned"] for _, rows in results for row in rows)
+    columns = [
+        Column("experts", "$n$"),
+        Column("gate", "Gate"),
+        Column("used/complete"),
+        Column("failed"),
+        *([Column("pruned")] if with_pruned else []),
+        Column("test loss x100", r"Test Loss ($\times100$) $\downarrow$"),
+        Column("experts per sample", r"$n/s$ $\downarrow$"),
+        *([Column("routing", "Routing")] if with_routing else []),
+        *(Column(name, escape_tex(name)) for name in metrics),
+        Column("p vs best existing"),
+        Column("p vs no search"),
+        *([Column("p vs dense")] if with_dense else []),
+    ]
+    optional = (with_routing, with_dense, with_pruned)
+    return [
+        TextTable(study.title, columns, _result_cells(study, rows, metrics, *optional))
+        for study, rows in results
+    ]
+
+
+def routing_tables(results: Sequence[tuple[Study, list[Row]]]) -> list[TextTable]:
+    """How the gates use their experts: one table per study that has recorded it, from `compare_gates`."""
+    columns = [
+        Column("gate", "Gate"),
+        Column("routing", "Routing"),
+        Column("information", "Information (nats)"),
+        Column("effective experts", "Effective experts"),
+        Column("load ratio", "Load ratio"),
+        Column("dead experts", "Dead experts"),
+    ]
+    return [
+        TextTable(f"{study.title}: routing", columns, [_routing_cells(row) for row in rows])
+        for study, rows in results
+        if any(row["routing"] for row in rows)
+    ]
+
+
+def _routing_cells(row: Row) -> list[Cell]:
+    return [
+        _gate_cell(row["gate"]),
+        Cell(row["verdict"] or ""),
+        number_cell(row["information_mean"], None, 3),
+        number_cell(row["effective_experts_mean"], None, 2),
+        number_cell(row["load_ratio_mean"], None, 2),
+        number_cell(row["dead_experts_mean"], None, 1),
+    ]
+
+
+def result_notes(results: Sequence[tuple[Study, list[Row]]], top_percent: float) -> list[str]:
+    """Whether a mixture pays in each study, and how to read the tables."""
+    studies = [study for study, _ in results]
+    answers = [(study, does_a_mixture_pay(rows, format_p_equation)) for study, rows in results]
+    notes = [
+        answer if len(studies) == 1 else f"{study.title}: {answer}" for study, answer in answers if answer
+    ]
+    notes.append(_RESULT_NOTE)
+    if any(row["p_dense"] is not None for _, rows in results for row in rows):
+        notes.append(_DENSE_NOTE)
+    if any(row["verdict"] is not None for _, rows in results for row in rows):
+        notes.append(_ROUTING_NOTE)
+    if any(study.kind == "tuning" for study in studies):
+        notes.append(_TUNING_NOTE.format(top_percent=top_percent))
+    if any(study.kind != "tuning" for study in studies):
+        notes.append(_OTHER_NOTE)
+    return notes
+
+
+def _result_cells(
+    study: Study, rows: list[Row], metrics: list[str], with_routing: bool, with_dense: bool, with_pruned: bool
+) -> list[list[Cell]]:
+    places = choose_decimals(row["test_loss_se"] for row in rows)
+    return [
+        [
+            Cell("" if study.experts is None else str(study.experts)),
+            _gate_cell(row["gate"]),
+            Cell(f"{row['trials_used']}/{row['trials_complete']}"),
+            Cell(str(row["trials_failed"] or "")),
+            *([Cell(str(row["trials_pruned"] or ""))] if with_pruned else []),
+            number_cell(row["test_loss_mean"], row["test_loss_se"], places, row["lowest"], row["asterisk"]),
+            number_cell(row["experts_per_sample_mean"], row["experts_per_sample_se"], 2),
+            *([Cell(row["verdict"] or "")] if with_routing else []),
+            *(_metric_cell(rows, row, name) for name in metrics),
+            _existing_cell(row),
+            Cell(format_p_value(row["p_search"])),
+            *([Cell(format_p_value(row["p_dense"]))] if with_dense else []),
+        ]
+        for row in rows
+    ]
+
+
+def _gate_cell(name: str) -> Cell:
+    plain = name.removesuffix("+")
+    return Cell(name, tex=_PAPER_NAMES.get(plain, plain) + ("+" if name.endswith("+") else ""))
+
+
+def _metric_cell(rows: list[Row], row: Row, name: str) -> Cell:
+    of_gates = [select_task_means(other["metrics"]).get(name) for other in rows]
+    places = choose_decimals((metric["se"] for metric in of_gates if metric), least=4)
+    metric = select_task_means(row["metrics"]).get(name)
+    return number_cell(metric["mean"], metric["se"], places) if metric else EMPTY
+
+
+def _existing_cell(row: Row) -> Cell:
+    p = format_p_value(row["p_existing"])
+    return Cell(f"{p} ({row['best_existing']})") if p else EMPTY
+
+
+def curve_table(study: Study, rows: list[Row]) -> TextTable:
+    """One column per gate and one row per number of trials, from `compute_loss_curves`."""
+    gates = list(dict.fromkeys(row["gate"] for row in rows))
+    by_gate_and_budget = {(row["gate"], row["budget"]): row for row in rows}
+    places = choose_decimals(row["mean_se"] for row in rows if row["budget"] == 1)
+    cells = [
+        [Cell(str(budget)), *(_loss_cell(by_gate_and_budget.get((gate, budget)), places) for gate in gates)]
+        for budget in sorted({row["budget"] for row in rows})
+    ]
+    return TextTable(study.title, [Column("trials"), *map(Column, gates)], cells)
+
+
+def kept_routing_table(study: Study, rows: list[Row]) -> TextTable | None:
+    """As `curve_table`, how the trial that is kept routes; None if no trial has recorded it."""
+    gates = [
+        gate for gate in study.gates if any(_has_information(row) for row in rows if row["gate"] == gate)
+    ]
+    if not gates:
+        return None
+    cells = {(row["gate"], row["budget"]): _information_cell(row) for row in rows if _has_information(row)}
+    budgets = sorted({budget for _, budget in cells})
+    body = [[Cell(str(budget)), *(cells.get((gate, budget), EMPTY) for gate in gates)] for budget in budgets]
+    return TextTable(f"{study.title}: routing", [Column("trials"), *map(Column, gates)], body)
+
+
+def _has_information(row: Row) -> bool:
+    return row["information"] is not None
+
+
+def _information_cell(row: Row) -> Cell:
+    return Cell(f"{row['information']:.2f} ({row['effective_experts']:.1f})")
+
+
+def _loss_cell(row: Row | None, places: int) -> Cell:
+    if row is None:
+        return EMPTY
+    return Cell(f"{row['expected']:.{places}f} ({row['low']:.{places}f}-{row['high']:.{places}f})")
+
+
+def speedup_table(study: Study, rows: list[Row]) -> TextTable:
+    """Two rows per pair of gates, at half and at all of the baseline's trials, from `compute_speedups`."""
+    by_pair: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        by_pair.setdefault((row["gate"], row["baseline"]), []).append(row)
+    names = ("gate", "baseline", "budget", "loss", "baseline trials", "gate trials", "speedup", "95 %")
+    columns = [*map(Column, names), Column("not reached")]
+    cells = [_speedup_cells(row) for of_pair in by_pair.values() for row in _half_and_all(of_pair)]
+    return TextTable(f"{study.title}: speedup", columns, cells)
+
+
+def _half_and_all(rows: list[Row]) -> list[Row]:
+    largest = max(row["budget"] for row in rows)
+    half = max((row["budget"] for row in rows if 2 * row["budget"] <= largest), default=largest)
+    return [row for row in rows if row["budget"] in (half, largest)]
+
+
+def _speedup_cells(row: Row) -> list[Cell]:
+    texts = [
+        row["gate"],
+        row["baseline"],
+        str(row["budget"]),
+        f"{row['loss']:.2f}",
+        str(row["baseline_trials"]),
+        "none" if row["gate_trials"] is None else str(row["gate_trials"]),
+        _format_speedup(row["speedup"]),
+        f"{_format_speedup(row['speedup_low'])} to {_format_speedup(row['speedup_high'])}",
+        f"{100 * row['not_reached']:.0f} %",
+    ]
+    return [Cell(text) for text in texts]
+
+
+def _format_speedup(speedup: float | None) -> str:
+    return "none" if speedup is None else f"{speedup:.3g}"

@@ -1,0 +1,211 @@
+"""A worker: a process that claims trials and trains them, one after the other, until none is left."""
+
+import math
+import signal
+import threading
+import time
+import warnings
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from comet_moe.devices import SlowPrecisionWarning, set_device_number
+from comet_moe.exceptions import DataError, RecipeError, RunError, StudyError, WriteError
+from comet_moe.experiments.config import AnyConfig, override_config
+from comet_moe.experiments.config.loader import ConfigType
+from comet_moe.experiments.studies.definition import StudyDefinition, with_paths_of
+from comet_moe.experiments.studies.folder import StudyFolder
+from comet_moe.experiments.studies.process import EXIT_SIGTERM, WorkerConfig
+from comet_moe.experiments.studies.queue import Claim, TrialQueue, TrialReassigned
+from comet_moe.experiments.studies.storage import STORAGE_ERRORS, Storage, storage_error
+from comet_moe.experiments.studies.trial import Runner, runner_for
+from comet_moe.experiments.training.records import EpochRecord, ResultRecord
+from comet_moe.experiments.training.run import RunFolder
+from comet_moe.experiments.training.trainer import Callbacks, Progress, RunPruned, validation_loss
+
+FATAL_ERRORS = (StudyError, RunError, DataError, RecipeError, WriteError, OSError)
+"""Errors that are not of one trial, such as a full disk or missing data: they end the worker."""
+
+PROGRESS_SECONDS = 0.25
+"""Least time between two messages about the progress of an epoch."""
+IDLE_SECONDS = 1.0
+"""Time between two looks for waiting trials."""
+
+
+def run_worker(config: WorkerConfig, writer: Connection, number: int = 0) -> None:
+    """Claim and train trials until all of the study, or of its gates in ``config``, are finished.
+
+    An error in one trial, such as settings that do not fit together, fails that trial. One of
+    ``FATAL_ERRORS`` releases the trial and ends the worker.
+
+    Args:
+        config: the study and this machine's part in it.
+        writer: pipe for messages, each a tuple that begins with "trial_started" (claim, epochs), "progress"
+            (epoch, share of it, loss), "trial_ended", "idle" or "error" (a sentence).
+        number: of this worker on this machine, from 0; where there are several CUDA devices, they are dealt
+            out to the workers by it.
+    """
+    signal.signal(signal.SIGTERM, _stop_once)
+    warnings.simplefilter("ignore", SlowPrecisionWarning)  # the command has warned
+    torch.set_num_threads(config.threads)
+    set_device_number(number)
+    try:
+        _Worker(config, writer).run()
+    except KeyboardInterrupt:
+        raise SystemExit(EXIT_SIGTERM) from None
+    except STORAGE_ERRORS as error:
+        _send_error(writer, storage_error(error))
+    except FATAL_ERRORS as error:
+        _send_error(writer, error)
+
+
+def _send_error(writer: Connection, error: Exception) -> None:
+    with suppress(OSError):  # the parent is gone
+        writer.send(("error", _one_line(error)))
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def _stop_once(number: int, frame: object) -> None:
+    """Stop, and ignore further signals while the trial is released."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+class _Worker:
+    def __init__(self, config: WorkerConfig, writer: Connection):
+        self.config = config
+        self.writer = writer
+        self.folder = StudyFolder(config.folder)
+        self.queue = TrialQueue(Storage(config.storage, config.heartbeat), config.name)
+        self._runner: Runner | None = None
+        self._last_sent = 0.0
+
+    def run(self) -> None:
+        while True:
+            definition = self.queue.definition()
+            gates = self.config.only_gates or definition.gates
+            if not self.queue.fill(definition, gates):
+                return
+            claim = self.queue.claim(definition, gates)
+            if claim is None or not self._attempt(definition, claim):
+                self._send(("idle",))
+                time.sleep(IDLE_SECONDS)
+
+    def _attempt(self, definition: StudyDefinition, claim: Claim) -> bool:
+        """Run a trial until it has a result or is released; False if another process has its run folder."""
+        with _Heartbeat(self.queue, claim), self.folder.lock_run(claim.gate, claim.index) as is_locked:
+            if not is_locked:
+                self.queue.release(claim)
+                return False
+            try:
+                self._run_trial(definition, claim)
+            except TrialReassigned:
+                pass
+            except BaseException:  # the trial is released before the worker ends, for whatever reason
+                # Without the storage the trial becomes stale by itself; the first error is the one to report.
+                with suppress(*STORAGE_ERRORS):
+                    self.queue.release(claim)
+                raise
+        self._send(("trial_ended",))
+        return True
+
+    def _run_trial(self, definition: StudyDefinition, claim: Claim) -> None:
+        config = self._trial_config(definition, claim)
+        self._send(("trial_started", claim, config.training.epochs))
+        runner = self._runner = self._runner or runner_for(config)
+        run = runner.folder(self.folder.run_path(claim.gate, claim.index))
+        try:
+            result = self._train(runner, config, run, claim, definition)
+        except (*FATAL_ERRORS, *STORAGE_ERRORS, TrialReassigned):
+            raise
+        except Exception as error:
+            reason = f"{type(error).__name__}: {_one_line(error)}"
+            result = ResultRecord(status="failed", reason=reason)
+        run.drop_checkpoint()  # before the trial is finished: no one comes back to it after a kill
+        self.queue.finish(claim, result)
+        if not self.config.keep_models:
+            self.folder.keep_best_model(claim.gate, runner.folder)
+
+    def _trial_config(self, definition: StudyDefinition, claim: Claim) -> AnyConfig:
+        config = override_config(definition.config(claim.gate, claim.index), self.config.paths)
+        return _with_threads(config, config.training.threads or self.config.threads)
+
+    def _train(
+        self, runner: Runner, config: AnyConfig, run: RunFolder, claim: Claim, definition: StudyDefinition
+    ) -> ResultRecord:
+        state = run.state()
+        if state != "empty":
+            saved = run.config()
+            config = _with_threads(config, saved.training.threads)
+            if with_paths_of(config, saved) != config:
+                raise StudyError(f"{run.path} has a run that is not of this study: move it away")
+        if state == "finished":
+            result = run.result()
+            if result.status == "pruned" and definition.prune is None:
+                raise StudyError(f"{run.path} has a run that was pruned by another study: move it away")
+            return result
+
+        def on_epoch(record: EpochRecord) -> None:
+            self.queue.report(claim, record.epoch, record.validation.loss)
+            if record.epoch < config.training.epochs and record.patience_left > 0:  # else it ends by itself
+                prune(record)
+
+        def prune(record: EpochRecord) -> None:
+            """Also when a run resumes: its last worker may have been killed before this."""
+            if definition.prune is not None:
+                losses = {old.epoch: validation_loss(old.validation) for old in run.metrics()}
+                if self.queue.should_prune(definition, claim, losses):
+                    raise RunPruned(f"pruned after epoch {record.epoch} by {definition.prune}")
+
+        callbacks = Callbacks(self._on_batch, on_epoch, prune)
+        try:
+            return runner.run(config, run, callbacks)
+        except RecipeError as error:  # sampled values that do not fit together
+            return ResultRecord(status="failed", reason=_one_line(error))
+
+    def _on_batch(self, progress: Progress) -> None:
+        if time.monotonic() - self._last_sent > PROGRESS_SECONDS:
+            loss = progress.loss if math.isfinite(progress.loss) else None
+            self._send(("progress", progress.epoch, progress.step / progress.steps, loss))
+
+    def _send(self, message: tuple[Any, ...]) -> None:
+        self._last_sent = time.monotonic()
+        try:
+            self.writer.send(message)
+        except OSError:  # the parent is gone: no one replaces this worker or writes trials.jsonl
+            raise SystemExit(0) from None
+
+
+class _Heartbeat:
+    """Sends the heartbeat of a trial from a thread while the block runs."""
+
+    def __init__(self, queue: TrialQueue, claim: Claim):
+        self._queue = queue
+        self._claim = claim
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def _run(self) -> None:
+        while not self._end.wait(self._queue.storage.heartbeat):
+            # If the storage stays unreachable, the trial may be run again; nothing is lost.
+            with suppress(*STORAGE_ERRORS):
+                self._queue.send_heartbeat(self._claim)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end.set()
+        self._thread.join()
+
+
+def _with_threads(config: ConfigType, threads: int | None) -> ConfigType:
+    return override_config(config, {"training.threads": threads})

@@ -1,0 +1,129 @@
+"""Boosted trees on a prepared table, with the rows and metrics of the networks: what many would use instead.
+
+scikit-learn's HistGradientBoosting, one model per task. Categorical features with at most 255 codes are
+categorical there too; those with more are read as numbers, and of lists the most frequent elements are
+features of their own. The trees stop when the loss on the validation split no longer falls.
+"""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from comet_moe.experiments.data import Dataset, Split
+from comet_moe.experiments.data.table.schema import TableSchema
+from comet_moe.experiments.models import Task
+from comet_moe.experiments.training.batches import take_rows
+from comet_moe.experiments.training.evaluate import TableTaskMetrics
+from comet_moe.experiments.training.records import ResultRecord
+from comet_moe.experiments.training.table_parts import read_schema
+
+NAME = "trees"
+"""The name of the boosted trees in tables, beside those of gates."""
+
+FILE = "trees.jsonl"
+"""Their results in the folder of a study, one line per seed."""
+
+MAX_CATEGORIES = 255
+MAX_ROUNDS = 500
+LIST_ELEMENTS = 30
+_SMALLEST_PROBABILITY = 1e-7
+
+Array = npt.NDArray[Any]
+
+
+def train_trees(dataset: Dataset, tasks: Sequence[Task], seed: int) -> ResultRecord:
+    """Fit one model per task on the train split; returns losses and metrics as those of a run."""
+    started = time.perf_counter()
+    schema = read_schema(dataset.meta)
+    inputs = {name: _features(getattr(dataset, name), schema) for name in ("train", "validation", "test")}
+    is_categorical = _categorical_columns(schema, inputs["train"].shape[1])
+    losses = {"validation": 0.0, "test": 0.0}
+    metrics = {}
+    for task in tasks:
+        model = _fit(task, dataset, inputs, is_categorical, seed)
+        for name in losses:
+            split: Split = getattr(dataset, name)
+            found = TableTaskMetrics(task)
+            found.add(_as_output(task, model, inputs[name]), take_rows(split, slice(0, len(split))))
+            losses[name] += 100 * task.weight * found.loss()
+            if name == "test":
+                metrics[task.name] = found.metrics()
+    return ResultRecord(
+        status="complete",
+        recipe=dataset.name,
+        gate=NAME,
+        seed=seed,
+        validation_loss=losses["validation"],
+        test_loss=losses["test"],
+        tasks=metrics,
+        seconds=time.perf_counter() - started,
+    )
+
+
+def _fit(task: Task, dataset: Dataset, inputs: dict[str, Array], is_categorical: Array, seed: int) -> Any:
+    from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+
+    targets = {name: np.array(getattr(dataset, name).targets[task.name]) for name in ("train", "validation")}
+    present = {name: ~np.isnan(target) for name, target in targets.items()}
+    settings = {
+        "categorical_features": is_categorical,
+        "max_iter": MAX_ROUNDS,
+        "early_stopping": True,
+        "random_state": seed,
+    }
+    if task.kind in ("binary", "multiclass"):
+        model = HistGradientBoostingClassifier(**settings)
+    else:
+        loss = "poisson" if task.kind == "count" else "squared_error"
+        model = HistGradientBoostingRegressor(loss=loss, **settings)
+    rows, held_out = present["train"], present["validation"]
+    if task.kind in ("binary", "multiclass"):  # a class that no train row has cannot be scored
+        held_out &= np.isin(targets["validation"], targets["train"][rows])
+    if not held_out.any():
+        return model.set_params(early_stopping=False).fit(inputs["train"][rows], targets["train"][rows])
+    return model.fit(
+        inputs["train"][rows],
+        targets["train"][rows],
+        X_val=inputs["validation"][held_out],
+        y_val=targets["validation"][held_out],
+    )
+
+
+def _as_output(task: Task, model: Any, inputs: Array) -> torch.Tensor:
+    """Predictions in the form of a head's output: logits, standardised numbers, or logarithms of counts."""
+    if task.kind in ("binary", "multiclass"):
+        probability = np.full((len(inputs), max(2, task.outputs)), 0.0)
+        probability[:, model.classes_.astype(int)] = model.predict_proba(inputs)
+        logits = np.log(np.clip(probability, _SMALLEST_PROBABILITY, 1.0))
+        output = logits if task.kind == "multiclass" else (logits[:, 1] - logits[:, 0])[:, None]
+    else:
+        prediction = model.predict(inputs)
+        output = np.log(np.maximum(prediction, _SMALLEST_PROBABILITY)) if task.kind == "count" else prediction
+        output = output[:, None]
+    return torch.from_numpy(output)
+
+
+def _features(split: Split, schema: TableSchema) -> Array:
+    """(N, columns) float64: codes, numbers, and for each list which of its frequent elements it has."""
+    parts = []
+    if "categorical" in split.features:
+        parts.append(np.asarray(split.features["categorical"], float))
+    if "numeric" in split.features:
+        parts.append(np.asarray(split.features["numeric"], float))
+    first = 0
+    for feature in schema.of_kind("list"):
+        codes = np.asarray(split.features["lists"])[:, first : first + feature.length]
+        first += feature.length
+        frequent = range(min(feature.num_codes, LIST_ELEMENTS))
+        parts.append(np.stack([(codes == code).any(1) for code in frequent], 1).astype(float))
+    return np.concatenate(parts, 1)
+
+
+def _categorical_columns(schema: TableSchema, columns: int) -> Array:
+    """(columns,) bool: which columns of the features scikit-learn reads as categories."""
+    few = [feature.num_codes <= MAX_CATEGORIES for feature in schema.of_kind("categorical")]
+    return np.array(few + [False] * (columns - len(few)))

@@ -1,0 +1,114 @@
+"""Floating-point operations per sample, counted while the network runs: the cost table of the appendix.
+
+Matrix products and convolutions are counted by torch, a multiplication and an addition as two operations, on
+the execution (dense or sparse) that the network takes.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from comet_moe.checks import without_value_checks
+from comet_moe.experiments.config import TrainConfig
+from comet_moe.experiments.data import Dataset
+from comet_moe.experiments.models import Model, TableModel
+from comet_moe.experiments.training.batches import take_rows
+from comet_moe.experiments.training.build import build_model
+from comet_moe.gates import CometGate, DSelectKGate
+from comet_moe.mixture.moe import MultiGateMoE
+from comet_moe.mixture.ple import CGC
+from comet_moe.routing import Routing
+
+ROWS = 2048
+"""Rows of the test split on which operations are counted."""
+
+HARD_GAMMA = 1e-3  # leaves almost no split soft where weights are standard normal
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Operations per sample of one forward pass.
+
+    Attributes:
+        gate: operations of all gates.
+        experts: operations of the experts that ran.
+        shared: operations of the layers that every sample passes: heads, and embeddings of numbers.
+        experts_per_sample: experts selected per sample, mean over the gates; n/s in the paper.
+    """
+
+    gate: float
+    experts: float
+    shared: float
+    experts_per_sample: float
+
+    @property
+    def total(self) -> float:
+        """Operations of the whole network."""
+        return self.gate + self.experts + self.shared
+
+
+def count_costs(model: Model, dataset: Dataset) -> dict[str, Cost]:
+    """The cost of a forward pass on test rows, in "training" and at "inference"."""
+    features = take_rows(dataset.test, slice(0, ROWS)).features
+    return {
+        "training": _count_cost(model.train(), features),
+        "inference": torch.no_grad()(_count_cost)(model.eval(), features),
+    }
+
+
+def build_hard_model(config: TrainConfig, dataset: Dataset) -> Model:
+    """An untrained network with hard trees and selectors, as training makes them."""
+    model = build_model(config, dataset.meta)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        for gate in model.moe.modules():
+            if isinstance(gate, CometGate | DSelectKGate):
+                gate.gamma = HARD_GAMMA
+                for parameter in gate.parameters():
+                    nn.init.normal_(parameter)
+    return model
+
+
+@without_value_checks()
+def _count_cost(model: Model, features: dict[str, Tensor]) -> Cost:
+    """The cost of one batch: in total, then of gates and heads on the inputs that they had."""
+    gate_calls: list[Callable[[], Any]] = []
+    mixed: list[Tensor] = []
+
+    def keep_call(gate: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        gate_calls.append(partial(gate, *args, **kwargs))
+
+    def keep_output(moe: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        mixed.extend(output[0])
+
+    handles = [
+        gate.register_forward_pre_hook(keep_call, with_kwargs=True)
+        for mixture in model.moe.modules()
+        if isinstance(mixture, MultiGateMoE | CGC)
+        for gate in mixture.gates
+    ]
+    handles.append(model.moe.register_forward_hook(keep_output))
+    routings: list[Routing] = []
+    try:
+        total = _count_flops(lambda: routings.extend(model(features)[1]))
+    finally:
+        for handle in handles:
+            handle.remove()
+    gate = sum(_count_flops(call) for call in gate_calls)
+    shared = sum(_count_flops(partial(head, y)) for head, y in zip(model.heads, mixed, strict=True))
+    if isinstance(model, TableModel):
+        shared += sum(_count_flops(partial(module, features[name])) for name, module in model.inputs.items())
+    rows = len(mixed[0])
+    experts = [routing.statistics()["experts_per_sample"] for routing in routings]
+    return Cost(gate / rows, (total - gate - shared) / rows, shared / rows, sum(experts) / len(experts))
+
+
+def _count_flops(run: Callable[[], Any]) -> int:
+    with FlopCounterMode(display=False) as counter:
+        run()
+    return int(counter.get_total_flops())

@@ -1,0 +1,134 @@
+"""Experts and gates of the mixture that a configuration describes.
+
+Shapes: p features that the gates read, n experts.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar, cast
+
+import torch
+
+from comet_moe.experiments.config.schema import (
+    CometConfig,
+    DenseConfig,
+    DSelectKConfig,
+    GateSection,
+    TrainConfig,
+)
+from comet_moe.experiments.models.single_expert import build_wider_expert, operations, parameters
+from comet_moe.experiments.training.batches import steps_per_epoch
+from comet_moe.experiments.training.table_parts import key_column, read_schema
+from comet_moe.experts import Experts
+from comet_moe.gates import Gate, Regularizer, SubsetGate
+from comet_moe.gates.build import build_gate, check_z_loss, default_load_balance
+from comet_moe.local_search import Permutation, PermutedGate
+
+ExpertsType = TypeVar("ExpertsType", bound=Experts)
+
+
+def build_experts(
+    config: TrainConfig, num_tasks: int, build: Callable[[int, float], ExpertsType]
+) -> ExpertsType:
+    """The experts of the mixture, or those of a network without: one, or one for each task.
+
+    Args:
+        config: configuration of the run.
+        num_tasks: number of tasks.
+        build: ``build(num_experts, factor)`` builds experts whose layers are wider by a factor.
+    """
+    gate, n = config.gate, config.model.experts
+    if not isinstance(gate, DenseConfig):
+        return build(n, 1.0)
+    with torch.device("meta"):
+        one = build(1, 1.0)
+    if gate.name == "dense-wide":
+        return cast(ExpertsType, build_wider_expert(partial(build, 1), parameters, n * parameters(one)))
+    count = num_tasks if gate.name == "dense-per-task" else 1
+    target = min(gate.k, n) * operations(one) // count
+    return cast(ExpertsType, build_wider_expert(partial(build, count), operations, target))
+
+
+def build_gates(config: TrainConfig, meta: dict[str, Any], in_features: int, num_tasks: int) -> list[Gate]:
+    """One gate per task, with local search if the name of ``config.gate`` ends in "+".
+
+    Args:
+        config: configuration of the run.
+        meta: metadata of the data set.
+        in_features: p, the number of features that the gates read.
+        num_tasks: number of tasks, and so of gates.
+    """
+    n, search = config.num_experts, config.search
+    gates = [build_one_gate(config, meta, in_features, n, task) for task in range(num_tasks)]
+    if config.gate.name == "dense-per-task":
+        return [SubsetGate(gate, experts=[task], num_experts=num_tasks) for task, gate in enumerate(gates)]
+    if not config.uses_search:
+        return gates
+    build_search = partial(build_permutation, config, meta, n)
+    if search.shared == "tree" and not isinstance(config.gate, CometConfig | DSelectKConfig):
+        raise ValueError(
+            f"search.shared is tree, but the gate {config.gate.name} has no trees: choose all or gate"
+        )
+    if search.shared == "all":
+        shared = build_search()
+        return [PermutedGate(gate, shared) for gate in gates]
+    return [PermutedGate(gate, build_search(gate.k if search.shared == "tree" else None)) for gate in gates]
+
+
+def build_one_gate(
+    config: TrainConfig, meta: dict[str, Any], in_features: int, num_experts: int, index: int
+) -> Gate:
+    """The gate of ``config`` without local search; ``index`` counts the gates of a model, for hash tables."""
+    settings = config.gate.model_dump(exclude={"name", "warmup_epochs"})
+    if config.loss.balance == "together":
+        if settings.get("information"):
+            settings["entropy"] = 0.0
+        settings |= {"load_balance": 0.0, "z_loss": 0.0, "information": 0.0}
+    return build_gate(
+        config.gate.name.removesuffix("+"),
+        in_features,
+        num_experts,
+        **settings,
+        warmup_steps=getattr(config.gate, "warmup_epochs", 0) * _steps_per_epoch(config, meta),
+        num_keys=num_keys(meta),
+        seed=config.seed + index,
+    )
+
+
+def build_regularizer(config: TrainConfig) -> Regularizer:
+    """The losses of all gates together, for ``loss.balance=together``."""
+    gate, kind = config.gate, config.gate.name.removesuffix("+")
+    if not isinstance(gate, GateSection):
+        return Regularizer()
+    check_z_loss(kind, gate.z_loss)
+    load_balance = default_load_balance(kind) if gate.load_balance is None else gate.load_balance
+    return Regularizer(load_balance, gate.z_loss, gate.information)
+
+
+def build_permutation(
+    config: TrainConfig, meta: dict[str, Any], num_experts: int, trees: int | None = None
+) -> Permutation:
+    """The local search of ``config`` over ``num_experts`` experts, with one order per tree if ``trees``."""
+    search = config.search
+    return Permutation(
+        num_experts,
+        steps=search.epochs * _steps_per_epoch(config, meta),
+        zeta=search.zeta,
+        tau=search.tau,
+        iterations=search.iterations,
+        trees=trees,
+        gumbel=search.gumbel,
+        lr_factor=search.lr_factor,
+    )
+
+
+def num_keys(meta: dict[str, Any]) -> int | None:
+    """Number of keys of a hash gate: users, or the codes of a table's key column; None without any."""
+    if "table" not in meta:
+        return meta.get("num_users")
+    key = key_column(read_schema(meta))
+    return None if key is None else key[1]
+
+
+def _steps_per_epoch(config: TrainConfig, meta: dict[str, Any]) -> int:
+    return steps_per_epoch(meta["rows"]["train"], config.training.batch_size)

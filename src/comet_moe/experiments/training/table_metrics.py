@@ -1,0 +1,188 @@
+"""Metrics of the tasks of a table, with confidence intervals by bootstrap over rows.
+
+Every metric is a function of weights of the rows: with all weights 1 it is the metric itself, with the
+numbers of times that each row was drawn it is that of a bootstrap sample. What does not depend on the
+weights, such as the order of the scores, is computed once.
+
+Shapes: N rows with a target, K classes.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from comet_moe.experiments.models import Task
+from comet_moe.experiments.training.records import Metrics
+
+Floats = npt.NDArray[np.float64]
+Metric = Callable[[Floats], float]
+"""From weights (N,) of the rows to the metric; NaN where it is not defined."""
+
+BOOTSTRAP_SAMPLES = (50, 200)
+"""Fewest and most samples; between them as many as make 20 million draws of rows."""
+BOOTSTRAP_DRAWS = 20_000_000
+CONFIDENCE = 0.95
+CALIBRATION_BINS = 15
+
+
+def table_metrics(
+    task: Task, outputs: npt.NDArray[Any], targets: npt.NDArray[Any], groups: npt.NDArray[Any] | None
+) -> dict[str, Metric]:
+    """The metrics of a task, by name.
+
+    Args:
+        task: the task.
+        outputs: (N,) or (N, K), of the head.
+        targets: (N,) without missing ones; standardised for a regression.
+        groups: (N,) groups of the rows for the grouped AUC, or None.
+
+    Returns:
+        log_loss, accuracy, f1, calibration_error and, for two classes, auc and gauc; or, in the units of the
+        data, mse, mae and r2.
+    """
+    outputs, targets = outputs.astype(np.float64), targets.astype(np.float64)
+    if task.kind in ("regression", "count"):
+        scale, shift = (task.std, task.mean) if task.kind == "regression" else (1.0, 0.0)
+        predicted = np.exp(outputs) if task.kind == "count" else outputs * scale + shift
+        return _number_metrics(predicted, targets * scale + shift)
+    logits = outputs if task.kind == "multiclass" else np.stack((np.zeros_like(outputs), outputs), 1)
+    metrics = _class_metrics(_log_softmax(logits), targets.astype(np.int64))
+    if task.kind == "multiclass":
+        return metrics
+    metrics["auc"] = weighted_auc(outputs, targets, np.zeros(len(targets), dtype=np.int64))
+    if groups is not None:
+        metrics["gauc"] = weighted_auc(outputs, targets, groups)
+    return metrics
+
+
+def compute_metrics(metrics: dict[str, Metric], rows: int) -> Metrics:
+    """The value of each metric."""
+    weights = np.ones(rows)
+    return {name: metric(weights) for name, metric in metrics.items()}
+
+
+def bootstrap_intervals(
+    metrics: dict[str, Metric], rows: int, seed: int = 0
+) -> dict[str, list[float | None]]:
+    """Percentile intervals of each metric at 95 % confidence: [low, high], from samples of rows.
+
+    The same seed gives all tasks and models the same samples, so that intervals of differences are possible.
+    """
+    rng = np.random.default_rng(seed)
+    fewest, most = BOOTSTRAP_SAMPLES
+    samples = min(max(BOOTSTRAP_DRAWS // max(rows, 1), fewest), most)
+    values: dict[str, list[float]] = {name: [] for name in metrics}
+    for _ in range(samples if rows else 0):
+        weights = np.bincount(rng.integers(0, rows, rows), minlength=rows).astype(np.float64)
+        for name, metric in metrics.items():
+            values[name].append(metric(weights))
+    tail = (1 - CONFIDENCE) / 2
+    return {name: _quantiles(of_metric, [tail, 1 - tail]) for name, of_metric in values.items()}
+
+
+def _quantiles(values: list[float], levels: list[float]) -> list[float | None]:
+    finite = np.array([value for value in values if np.isfinite(value)])
+    return [float(value) for value in np.quantile(finite, levels)] if len(finite) else [None, None]
+
+
+def _mean(values: Floats) -> Metric:
+    return lambda weights: float(weights @ values / weights.sum()) if weights.sum() else float("nan")
+
+
+def _number_metrics(predicted: Floats, target: Floats) -> dict[str, Metric]:
+    errors = (predicted - target) ** 2
+
+    def r2(weights: Floats) -> float:
+        total = weights.sum()
+        spread = weights @ (target - weights @ target / total) ** 2 if total else 0.0
+        return float(1 - weights @ errors / spread) if spread > 0 else float("nan")
+
+    return {"mse": _mean(errors), "mae": _mean(np.abs(predicted - target)), "r2": r2}
+
+
+def _class_metrics(log_probabilities: Floats, target: npt.NDArray[np.int64]) -> dict[str, Metric]:
+    """Of (N, K) logarithms, which tell how sure a wrong class was where a probability would round to 1."""
+    rows, classes = log_probabilities.shape
+    probabilities = np.exp(log_probabilities)
+    predicted = probabilities.argmax(1)
+    is_right = (predicted == target).astype(np.float64)
+    confidence = probabilities[:, 1] if classes == 2 else probabilities.max(1)
+    outcome = target.astype(np.float64) if classes == 2 else is_right
+    return {
+        "log_loss": _mean(-log_probabilities[np.arange(rows), target]),
+        "accuracy": _mean(is_right),
+        "f1": _f1(predicted, target, classes),
+        "calibration_error": _calibration_error(confidence, outcome),
+    }
+
+
+def _f1(predicted: npt.NDArray[np.int64], target: npt.NDArray[np.int64], classes: int) -> Metric:
+    """F1 of class 1 for two classes, else the mean over the classes that occur."""
+
+    def f1(weights: Floats) -> float:
+        right = np.bincount(target, weights * (predicted == target), minlength=classes)
+        total = np.bincount(target, weights, minlength=classes)
+        total += np.bincount(predicted, weights, minlength=classes)
+        if classes == 2:
+            return float(2 * right[1] / total[1]) if total[1] else 0.0
+        occurs = total > 0
+        return float((2 * right[occurs] / total[occurs]).mean()) if occurs.any() else float("nan")
+
+    return f1
+
+
+def _calibration_error(confidence: Floats, outcome: Floats) -> Metric:
+    """Expected calibration error: Σ_b share_b · |mean confidence - mean outcome| over bins of equal width."""
+    bins = np.minimum((np.nan_to_num(confidence) * CALIBRATION_BINS).astype(np.int64), CALIBRATION_BINS - 1)
+    gap = confidence - outcome
+
+    def error(weights: Floats) -> float:
+        total = weights.sum()
+        by_bin = np.bincount(bins, weights * gap, minlength=CALIBRATION_BINS)
+        return float(np.abs(by_bin).sum() / total) if total else float("nan")
+
+    return error
+
+
+def weighted_auc(scores: Floats, labels: Floats, groups: npt.NDArray[Any]) -> Metric:
+    """Mean over groups of the area under the ROC curve, each group counting by the weight of its rows.
+
+    A group whose rows have one class only does not count. With one group this is the AUC.
+
+    Args:
+        scores, labels: (N,), labels of 0 and 1.
+        groups: (N,) of any numbers.
+    """
+    if not np.isfinite(scores).all():
+        return lambda weights: float("nan")
+    _, group = np.unique(groups, return_inverse=True)
+    order = np.lexsort((scores, group))
+    group, sorted_scores, is_positive = group[order], scores[order], labels[order] == 1
+    is_new = np.ones(len(order), dtype=bool)
+    is_new[1:] = (group[1:] != group[:-1]) | (sorted_scores[1:] != sorted_scores[:-1])
+    tie = np.cumsum(is_new) - 1  # rows of a group with the same score
+    group_of_tie = group[is_new]
+    first_tie = np.searchsorted(group_of_tie, np.arange(group_of_tie[-1] + 1 if len(order) else 0))
+
+    def auc(weights: Floats) -> float:
+        weights = weights[order]
+        positive = np.bincount(tie, weights * is_positive)
+        negative = np.bincount(tie, weights * ~is_positive)
+        below = np.cumsum(negative) - negative
+        below = below - below[first_tie][group_of_tie]
+        wins = np.bincount(group_of_tie, positive * (below + negative / 2))
+        positives, negatives = np.bincount(group_of_tie, positive), np.bincount(group_of_tie, negative)
+        counts = (positives > 0) & (negatives > 0)
+        if not counts.any():
+            return float("nan")
+        sizes = (positives + negatives)[counts]
+        return float((wins[counts] / (positives * negatives)[counts]) @ sizes / sizes.sum())
+
+    return auc if len(order) else lambda weights: float("nan")
+
+
+def _log_softmax(outputs: Floats) -> Floats:
+    shifted = outputs - outputs.max(1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(1, keepdims=True))

@@ -1,0 +1,419 @@
+"""The training loop, for every model: epochs of optimiser steps, early stopping, checkpoints, a result.
+
+Read :class:`Trainer` from :meth:`Trainer.run` down. What differs between models is given to it: a recipe's
+trainer is made by :mod:`comet_moe.experiments.training.build`, that of a BERT by
+:mod:`comet_moe.experiments.bert.build`.
+
+What is random in an epoch is seeded by (seed, epoch, rank). A run that was killed resumes from its last
+checkpoint and ends with the same result, bit for bit at the same number of threads.
+"""
+
+import math
+import time
+import zlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from comet_moe.checks import without_value_checks
+from comet_moe.devices import Placement
+from comet_moe.exceptions import DivergedError, RunError
+from comet_moe.experiments.training.batches import prefetched
+from comet_moe.experiments.training.distributed import Processes, num_threads
+from comet_moe.experiments.training.evaluate import routing_record
+from comet_moe.experiments.training.records import (
+    CheckpointRecord,
+    EpochRecord,
+    EvaluationRecord,
+    ResultRecord,
+    SummaryRecord,
+)
+from comet_moe.experiments.training.routing_warnings import routing_warnings
+from comet_moe.experiments.training.run import RunFolder, Tensors, environment
+from comet_moe.files import require_same_tensors
+from comet_moe.gates import Gate
+from comet_moe.local_search import Permutation
+from comet_moe.memory import keep_freed_memory
+from comet_moe.routing import Routing
+from comet_moe.statistics import RoutingStatistics
+from comet_moe.stepping import step as step_modules
+
+READ_INTERVAL = 20
+"""Steps on an accelerator from one reading of the losses, which waits for them, to the next."""
+
+ROUTING_INTERVAL = 20
+"""Training batches from one that counts in the routing statistics of an epoch to the next."""
+
+
+class StepLoss(NamedTuple):
+    """The losses of a batch, as scalar tensors; the first one is differentiable.
+
+    Attributes:
+        total: the loss to minimise.
+        loss: loss of the tasks alone.
+        aux_loss: auxiliary loss of the gates.
+        routings: the routing of each gate, by name.
+        distillation: distance from the teacher; None without a teacher.
+    """
+
+    total: Tensor
+    loss: Tensor
+    aux_loss: Tensor
+    routings: dict[str, Routing]
+    distillation: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Position in an epoch: ``step`` of ``steps`` is done, ``loss`` (times 100) is the mean so far."""
+
+    epoch: int
+    step: int
+    steps: int
+    loss: float
+
+
+class RunPruned(Exception):
+    """Raised by a callback to end a run that is not worth its time; the message becomes its reason."""
+
+
+@dataclass(frozen=True)
+class Callbacks:
+    """Functions that follow a run: ``on_batch`` after each optimiser step, ``on_epoch`` after each epoch.
+
+    ``on_resume``, for runs of one process, gets the last epoch of the checkpoint from which a run resumes. It
+    and ``on_epoch`` may raise `RunPruned` to end the run.
+    """
+
+    on_batch: Callable[[Progress], None] = lambda progress: None
+    on_epoch: Callable[[EpochRecord], None] = lambda record: None
+    on_resume: Callable[[EpochRecord], None] | None = None
+
+
+def validation_loss(validation: EvaluationRecord) -> float:
+    """The loss on the validation split, NaN where the record has None."""
+    return math.nan if validation.loss is None else validation.loss
+
+
+class Trainer:
+    """Trains a model, keeps the weights of its best epoch, and writes everything to the folder of a run.
+
+    Args:
+        model: the model to train; ``comet_moe.step`` is called on it after each optimiser step.
+        objective: computes the losses of a batch.
+        batches: returns the train batches of an epoch, counted from 1; depends on the epoch alone.
+        steps_per_epoch: number of batches per epoch.
+        train_rows: rows per epoch, from which the reported speed is computed.
+        evaluate: evaluates the model on the validation split.
+        evaluate_held_out: evaluates the model on validation and test split, once, with the best weights.
+        save_model: saves the model, once, with the best weights; called on all processes.
+        optimizer: the optimiser of the model's parameters.
+        epochs: largest number of epochs.
+        patience: epochs without improvement after which training stops.
+        seed: seed of dropout and other noise.
+        result: the result, with the fields that are known before training.
+        folder: folder of the run, already started.
+        selection_loss: computes from an evaluation the number whose lowest value marks the best epoch.
+        schedule: factor on the learning rates by optimiser step, counted from 0; None for a constant rate.
+        clip: norm to which the gradient is clipped; None for no clipping.
+        threads: number of torch's threads; None leaves it as it is.
+        placement: where the model is, and the precision of a step.
+        processes: this process among those of the run.
+        callbacks: functions that follow the run.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: nn.Module,
+        objective: Callable[[Any], StepLoss],
+        batches: Callable[[int], Iterable[Any]],
+        steps_per_epoch: int,
+        train_rows: int,
+        evaluate: Callable[[], EvaluationRecord],
+        evaluate_held_out: Callable[[], SummaryRecord],
+        save_model: Callable[[], None],
+        optimizer: Optimizer,
+        epochs: int,
+        patience: int,
+        seed: int,
+        result: ResultRecord,
+        folder: RunFolder,
+        selection_loss: Callable[[EvaluationRecord], float] = validation_loss,
+        schedule: Callable[[int], float] | None = None,
+        clip: float | None = None,
+        threads: int | None = None,
+        placement: Placement = Placement(),  # noqa: B008 - frozen
+        processes: Processes = Processes(),  # noqa: B008 - frozen
+        callbacks: Callbacks = Callbacks(),  # noqa: B008 - frozen
+    ):
+        self.model = model
+        self.objective = objective
+        self.batches = batches
+        self.steps_per_epoch = steps_per_epoch
+        self.train_rows = train_rows
+        self.evaluate = evaluate
+        self.evaluate_held_out = evaluate_held_out
+        self.save_model = save_model
+        self.optimizer = optimizer
+        self.learning_rates: list[float] = [group["lr"] for group in optimizer.param_groups]
+        self.epochs = epochs
+        self.patience = patience
+        self.seed = seed
+        self.result = result
+        self.folder = folder
+        self.selection_loss = selection_loss
+        self.schedule = schedule
+        self.clip = clip
+        self.threads = threads
+        self.placement = placement
+        self.read_interval = READ_INTERVAL if placement.is_accelerator else 1
+        is_scaled = placement.precision == "float16"
+        self.scaler = torch.amp.GradScaler(placement.device.type, enabled=is_scaled)
+        self.processes = processes
+        self.callbacks = callbacks
+        self.searches = [module for module in model.modules() if isinstance(module, Permutation)]
+        # The state of training, all of it in a checkpoint.
+        self.epoch = 0
+        self.best_epoch = 0
+        self.best_selection_loss = math.inf
+        self.best_loss = math.inf
+        self.best_weights: Tensors = {}
+        self.seconds = 0.0
+        self.warned: dict[str, list[str]] = {}  # each warning so far, with the gates that it is about
+
+    def run(self) -> ResultRecord:
+        """Train to the end, from the last checkpoint if there is one; returns the result as it is written."""
+        keep_freed_memory()
+        with num_threads(self.threads):
+            try:
+                self._resume()
+                while self.epoch < self.epochs and self._patience_left() > 0:
+                    self._run_epoch()
+            except DivergedError as error:
+                failure = self.result.model_copy(update={"status": "failed", "reason": str(error)})
+                return self.processes.on_main(lambda: self._write_result(failure))
+            except RunPruned as stop:
+                pruned = self.result.model_copy(update={"status": "pruned", "reason": str(stop)})
+                return self.processes.on_main(lambda: self._write_result(pruned))
+            return self._finish()
+
+    def _run_epoch(self) -> None:
+        started = time.perf_counter()
+        self.epoch += 1
+        trained = self._train_epoch()
+        samples_per_second = self.train_rows / (time.perf_counter() - started)
+        validation = self.processes.with_model(self.evaluate)
+        if not math.isfinite(validation_loss(validation)):
+            raise DivergedError(f"the validation loss is {validation.loss} after epoch {self.epoch}")
+        selection_loss = self.selection_loss(validation)
+        if selection_loss < self.best_selection_loss or self.best_epoch == 0:
+            self.best_epoch, self.best_selection_loss = self.epoch, selection_loss
+            self.best_loss = validation_loss(validation)
+            self.best_weights = {name: value.clone() for name, value in self.model.state_dict().items()}
+        self.seconds += time.perf_counter() - started
+        warnings = self._routing_warnings(validation)
+        self.warned |= warnings
+        record = EpochRecord(
+            epoch=self.epoch,
+            **trained,
+            warnings=list(warnings),
+            samples_per_second=samples_per_second,
+            validation=validation,
+            best_validation_loss=self.best_loss,
+            patience_left=self._patience_left(),
+            seconds=self.seconds,
+        )
+        tensors = self.processes.gather(pack_state(self.model, self.best_weights, self.optimizer))
+        self.processes.on_main(lambda: self._save(record, tensors))
+        self.callbacks.on_epoch(record)
+
+    @without_value_checks()  # a NaN loss ends the run with a reason, not with an error
+    def _train_epoch(self) -> dict[str, Any]:
+        """One optimiser step per batch; returns the fields of the epoch's record that are about training."""
+        torch.manual_seed(zlib.crc32(f"{self.seed}/{self.epoch}/{self.processes.rank}".encode()))
+        self.model.train()
+        sums = np.zeros(4)  # total, loss, aux_loss, distillation
+        read = 0
+        waiting: list[Tensor] = []  # losses that have not been read: reading makes an accelerator wait
+        statistics: dict[str, RoutingStatistics] = {}
+        distilled = False
+        for step, batch in enumerate(prefetched(self.batches(self.epoch))):
+            self._set_learning_rates((self.epoch - 1) * self.steps_per_epoch + step)
+            self.optimizer.zero_grad(set_to_none=True)
+            with self.placement.autocast():
+                losses = self.objective(self.placement.move(batch))
+            self.scaler.scale(losses.total).backward()
+            waiting.append(_scalars(losses))
+            if len(waiting) == self.read_interval or step + 1 == self.steps_per_epoch:
+                sums += self._read(waiting, read)
+                read, waiting = step + 1, []
+            distilled = losses.distillation is not None
+            if self.clip is not None:
+                self.scaler.unscale_(self.optimizer)
+                nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            step_modules(self.model)
+            if step % ROUTING_INTERVAL == 0:
+                for name, routing in losses.routings.items():
+                    statistics.setdefault(name, RoutingStatistics()).add(routing)
+            mean_loss = 100 * float(sums[1]) / max(read, 1)
+            self.callbacks.on_batch(Progress(self.epoch, step + 1, self.steps_per_epoch, mean_loss))
+        _, loss, aux_loss, distillation = (100 * sums / self.steps_per_epoch).tolist()
+        tau, iterations = self.searches[0].schedule if self.searches else (None, None)
+        return {
+            "train_loss": loss,
+            "train_aux_loss": aux_loss,
+            "train_distillation": distillation if distilled else None,
+            "train_routing": {name: routing_record(sums) for name, sums in statistics.items()},
+            "searching": any(search.searching for search in self.searches),
+            "tau": tau,
+            "sinkhorn_iterations": iterations,
+            "permutations": [search.order().tolist() for search in self.searches],
+            "soft_permutations": [
+                search.matrix().detach().cpu().double().numpy().round(3).tolist()
+                for search in self.searches
+                if search.searching
+            ],
+        }
+
+    def _routing_warnings(self, validation: EvaluationRecord) -> dict[str, list[str]]:
+        """Warnings about gates, each with its gates; none while a search or a warm-up is on."""
+        if any(isinstance(module, Gate) and module.soft_in_training for module in self.model.modules()):
+            return {}
+        known = {gate for gates in self.warned.values() for gate in gates}
+        return routing_warnings(validation.routing, self.epoch, known)
+
+    def _set_learning_rates(self, step: int) -> None:
+        if self.schedule is not None:
+            factor = self.schedule(step)
+            for group, learning_rate in zip(self.optimizer.param_groups, self.learning_rates, strict=True):
+                group["lr"] = learning_rate * factor
+
+    def _read(self, waiting: list[Tensor], first: int) -> npt.NDArray[np.float64]:
+        """The sum over steps, from ``first`` on, of their losses, which are means over the processes."""
+        scalars = self.processes.sum(torch.stack(waiting)) / self.processes.size
+        values = np.array(scalars.tolist(), dtype=np.float64)
+        for step, total in enumerate(values[:, 0], first + 1):
+            if not math.isfinite(total):
+                raise DivergedError(f"the loss is {total} at step {step} of epoch {self.epoch}")
+        total_of_steps: npt.NDArray[np.float64] = values.sum(0)
+        return total_of_steps
+
+    def _patience_left(self) -> int:
+        return self.patience - (self.epoch - self.best_epoch)
+
+    def _save(self, record: EpochRecord, tensors: Tensors) -> None:
+        self.folder.append_metrics(record)
+        state = CheckpointRecord(
+            epoch=self.epoch,
+            best_epoch=self.best_epoch,
+            best_selection_loss=self.best_selection_loss,
+            best_loss=self.best_loss,
+            seconds=self.seconds,
+            warned=self.warned,
+            scaler=self.scaler.state_dict(),
+        )
+        self.folder.write_checkpoint(tensors, state)
+
+    def _resume(self) -> None:
+        """Load the last checkpoint, if there is one, and drop what the folder has beyond it."""
+        checkpoint = self.processes.on_main(self._last_checkpoint)
+        if checkpoint is None:
+            return
+        tensors, state = checkpoint
+        self.best_weights = unpack_state(tensors, self.model, self.optimizer)
+        self.epoch, self.best_epoch = state.epoch, state.best_epoch
+        self.best_selection_loss, self.best_loss = state.best_selection_loss, state.best_loss
+        self.seconds, self.warned = state.seconds, state.warned
+        if self.scaler.is_enabled():
+            self.scaler.load_state_dict(state.scaler)
+        on_resume = self.callbacks.on_resume  # other processes than the first may not see the folder
+        if on_resume is not None and self.epoch < self.epochs and self._patience_left() > 0:
+            on_resume(self.folder.metrics()[-1])
+
+    def _last_checkpoint(self) -> tuple[Tensors, CheckpointRecord] | None:
+        self.folder.remove_temporary_files()
+        checkpoint = self.folder.checkpoint()
+        epoch = checkpoint[1].epoch if checkpoint else 0
+        self.folder.truncate_metrics(epoch)
+        self.folder.append_environment(environment(self.processes.size, epoch))
+        return checkpoint
+
+    def _finish(self) -> ResultRecord:
+        self.model.load_state_dict(self.best_weights)
+        self.model.eval()
+        self.save_model()
+        summary = self.processes.with_model(self.evaluate_held_out)
+        fields = {name: getattr(summary, name) for name in SummaryRecord.model_fields}
+        complete = self.result.model_copy(update={"status": "complete", **fields})
+        return self.processes.on_main(lambda: self._write_result(complete))
+
+    def _write_result(self, result: ResultRecord) -> ResultRecord:
+        state = {
+            "epochs": self.epoch,
+            "best_epoch": self.best_epoch,
+            "seconds": self.seconds,
+            "notes": [*result.notes, *self.warned],
+        }
+        self.folder.write_result(result.model_copy(update=state))
+        return self.folder.result()
+
+
+def _scalars(losses: StepLoss) -> Tensor:
+    """Total, loss, auxiliary loss and distillation, (4,)."""
+    distillation = losses.total.new_zeros(()) if losses.distillation is None else losses.distillation
+    return torch.stack((losses.total, losses.loss, losses.aux_loss, distillation)).detach()
+
+
+def pack_state(model: nn.Module, best_weights: Tensors, optimizer: Optimizer) -> Tensors:
+    """The tensors of a checkpoint: ``model.NAME``, ``best.NAME`` and ``optimizer.PARAMETER.NAME``."""
+    tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
+    tensors |= {f"best.{name}": value for name, value in best_weights.items()}
+    for index, state in optimizer.state_dict()["state"].items():
+        tensors |= {f"optimizer.{index}.{name}": value for name, value in state.items()}
+    return tensors
+
+
+def unpack_state(tensors: Tensors, model: nn.Module, optimizer: Optimizer) -> Tensors:
+    """Put ``model`` and ``optimizer`` into the state of a checkpoint; returns the best weights.
+
+    RunError for a checkpoint whose tensors do not fit the model.
+    """
+    for prefix in ("model.", "best."):
+        state = _with_prefix(prefix, tensors)
+        require_same_tensors(model.state_dict(), state, f"the checkpoint, in {prefix}*,", RunError)
+    model.load_state_dict(_shard_state(_with_prefix("model.", tensors), model))
+    saved = optimizer.state_dict()
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for name, value in _with_prefix("optimizer.", tensors).items():
+        index, _, field = name.partition(".")
+        saved["state"].setdefault(int(index), {})[field] = _share(value, parameters[int(index)])
+    optimizer.load_state_dict(saved)
+    return _shard_state(_with_prefix("best.", tensors), model)
+
+
+def _shard_state(tensors: Tensors, model: nn.Module) -> Tensors:
+    """``tensors`` as the model has them: of those that are spread over processes, the share of this one."""
+    own = model.state_dict()
+    return {name: _share(value, own[name]) for name, value in tensors.items()}
+
+
+def _share(value: Tensor, own: Tensor) -> Tensor:
+    if not hasattr(own, "to_local"):
+        return value
+    from comet_moe.parallel import shard_like
+
+    return shard_like(value, own)
+
+
+def _with_prefix(prefix: str, tensors: Tensors) -> Tensors:
+    """The tensors whose name starts with ``prefix``, by the rest of their name."""
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}

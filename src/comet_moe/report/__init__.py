@@ -1,5 +1,0 @@
-"""The report: runs, studies and ablations as one HTML file. It does not import torch."""
-
-from comet_moe.report.page import check_extra, write_report
-
-__all__ = ["check_extra", "write_report"]

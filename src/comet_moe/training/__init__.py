@@ -1,6 +1,0 @@
-"""Training: from a recipe to the folder of a finished run, and from there to its model again.
-
-Import from the modules: :mod:`~comet_moe.training.build` (a trainer from a recipe),
-:mod:`~comet_moe.training.trainer` (the loop), :mod:`~comet_moe.training.run` (the folder of a run),
-:mod:`~comet_moe.training.records` (what it writes, without torch).
-"""

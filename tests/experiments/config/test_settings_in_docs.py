@@ -1,0 +1,122 @@
+"""Every setting of the schema has a description, and the tables in the docs have a row for each."""
+
+import types
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import pytest
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from comet_moe.experiments.config import BertConfig, TrainConfig
+from comet_moe.experiments.config.schema import GateSection
+
+DOCS = Path(__file__).parents[3] / "docs"
+COMPARISONS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
+PLURAL = {"integer": "integers", "number": "numbers"}
+UNION_TAGS = ("name", "kind")
+
+
+def table_rows(section: type[BaseModel], prefix: str = "", only_for: str = "") -> list[str]:
+    """One Markdown row per setting: name, default, range, meaning."""
+    rows: list[str] = []
+    shared = set(GateSection.model_fields) if section is not GateSection else set()
+    for name, field in section.model_fields.items():
+        if issubclass(section, GateSection) and name in shared:
+            continue  # listed once, after the settings of the single gates
+        sections = [kind for kind in union_members(field.annotation) if is_section(kind)]
+        if len(sections) == 1:
+            rows += table_rows(sections[0], f"{prefix}{name}.")
+        elif sections:  # a section whose settings depend on its name or kind
+            for kind in sections:
+                rows += table_rows(kind, f"{prefix}{name}.", section_tag(kind))
+            if any(issubclass(kind, GateSection) for kind in sections):
+                rows += table_rows(GateSection, f"{prefix}{name}.")
+        else:
+            suffix = f" ({only_for})" if only_for and name not in UNION_TAGS else ""
+            cells = (f"`{prefix}{name}`{suffix}", default_text(field), range_text(field), field.description)
+            rows.append(f"| {' | '.join(map(str, cells))} |")
+    return rows
+
+
+def union_members(annotation: Any) -> list[Any]:
+    if get_origin(annotation) is Annotated:
+        return union_members(get_args(annotation)[0])
+    return list(get_args(annotation)) if is_union(annotation) else [annotation]
+
+
+def is_union(annotation: Any) -> bool:
+    return get_origin(annotation) in (Union, types.UnionType)
+
+
+def is_section(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
+
+
+def section_tag(section: type[BaseModel]) -> str:
+    (tag,) = [name for name in UNION_TAGS if name in section.model_fields]
+    return str(get_args(section.model_fields[tag].annotation)[0])
+
+
+def default_text(field: FieldInfo) -> str:
+    default = field.get_default(call_default_factory=True)
+    if default is PydanticUndefined:
+        return "recipe"
+    if default is None or isinstance(default, bool):
+        return str({None: "null"}.get(default, str(default).lower()))
+    if isinstance(default, tuple):
+        return f"[{', '.join(f'{value:g}' for value in default)}]"
+    return f"{default:g}" if isinstance(default, float) else str(default)
+
+
+def range_text(field: FieldInfo) -> str:
+    return type_text(field.annotation, field.metadata)
+
+
+def type_text(annotation: Any, metadata: list[Any]) -> str:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return type_text(arguments[0], [*arguments[1:], *metadata])
+    if is_union(annotation):
+        (kind,) = [argument for argument in arguments if argument is not types.NoneType]
+        return f"{type_text(kind, metadata)}, or null"
+    if origin is Literal:
+        return ", ".join(f"`{value}`" for value in arguments)
+    if origin is tuple:
+        kind, *limits = type_text(arguments[0], []).split(" ", 1)
+        count = "list of" if arguments[1] is ... else "two"
+        return " ".join((count, PLURAL[kind], *limits))
+    if annotation is bool:
+        return "`true`, `false`"
+    if annotation in (int, float):
+        return f"{'integer' if annotation is int else 'number'} {limits_text(metadata)}".strip()
+    return {str: "text", dict: "mapping"}[origin or annotation]
+
+
+def limits_text(metadata: list[Any]) -> str:
+    """The limits in pydantic's metadata; those of one object may be attributes of several."""
+    limits = {
+        name: getattr(item, name)
+        for item in metadata
+        for name in COMPARISONS
+        if getattr(item, name, None) is not None
+    }
+    return " and ".join(f"{COMPARISONS[name]} {limit:g}" for name, limit in limits.items())
+
+
+def rows_in(page: str) -> list[str]:
+    lines = (DOCS / page).read_text(encoding="utf-8").splitlines()
+    start = lines.index("| setting | default | range | meaning |") + 2
+    return lines[start : lines.index("", start)]
+
+
+@pytest.mark.parametrize(("config", "page"), [(TrainConfig, "training.md"), (BertConfig, "bert.md")])
+def test_the_table_has_every_setting_with_its_default_range_and_meaning(config, page):
+    expected = table_rows(config)
+    assert rows_in(page) == expected, f"the table in docs/{page} should be:\n" + "\n".join(expected)
+
+
+@pytest.mark.parametrize("config", [TrainConfig, BertConfig])
+def test_every_setting_has_a_description(config):
+    assert not [row for row in table_rows(config) if row.endswith("| None |")]
