@@ -60,9 +60,9 @@ RESULT_SCRIPT = re.compile(r"(?:\w+=\S+ )?(?:python )?(docs/results/[\w/-]+\.(?:
 
 RUN_BY = {
     "README.md": "tests/test_readme.py",
-    "docs/bert.md": "tests/bert/test_bert_page.py",
+    "docs/bert.md": "tests/experiments/bert/test_bert_page.py",
     "docs/data.md": "tests/cli/test_page_commands.py",
-    "docs/estimators.md": "tests/test_sklearn_files.py",
+    "docs/estimators.md": "tests/sklearn/test_sklearn_files.py",
     "docs/index.md": "tests/test_readme.py",
     "docs/report.md": "tests/cli/test_page_commands.py",
     "docs/results/ablation/README.md": "tests/cli/test_page_commands.py",

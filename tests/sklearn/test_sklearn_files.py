@@ -94,7 +94,7 @@ def test_an_exported_estimator_predicts_from_encoded_rows(table, tmp_path):
 
 
 def test_the_example_of_the_page_runs(capsys):
-    page = Path(__file__).parent.parent / "docs" / "estimators.md"
+    page = Path(__file__).parents[2] / "docs" / "estimators.md"
     (example,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
     exec(compile(example, str(page), "exec"), {})
     score, routing, *predicted = capsys.readouterr().out.splitlines()
