@@ -10,11 +10,8 @@ ROOT = Path(comet_moe.__file__).parent
 
 ORDER = (
     "exceptions",
-    "deprecation",
     "files",
-    "locks",
     "memory",
-    "typed_files",
     "gate_names",
     "diagnosis",
     "checks",
@@ -45,11 +42,8 @@ EXPERIMENTS = ("config", "data", "models", "export", "training", "bert", "studie
 
 WITHOUT_TORCH = (
     "exceptions",
-    "deprecation",
     "files",
-    "locks",
     "memory",
-    "typed_files",
     "gate_names",
     "diagnosis",
     "experiments.config",

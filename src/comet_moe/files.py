@@ -1,8 +1,8 @@
-"""Reading and writing files: atomic writes, names that stay in their folder, tensors in aligned memory.
+"""Files: atomic writes, names that stay in their folder, JSON read through its type, locks, tensors.
 
-A file is written under a temporary name in its own folder and then renamed, so that a kill leaves the old
-file or the new one, never a part. Only regular files are replaced or removed: no link, device or pipe. This
-module does not import torch; its functions on tensors do when called.
+A file is written under a temporary name in its own folder and then renamed. A killed process leaves the old
+file or the new one, never a part of it. Only regular files are replaced or removed, never symbolic links.
+Importing this module imports neither torch nor pydantic nor filelock: functions that need one import it.
 """
 
 import json
@@ -10,11 +10,11 @@ import math
 import os
 import re
 import secrets
-import stat
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from safetensors import SafetensorError
 
@@ -23,40 +23,35 @@ from comet_moe.exceptions import CometError, UnsafePathError, WriteError
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+Content = TypeVar("Content")
+
 ALIGNMENT = 64
 """Bytes. Torch allocates at multiples of it; views into a file that is mapped to memory start anywhere."""
 
-_KINDS = {
-    stat.S_IFLNK: "symbolic link",
-    stat.S_IFDIR: "folder",
-    stat.S_IFIFO: "pipe",
-    stat.S_IFCHR: "device",
-    stat.S_IFBLK: "device",
-    stat.S_IFSOCK: "socket",
-}
+
+# Writing.
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Call ``write`` with a temporary path, then rename that file to ``path``; folders are made as needed.
+    """Call ``write`` with a temporary path, then rename that file to ``path``; missing folders are created.
 
-    Raises WriteError, and changes nothing, where ``path`` is anything but a regular file or free.
+    Raises WriteError, and changes nothing, where ``path`` exists and is not a regular file.
     """
     require_regular(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))  # never through a link
+        temporary.touch(exist_ok=False)
         mode = temporary.stat().st_mode
         write(temporary)
-        temporary.chmod(mode)  # safetensors makes files that only their owner can read
+        temporary.chmod(mode)  # safetensors creates files that only their owner can read
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())  # else a crash of the machine may leave the new name without content
-        require_regular(path)
         os.replace(temporary, path)
     except (OSError, SafetensorError) as error:
         raise write_error(path, error) from error
     finally:
-        with suppress(OSError):  # it was renamed, or could not be made
+        with suppress(OSError):  # it was renamed, or could not be created
             temporary.unlink()
 
 
@@ -67,29 +62,25 @@ def write_text(path: Path, text: str) -> None:
 
 
 def append_text(path: Path, text: str) -> None:
-    """Add ``text`` to the end of the regular file ``path``, in UTF-8."""
+    """Append ``text`` to the regular file ``path``, in UTF-8."""
     require_regular(path)
     try:
-        flags = os.O_APPEND | os.O_CREAT | os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0)
-        with open(os.open(path, flags, 0o666), "ab") as file:
+        with path.open("ab") as file:
             file.write(text.encode("utf-8", errors="backslashreplace"))
     except OSError as error:
         raise write_error(path, error) from error
 
 
 def require_regular(path: Path) -> None:
-    """Raise WriteError where ``path`` is something that must not be replaced: a link, a device, a folder."""
-    try:
-        mode = path.lstat().st_mode
-    except (OSError, ValueError):  # there is nothing, or what writing to it will say
-        return
-    if not stat.S_ISREG(mode):
-        kind = _KINDS.get(stat.S_IFMT(mode), "special file")
+    """Raise WriteError where ``path`` must not be replaced: a symbolic link, a folder, a device."""
+    is_link = path.is_symlink()
+    if is_link or (path.exists() and not path.is_file()):
+        kind = "symbolic link" if is_link else "folder" if path.is_dir() else "special file"
         raise WriteError(f"{path} is a {kind}, and only a regular file is replaced: choose another path")
 
 
 def require_file_path(path: Path, suffix: str | None = None) -> None:
-    """Raise WriteError where no file can be written to ``path``: for a command to call before its work.
+    """Raise WriteError where no file can be written to ``path``; a command calls it before its work.
 
     With ``suffix`` the name must end in it, so that a slip does not replace a file of another kind.
     """
@@ -103,8 +94,17 @@ def require_file_path(path: Path, suffix: str | None = None) -> None:
         raise WriteError(f"{path} cannot be written (the folder {folder} is read-only): choose another path")
 
 
+def write_error(path: Path, error: Exception) -> WriteError:
+    """The exception to raise for ``error``, which happened while ``path`` was written."""
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return WriteError(f"{path} cannot be written ({reason}): free disk space, or choose another path")
+
+
+# Names in files become paths.
+
+
 def inside(folder: Path, name: str) -> Path:
-    """The path of ``name``, which a file says, in ``folder``.
+    """The path in ``folder`` of ``name``, a name that was read from a file.
 
     Raises UnsafePathError for a name that leads out of ``folder``: an absolute one, one with "..", or one
     through a symbolic link.
@@ -155,7 +155,7 @@ def remove_files(folder: Path, names: Iterable[str]) -> None:
         path = folder / name
         if not path.is_symlink() and path.is_file():
             path.unlink(missing_ok=True)
-    with suppress(OSError):  # it has other files, or is not there
+    with suppress(OSError):  # it has other files, or does not exist
         folder.rmdir()
 
 
@@ -168,10 +168,7 @@ def temporary_files(path: Path) -> list[str]:
         return []
 
 
-def write_error(path: Path, error: Exception) -> WriteError:
-    """The exception to raise for ``error``, which happened while ``path`` was written."""
-    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return WriteError(f"{path} cannot be written ({reason}): free disk space, or choose another path")
+# JSON. What is read back goes through its type, with one error that names the file, the field and the fix.
 
 
 def as_json(value: Any, indent: int | None = None) -> str:
@@ -193,17 +190,140 @@ def _without_nan(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def is_endless(path: Path) -> bool:
-    """Whether ``path`` is a pipe, a device or a socket, also behind a link: reading it may never end."""
-    return path.exists() and not (path.is_file() or path.is_dir())
+def read_json(
+    path: Path, kind: type[Content], error: type[CometError], remedy: str = "restore the file"
+) -> Content:
+    """The content of a file with one JSON value.
+
+    Args:
+        path: the file.
+        kind: the type of its content, such as a pydantic model or ``list[str]``.
+        error: the class of the error.
+        remedy: what the user can do about a damaged file.
+    """
+    return parse_json(read_text(path, error, remedy), str(path), kind, error, remedy)
 
 
-def require_readable_files(folder: Path) -> None:
-    """Raise OSError if ``folder``, which other libraries read, has a pipe or a device: they would wait."""
-    if folder.is_dir():
-        for entry in folder.iterdir():
-            if is_endless(entry):
-                raise OSError(f"{entry.name} is not a regular file")
+def read_json_lines(
+    path: Path, kind: type[Content], error: type[CometError], remedy: str = "restore the file"
+) -> list[Content]:
+    """The content of a file with one JSON value per line; see :func:`read_json`."""
+    return [
+        parse_json(line, f"line {number} of {path}", kind, error, remedy)
+        for number, line in enumerate(read_text(path, error, remedy).split("\n"), start=1)
+        if line.strip()
+    ]
+
+
+def parse_json(
+    text: str | bytes, source: str, kind: type[Content], error: type[CometError], remedy: str
+) -> Content:
+    """``text``, which is from ``source``, as a value of type ``kind``.
+
+    Pydantic parses it, which refuses deep nesting and numbers of any length by itself.
+    """
+    from pydantic import ValidationError
+
+    try:
+        content: Content = _adapter(kind).validate_json(text)
+        return content
+    except ValidationError as problem:
+        if problem.errors(include_url=False)[0]["type"] == "json_invalid":
+            reason = describe(problem).removeprefix("Invalid JSON: ")
+            message = f"{source} is not JSON ({reason}): it is truncated or damaged, {remedy}"
+        else:
+            message = f"{source} is not valid ({describe(problem)}): {remedy}"
+        raise error(message) from problem
+
+
+def validate(value: Any, source: str, kind: type[Content], error: type[CometError], remedy: str) -> Content:
+    """``value``, which is from ``source``, as one of type ``kind``."""
+    from pydantic import ValidationError
+
+    try:
+        content: Content = _adapter(kind).validate_python(value)
+        return content
+    except (ValidationError, RecursionError) as problem:
+        raise error(f"{source} is not valid ({describe(problem)}): {remedy}") from problem
+
+
+@cache
+def _adapter(kind: Any) -> Any:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)
+
+
+def read_text(path: Path, error: type[CometError], remedy: str = "restore the file") -> str:
+    """The content of the text file ``path``, in UTF-8."""
+    try:
+        return path.read_bytes().decode("utf-8")
+    except (OSError, ValueError) as problem:
+        reason = getattr(problem, "strerror", None) or problem
+        raise error(f"{path} cannot be read ({reason}): {remedy}") from problem
+
+
+def describe(problem: Exception) -> str:
+    """What is wrong, in a few words: the field, what it should be, and what it is."""
+    from pydantic import ValidationError
+
+    if not isinstance(problem, ValidationError):
+        return " ".join(str(problem).split())[:200] or type(problem).__name__
+    first = problem.errors(include_url=False)[0]
+    field = field_name(first["loc"])[:100]
+    message = f"{field}: {first['msg']}" if field else first["msg"]
+    if first["type"] in ("missing", "json_invalid"):
+        return message
+    return f"{message}, got {repr(first['input'])[:60]}"
+
+
+def field_name(parts: Iterable[object]) -> str:
+    r"""The name of a field, which may come from a file, in one line.
+
+    Example:
+        >>> field_name(["tasks", "a\nb"])
+        'tasks.a\\nb'
+    """
+    name = ".".join(str(part) for part in parts)
+    return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in name)
+
+
+# Locks.
+
+
+class LockTimeout(Exception):
+    """Another process has the lock."""
+
+
+@contextmanager
+def file_lock(path: Path, timeout: float = 0.0) -> Iterator[None]:
+    """Exclude all other processes of this machine, and threads of this one, that lock ``path``.
+
+    The file exists during the block. The system releases the lock when the process ends, however it ends.
+
+    Args:
+        path: the file to lock; its folder is created if needed.
+        timeout: seconds to wait for another process, after which LockTimeout is raised.
+    """
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(path, timeout=timeout)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except Timeout:
+        raise LockTimeout(f"another process has locked {path}") from None
+    except OSError as error:
+        raise write_error(path, error) from error
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # while it is locked: a process that waits for this file then tries again
+            path.unlink()
+        lock.release()
+
+
+# Tensors.
 
 
 def load_tensors(path: Path) -> "dict[str, Tensor]":
@@ -214,8 +334,6 @@ def load_tensors(path: Path) -> "dict[str, Tensor]":
     """
     from safetensors.torch import load_file
 
-    if is_endless(path):
-        raise OSError(f"{path} is not a regular file")
     return {name: _aligned(tensor) for name, tensor in load_file(path).items()}
 
 

@@ -1,27 +1,26 @@
-"""How much memory there is, the refusal of what cannot fit, and the reuse of what was freed.
-
-No imports outside the standard library.
-"""
+"""Memory: how much is free, the refusal of what cannot fit, and the reuse of what was freed."""
 
 import ctypes
 import os
-import sys
 from pathlib import Path
 
 from comet_moe.exceptions import CometError
 
-_CGROUP = Path("/sys/fs/cgroup")
-_UNKNOWN = 1 << 62
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _LARGEST_INT = (1 << 31) - 1
 
 
 def available_memory() -> int:
-    """Bytes that this process could still allocate: free memory of the machine or the container.
-
-    A very large number where the system does not say.
-    """
-    return max(0, min(_free_memory(), _container_memory()))
+    """Bytes that this machine could still allocate; a very large number where the system does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        pass
+    try:  # all of the memory, where the system does not say what is free
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return 1 << 62
 
 
 def require_memory(needed: float, what: str, remedy: str, error: type[CometError]) -> None:
@@ -70,32 +69,3 @@ def keep_freed_memory() -> bool:
         return False
     # Both: setting one of them ends glibc's own adjustment of the other.
     return all(mallopt(option, _LARGEST_INT) == 1 for option in (_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD))
-
-
-def _free_memory() -> int:
-    try:
-        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except (OSError, ValueError, IndexError):
-        pass
-    if sys.platform != "win32":
-        try:  # all of the memory, where the system does not say what is free
-            return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        except (OSError, ValueError):
-            pass
-    return _UNKNOWN
-
-
-def _container_memory() -> int:
-    """What the limit of a container leaves; version 2 of control groups, then version 1."""
-    for limit, used in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):
-        try:
-            most = int((_CGROUP / limit).read_text(encoding="ascii"))
-            return most - int((_CGROUP / used).read_text(encoding="ascii"))
-        except (OSError, ValueError):  # there is none, or it is "max"
-            continue
-    return _UNKNOWN

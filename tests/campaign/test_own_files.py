@@ -271,7 +271,7 @@ def test_damaged_weights_of_a_bert_are_named(tiny, tmp_path, which, content):
 def test_names_of_fields_stay_in_one_line(name):
     from comet_moe.exceptions import StudyError
     from comet_moe.experiments.studies.records import TrialRecord
-    from comet_moe.typed_files import parse_json
+    from comet_moe.files import parse_json
 
     trial = {"gate": "topk", "index": 0, "status": "complete", "tasks": {name: None}}
     message = message_of(lambda: parse_json(json.dumps(trial), "trials.jsonl", TrialRecord, StudyError, "x"))

@@ -1,6 +1,5 @@
-"""Pipes in place of files, values in a storage that we did not write, half of torchrun's variables."""
+"""Values in a storage that we did not write, half of torchrun's variables, wrong arguments."""
 
-import os
 import shutil
 import sqlite3
 
@@ -16,69 +15,11 @@ from comet_moe.experiments.studies.queue import TrialQueue
 from comet_moe.experiments.studies.storage import Storage, sqlite_url
 from comet_moe.experts import ConvExperts, DenseExperts, ModuleExperts
 from comet_moe.gates import HashGate, TopKGate
-from comet_moe.hf import from_pretrained
 from comet_moe.mixture.ple import PLE
 from comet_moe.parallel import clip_grad_norm_, data_parallel, expert_parallel
 from comet_moe.routing import Routing
 
-# A pipe has no end: whoever opens it waits.
-
-
-@pytest.mark.parametrize("name", ["config.yaml", "model.safetensors", "data.json"])
-def test_a_pipe_in_a_run_is_refused(copy, name):
-    folder = copy("image")
-    (folder / name).unlink()
-    os.mkfifo(folder / name)
-    refuse("evaluate", folder, says=name)
-
-
-def test_a_pipe_as_a_checkpoint_is_refused(copy):
-    folder = copy("stopped")
-    file = folder / "checkpoint" / "state.safetensors"
-    file.unlink()
-    os.mkfifo(file)
-    refuse("train", "multidigits", "--out", folder, "--resume", says="state.safetensors")
-
-
-@pytest.mark.parametrize("recipe", ["recipe.yaml", "/dev/zero"])
-@pytest.mark.parametrize("verb", [["train"], ["tune", "--gates", "topk", "--trials", "1"]])
-def test_a_recipe_without_an_end_is_refused(tmp_path, recipe, verb):
-    os.mkfifo(tmp_path / "recipe.yaml")
-    refuse(*verb, tmp_path / recipe, "--out", tmp_path / "out", says="not a regular file")
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("table", ["pipe.csv", "pipe.parquet"])
-def test_a_pipe_as_a_table_is_refused(tmp_path, table):
-    os.mkfifo(tmp_path / table)
-    refuse("data", "inspect", tmp_path / table, says=table)
-
-
-@pytest.mark.parametrize("kind", ["pipe", "device"])
-def test_a_pipe_as_texts_is_refused(tiny, tmp_path, kind):
-    data = shutil.copytree(tiny / "data", tmp_path / "data")
-    file = next(data.rglob("train.tsv"))
-    file.unlink()
-    if kind == "pipe":
-        os.mkfifo(file)
-    else:
-        file.symlink_to("/dev/zero")
-    arguments = ["bert", "finetune", "rte", "--model", tiny / "tiny", "--data", data]
-    refuse(*arguments, "--out", tmp_path / "run", says="is a pipe or a device")
-
-
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
-def test_a_pipe_in_a_checkpoint_is_refused(tiny, tmp_path, name):
-    checkpoint = shutil.copytree(tiny / "tiny", tmp_path / "tiny")
-    (checkpoint / name).unlink()
-    os.mkfifo(checkpoint / name)
-    arguments = ["bert", "finetune", "rte", "--model", checkpoint, "--data", tiny / "data"]
-    refuse(*arguments, "--out", tmp_path / "run", says=f"{name} is not a regular file")
-    with pytest.raises(ValueError, match=f"{name} is not a regular file"):
-        from_pretrained(checkpoint)
-
-
-# A study's storage is a stranger's file too.
+# A study's storage is an untrusted file too.
 
 VALUES = [
     "update study_user_attributes set value_json = '{'",

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from comet_moe.exceptions import needs_extra
-from comet_moe.files import align_weights, require_readable_files
+from comet_moe.files import align_weights
 from comet_moe.gates import Gate
 from comet_moe.hf.description import Description, build_gates, require_description
 from comet_moe.hf.feed_forward import FeedForwardLayout
@@ -53,10 +52,6 @@ def from_pretrained(
         classes: the classes of gates that are not of this library.
         kwargs: of the class's own ``from_pretrained``: ``dtype``, ``device_map``, and so on.
     """
-    try:
-        require_readable_files(Path(path))
-    except OSError as error:
-        raise ValueError(f"the folder {path} cannot be loaded ({error}): restore it") from error
     where = {name: kwargs[name] for name in HUB_ARGUMENTS if name in kwargs}
     config = kwargs.pop("config", None) or AutoConfig.from_pretrained(path, trust_remote_code=False, **where)
     memory: Description = getattr(config, FIELD, {})

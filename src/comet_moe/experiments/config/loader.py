@@ -19,8 +19,8 @@ from comet_moe.experiments.config.bert_schema import BertConfig
 from comet_moe.experiments.config.schema import Section, TrainConfig
 from comet_moe.experiments.config.values import SettingText, read_mapping_or_text
 from comet_moe.experiments.config.yaml_text import read_yaml
+from comet_moe.files import field_name, read_text
 from comet_moe.gate_names import DENSE_KINDS, GATE_NAMES
-from comet_moe.typed_files import field_name, read_text
 
 AnyConfig = TrainConfig | BertConfig
 ConfigType = TypeVar("ConfigType", bound=Section)

@@ -27,8 +27,7 @@ from comet_moe.experiments.data.types import (
     Split,
     StreamedDataset,
 )
-from comet_moe.files import inside
-from comet_moe.typed_files import parse_json, read_text
+from comet_moe.files import inside, parse_json, read_text
 
 FORMAT = 1
 _META = "meta.json"

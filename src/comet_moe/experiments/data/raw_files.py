@@ -12,7 +12,6 @@ from typing import Any
 import pandas as pd
 
 from comet_moe.exceptions import CometError, DataError
-from comet_moe.files import is_endless
 from comet_moe.memory import require_memory
 
 
@@ -104,8 +103,6 @@ def wrap_read_errors(path: Path, kind: str) -> Iterator[None]:
     Damaged bytes make parsers raise nearly anything (zlib.error, EOFError, KeyError, struct.error), so every
     exception is caught: keep all but the library's call out of the block.
     """
-    if is_endless(path):
-        raise DataError(f"{path} is a pipe or a device; give a regular {kind}.")
     try:
         yield
     except CometError:

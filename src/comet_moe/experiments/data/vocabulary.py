@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from comet_moe.exceptions import DataError
-from comet_moe.typed_files import read_json
+from comet_moe.files import read_json
 
 _INTEGER = re.compile(r"0|-?[1-9][0-9]*")
 

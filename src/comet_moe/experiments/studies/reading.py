@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import AliasChoices, AliasPath, BaseModel, Field, PositiveInt
 
-from comet_moe import typed_files
+from comet_moe import files
 from comet_moe.exceptions import StudyError
 from comet_moe.experiments.config import yaml_text
 from comet_moe.experiments.studies.records import RESULT_FIELDS, StudyRecord, TrialRecord, trial_routing
@@ -57,21 +57,21 @@ def read_studies(paths: Sequence[Path]) -> list[Study]:
 
 def read_json(path: Path, kind: type[RecordType]) -> RecordType:
     """A file with one JSON object."""
-    return typed_files.read_json(path, kind, StudyError)
+    return files.read_json(path, kind, StudyError)
 
 
 def read_yaml(path: Path, kind: type[RecordType]) -> RecordType:
     """A file with one YAML mapping."""
     try:
-        content = yaml_text.read_yaml(typed_files.read_text(path, StudyError))
+        content = yaml_text.read_yaml(files.read_text(path, StudyError))
     except yaml.YAMLError as error:
-        raise StudyError(f"{path} is not YAML ({typed_files.describe(error)}): restore the file") from error
-    return typed_files.validate(content, str(path), kind, StudyError, "restore the file")
+        raise StudyError(f"{path} is not YAML ({files.describe(error)}): restore the file") from error
+    return files.validate(content, str(path), kind, StudyError, "restore the file")
 
 
 def read_lines(path: Path, kind: type[RecordType]) -> list[RecordType]:
     """A file with one JSON object per line."""
-    return typed_files.read_json_lines(path, kind, StudyError)
+    return files.read_json_lines(path, kind, StudyError)
 
 
 def _read_study(path: Path) -> Study:

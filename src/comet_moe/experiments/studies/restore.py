@@ -13,7 +13,7 @@ from comet_moe.experiments.studies.queue import TrialQueue
 from comet_moe.experiments.studies.reading import read_trials
 from comet_moe.experiments.studies.records import StudyRecord, TrialRecord
 from comet_moe.experiments.studies.storage import LOCK_TIMEOUT, Storage, sqlite_url
-from comet_moe.locks import LockTimeout, file_lock
+from comet_moe.files import LockTimeout, file_lock
 
 ROUNDING = 1e-12
 """How much a sampled value may differ, relatively: two machines may round a logarithm differently."""

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from comet_moe.exceptions import CometError, StudyError, needs_extra
-from comet_moe.locks import LockTimeout, file_lock
-from comet_moe.typed_files import describe
+from comet_moe.files import LockTimeout, describe, file_lock
 
 with needs_extra("tune", "tuning"):
     import optuna

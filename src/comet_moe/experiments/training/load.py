@@ -18,8 +18,7 @@ from comet_moe.experiments.training.evaluate import evaluate_held_out
 from comet_moe.experiments.training.records import SummaryRecord
 from comet_moe.experiments.training.run import RunFolder, data_meta
 from comet_moe.experiments.training.table_parts import example_table, read_schema
-from comet_moe.files import require_same_tensors
-from comet_moe.typed_files import describe
+from comet_moe.files import describe, require_same_tensors
 
 
 @dataclass(frozen=True)

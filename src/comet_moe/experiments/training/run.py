@@ -41,19 +41,23 @@ from comet_moe.experiments.data import Dataset, Split, Vocabulary
 from comet_moe.experiments.data.meta import DataMeta
 from comet_moe.experiments.training.records import CheckpointRecord, EpochRecord, ResultRecord
 from comet_moe.files import (
+    LockTimeout,
     append_text,
     as_json,
+    file_lock,
     inside,
     load_tensors,
+    parse_json,
     plain_name,
+    read_json,
+    read_json_lines,
+    read_text,
     refuse_links,
     remove_files,
     temporary_files,
     write_atomically,
     write_text,
 )
-from comet_moe.locks import LockTimeout, file_lock
-from comet_moe.typed_files import parse_json, read_json, read_json_lines, read_text
 
 Tensors = dict[str, Tensor]
 RunConfig = TypeVar("RunConfig", TrainConfig, BertConfig)

@@ -19,7 +19,7 @@ from comet_moe.exceptions import DataError
 from comet_moe.experiments.data.table.scan import ColumnKind
 from comet_moe.experiments.data.table.schema import TargetKind
 from comet_moe.experiments.data.table.source import MISSING_TEXTS
-from comet_moe.typed_files import field_name
+from comet_moe.files import field_name
 
 
 class TargetOption(BaseModel):

@@ -11,10 +11,18 @@ from outcomes import SMALL, listing, refuse, sets, survive
 
 from comet_moe.exceptions import CometError, RunLockedError, UnsafePathError, WriteError
 from comet_moe.experiments.training.run import RunFolder
-from comet_moe.files import append_text, inside, plain_name, remove_files, temporary_files, write_text
-from comet_moe.locks import LockTimeout, file_lock
+from comet_moe.files import (
+    LockTimeout,
+    append_text,
+    file_lock,
+    inside,
+    plain_name,
+    remove_files,
+    temporary_files,
+    write_text,
+)
 
-KINDS = ("link", "dangling", "pipe", "folder", "device")
+KINDS = ("link", "dangling", "folder", "device")
 
 
 def make_target(folder, kind, name):
@@ -25,8 +33,6 @@ def make_target(folder, kind, name):
         path.symlink_to(folder / "kept")
     elif kind == "dangling":
         path.symlink_to(folder / "nowhere")
-    elif kind == "pipe":
-        os.mkfifo(path)
     elif kind == "folder":
         path.mkdir()
     else:

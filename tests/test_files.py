@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,8 +16,10 @@ from torch import nn
 from comet_moe.exceptions import WriteError
 from comet_moe.files import (
     ALIGNMENT,
+    LockTimeout,
     align_weights,
     as_json,
+    file_lock,
     load_tensors,
     temporary_files,
     write_atomically,
@@ -79,13 +80,12 @@ def test_only_a_regular_file_is_replaced(tmp_path):
     (tmp_path / "target").write_text("kept")
     (tmp_path / "link").symlink_to(tmp_path / "target")
     (tmp_path / "dangling").symlink_to(tmp_path / "nothing")
-    os.mkfifo(tmp_path / "pipe")
-    kinds = {"folder": "folder", "link": "symbolic link", "dangling": "symbolic link", "pipe": "pipe"}
+    kinds = {"folder": "folder", "link": "symbolic link", "dangling": "symbolic link"}
     before = sorted(tmp_path.iterdir())
     for name, kind in kinds.items():
         with pytest.raises(WriteError, match=f"{name} is a {kind}, and only a regular file is replaced"):
             write_text(tmp_path / name, "text")
-    with pytest.raises(WriteError, match="/dev/null is a device"):
+    with pytest.raises(WriteError, match="/dev/null is a special file"):
         write_text(Path("/dev/null"), "text")
     assert (tmp_path / "target").read_text() == "kept"
     assert sorted(tmp_path.iterdir()) == before
@@ -111,6 +111,30 @@ def test_nan_and_infinity_are_null_in_json():
     value = {"a": [math.nan, (1.5, math.inf)], "b": {"c": -math.inf, "d": "nan", "e": True}}
     expected = {"a": [None, [1.5, None]], "b": {"c": None, "d": "nan", "e": True}}
     assert json.loads(as_json(value)) == expected
+
+
+HOLD_THE_LOCK = """
+import pathlib, sys
+from comet_moe.files import file_lock
+with file_lock(pathlib.Path(sys.argv[1])):
+    print("locked", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_lock_of_another_process_is_free_once_that_process_is_killed(tmp_path):
+    path = tmp_path / "lock"
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD_THE_LOCK, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    with process:
+        assert process.stdout.readline() == b"locked\n"
+        with pytest.raises(LockTimeout, match="another process has locked"), file_lock(path):
+            pass
+        process.kill()
+    with file_lock(path):
+        assert path.exists()
+    assert not path.exists()
 
 
 @pytest.fixture
