@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from comet_moe.exceptions import DataError
-from comet_moe.experiments.data.table.files import read_column_names, read_table
+from comet_moe.experiments.data.table.source import read_column_names, read_table
 
 
 def write(folder, content, name="t.csv"):

@@ -24,7 +24,7 @@ from comet_moe.experiments.data.raw_files import (
     wrap_read_errors,
 )
 from comet_moe.experiments.data.splits import make_rng
-from comet_moe.experiments.data.table.files import read_table
+from comet_moe.experiments.data.table.source import read_table
 
 MRPC_DEV_ROWS = 408
 """Rows of the dev split of GLUE's MRPC: some of MSR's train rows, GLUE's list of which is not public."""

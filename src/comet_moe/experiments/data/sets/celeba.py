@@ -25,7 +25,7 @@ from comet_moe.experiments.data.raw_files import (
     wrap_read_errors,
 )
 from comet_moe.experiments.data.splits import Index, percent_sizes, random_split
-from comet_moe.experiments.data.table.files import read_table
+from comet_moe.experiments.data.table.source import read_table
 from comet_moe.experiments.data.types import Array, BlockwiseArray, RawDataset, RawSplit, Request
 
 CELEBA_FILES = (

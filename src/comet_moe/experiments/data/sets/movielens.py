@@ -30,7 +30,7 @@ from comet_moe.experiments.data.sets.recommender import (
     split_table,
 )
 from comet_moe.experiments.data.splits import Index, movielens_sizes, stratified_split
-from comet_moe.experiments.data.table.files import read_table
+from comet_moe.experiments.data.table.source import read_table
 from comet_moe.experiments.data.types import RawDataset, Request
 from comet_moe.experiments.data.vocabulary import Vocabulary
 

@@ -18,7 +18,7 @@ from comet_moe.experiments.data.sets.recommender import (
     split_table,
 )
 from comet_moe.experiments.data.splits import percent_sizes, stratified_split
-from comet_moe.experiments.data.table.files import read_column_names, read_table
+from comet_moe.experiments.data.table.source import read_column_names, read_table
 from comet_moe.experiments.data.types import RawDataset, Request
 from comet_moe.experiments.data.vocabulary import Vocabulary
 

@@ -1,60 +1,41 @@
-"""A table in one or several files (.csv, .tsv, .parquet), streamed in batches of rows by Arrow.
-
-Encoding and separator of text files are guessed where that is safe, and the guess is told in ``notes``:
-UTF-16 by its byte order mark, commas, semicolons, tabs or vertical bars by the first line, and commas as
-decimal points by the first rows of a file with semicolons.
-"""
+"""A table in one or several files (.csv, .tsv, .parquet), streamed in batches of rows by Arrow."""
 
 from __future__ import annotations
 
-import codecs
-import csv as python_csv
 import glob
-import re
-from collections.abc import Iterator, Sequence
-from itertools import islice
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyarrow import csv, parquet
+from pyarrow import parquet
 
 from comet_moe.exceptions import DataError
-from comet_moe.experiments.data.raw_files import wrap_read_errors
-from comet_moe.experiments.data.table.files import (
-    SEPARATORS,
-    Header,
-    inspect_parquet,
-    make_text_options,
-    read_header,
-    rephrase_error,
-    require_distinct_columns,
-    require_empty_end,
-    suffix_of,
+from comet_moe.experiments.data.raw_files import (
+    require_columns,
+    require_fitting,
+    require_rows,
+    wrap_read_errors,
 )
+from comet_moe.experiments.data.table.text_file import BATCH_ROWS, TextFile
 
 SUFFIXES = (".csv", ".tsv", ".parquet")
-BATCH_ROWS = 2**16
-"""Most rows of a batch."""
-
 MISSING_TEXTS = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "<NA>", "#N/A")
 """Texts of a CSV or TSV file that stand for a missing value."""
+ROW_BYTES = 400
+"""Memory that a row of ratings needs until it is prepared, about: ids, hash tables, unrated pairs, splits."""
 
-_OTHER_ENCODING = "save it as UTF-8, or name its encoding, such as cp1252, by the option encoding"
-_BLOCKS = 8  # of a text file that make a batch
 _BUFFER = 2**20
-_DECIMAL_COMMA = re.compile(r"-?\d+,\d+")
-_UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 def find_tables(path: Path) -> list[Path]:
     """The files that ``path`` names: a file, a folder of tables, or a glob pattern such as data/*.csv."""
     if path.is_file():
-        if suffix_of(path) not in SUFFIXES:
-            raise DataError(f"{path} ends in {path.suffix!r}; give a .csv, .tsv or .parquet table.")
+        _require_suffix(path)
         return [path]
     if path.is_dir():
-        found = [file for file in sorted(path.rglob("*")) if file.is_file() and suffix_of(file) in SUFFIXES]
+        found = [file for file in sorted(path.rglob("*")) if file.is_file() and _is_table(file)]
         if not found:
             raise DataError(f"{path} has no .csv, .tsv or .parquet file; give a folder that holds one.")
         return found
@@ -63,10 +44,51 @@ def find_tables(path: Path) -> list[Path]:
         raise DataError(
             f"{path} does not exist; give a table, a folder of tables or a pattern such as *.csv."
         )
-    wrong = next((file for file in found if suffix_of(file) not in SUFFIXES), None)
+    wrong = next((file for file in found if not _is_table(file)), None)
     if wrong is not None:
         raise DataError(f"{path} names {wrong}, which is not a .csv, .tsv or .parquet table; narrow it.")
     return found
+
+
+def _is_table(path: Path) -> bool:
+    return path.suffix.lower() in SUFFIXES
+
+
+def _require_suffix(path: Path) -> None:
+    if not _is_table(path):
+        raise DataError(f"{path} ends in {path.suffix!r}; give a .csv, .tsv or .parquet table.")
+
+
+class _ParquetFile:
+    """One Parquet file of a table; the same interface as that of ``TextFile``."""
+
+    kind, has_decimal_comma = "Parquet file", False
+
+    def __init__(self, path: Path):
+        self.path, self.notes = path, list[str]()
+        with wrap_read_errors(path, self.kind):
+            with path.open("rb"):  # unlike Arrow's, this error has the reason why a file cannot be opened
+                pass
+            self.names: list[str] = parquet.read_schema(path).names
+
+    def batches(self, columns: Sequence[str], numbers: Collection[str] = ()) -> Iterator[pa.RecordBatch]:
+        """The rows in order, with the types of the file."""
+        # Arrow's data sets read a file ahead of a slow reader until all of it is in memory; this does not.
+        file = parquet.ParquetFile(self.path, pre_buffer=False, buffer_size=_BUFFER)
+        yield from file.iter_batches(BATCH_ROWS, columns=list(columns), use_threads=False)
+
+    def rephrase(self, error: pa.ArrowInvalid) -> None:
+        """Arrow's message is about the file, not about a row."""
+        return
+
+
+def _open(
+    path: Path, encoding: str | None, separator: str | None = None, missing: Sequence[str] = ("",)
+) -> TextFile | _ParquetFile:
+    _require_suffix(path)
+    if path.suffix.lower() == ".parquet":
+        return _ParquetFile(path)
+    return TextFile(path, encoding, separator, missing)
 
 
 class TableSource:
@@ -91,51 +113,16 @@ class TableSource:
         missing: Sequence[str] = MISSING_TEXTS,
     ):
         self.paths = list(paths)
-        self.notes: list[str] = []
-        self._missing = list(missing)
-        self._has_decimal_comma: set[Path] = set()
-        self._headers: dict[Path, Header] = {}
-        self._schemas: dict[Path, pa.Schema] = {}
-        for path in self.paths:
-            if suffix_of(path) == ".parquet":
-                self._schemas[path] = inspect_parquet(path)
-            else:
-                self._headers[path] = self._open_header(path, encoding, separator)
-        self.columns = self._names(self.paths[0])
-        for path in self.paths:
-            require_distinct_columns(path, self.columns, self._names(path))
+        self._files = [_open(path, encoding, separator, missing) for path in self.paths]
+        self.notes = [note for file in self._files for note in file.notes]
+        self.columns = list(self._files[0].names)
+        for file in self._files:
+            _require_distinct_columns(file, self.columns)
 
     def __str__(self) -> str:
         if len(self.paths) == 1:
             return str(self.paths[0])
         return f"{self.paths[0].parent} ({len(self.paths)} files)"
-
-    def _names(self, path: Path) -> list[str]:
-        return list(self._headers[path].names if path in self._headers else self._schemas[path].names)
-
-    def _open_header(self, path: Path, encoding: str | None, separator: str | None) -> Header:
-        if encoding is None:
-            with wrap_read_errors(path, "file"), path.open("rb") as file:
-                mark = file.read(3)
-            encoding = "utf-16" if mark.startswith(_UTF16_MARKS) else "utf-8"
-            if encoding == "utf-16":
-                self.notes.append(f"{path.name} is read as UTF-16, by its byte order mark")
-            elif mark == codecs.BOM_UTF8:
-                self.notes.append(f"{path.name} begins with a byte order mark, which is skipped")
-        else:
-            try:
-                codecs.lookup(encoding)
-            except LookupError as error:
-                raise DataError(f"option encoding is {encoding!r}; give a name such as cp1252.") from error
-        header = read_header(path, encoding, separator, _OTHER_ENCODING)
-        usual = "\t" if suffix_of(path) == ".tsv" else ","
-        if separator is None and header.separator != usual:
-            name = SEPARATORS[header.separator]
-            self.notes.append(f"{path.name} is read with {name} between its values, as in its first line")
-        if header.separator == ";" and _has_decimal_comma(path, header):
-            self._has_decimal_comma.add(path)
-            self.notes.append(f"{path.name} is read with commas as decimal points, as in its first rows")
-        return header
 
     def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         """All rows once, at most ``BATCH_ROWS`` at a time, with the given columns in the given order.
@@ -143,71 +130,84 @@ class TableSource:
         Columns of text files are strings, those of Parquet files have the file's types. Memory stays bounded.
         """
         wanted = self.columns if columns is None else list(columns)
-        for path in self.paths:
-            yield from self._file_batches(path, wanted)
+        for file in self._files:
+            for batch in _read_batches(file, wanted):
+                yield _with_decimal_points(batch) if file.has_decimal_comma else batch
 
-    def _file_batches(self, path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
-        require_distinct_columns(path, columns, self._names(path))
-        header = self._headers.get(path)
-        kind = "Parquet file" if header is None else f"{header.encoding.upper()} table"
-        batches = (
-            self._parquet_batches(path, columns) if header is None else self._text_batches(path, columns)
+
+def _with_decimal_points(batch: pa.RecordBatch) -> pa.RecordBatch:
+    columns = [pc.replace_substring_regex(own, r"^(-?\d+),(\d+)$", r"\1.\2") for own in batch.columns]
+    return pa.record_batch(columns, names=batch.schema.names)
+
+
+def _read_batches(
+    file: TextFile | _ParquetFile, columns: Sequence[str], numbers: Collection[str] = ()
+) -> Iterator[pa.RecordBatch]:
+    _require_distinct_columns(file, columns)
+    batches = file.batches(columns, numbers)
+    while True:
+        with wrap_read_errors(file.path, file.kind):
+            try:
+                batch = next(batches, None)
+            except pa.ArrowInvalid as error:
+                message = file.rephrase(error)
+                if message is None:
+                    raise
+                raise DataError(message) from error
+        if batch is None:
+            return
+        if batch.num_rows:
+            yield batch.select(columns)
+
+
+def _require_distinct_columns(file: TextFile | _ParquetFile, columns: Sequence[str]) -> None:
+    """Raise DataError if one of ``columns`` is not in the file, or more than once."""
+    require_columns(file.path, columns, file.names)
+    repeated = next((name for name in columns if file.names.count(name) > 1), None)
+    if repeated is not None:
+        raise DataError(f"{file.path} has more than one column {repeated}; rename the others.")
+
+
+def read_column_names(path: Path) -> list[str]:
+    """The names of all columns; of a CSV or TSV file only the beginning is read."""
+    return _open(path, "utf-8").names
+
+
+def read_table(path: Path, columns: Iterable[str], numbers: Collection[str] = ()) -> pd.DataFrame:
+    """Read the given columns of one file, and only these, in the order of the rows.
+
+    Spaces before a text do not belong to it, and an empty text is a missing value.
+
+    Args:
+        path: a file that ends in .csv, .tsv or .parquet; text is UTF-8.
+        columns: the names of the columns to read. DataError if one is missing.
+        numbers: the columns of a CSV or TSV file to read as float64, NaN where a value is missing. Its other
+            columns are text, so that the id 007 is not 7. Columns of a Parquet file have the file's types.
+    """
+    wanted = list(columns)
+    file = _open(path, "utf-8")
+    if isinstance(file, _ParquetFile):
+        with wrap_read_errors(path, file.kind):
+            require_fitting(path, parquet.read_metadata(path).num_rows * ROW_BYTES)
+    batches = list(_read_batches(file, wanted, numbers))
+    require_rows(path, sum(batch.num_rows for batch in batches))
+    table = pa.Table.from_batches(batches).unify_dictionaries()
+    if isinstance(file, TextFile):
+        for index, name in enumerate(wanted):
+            if name not in numbers:
+                table = table.set_column(index, name, _trim(path, name, table[name]))
+    return table.to_pandas(ignore_metadata=True)  # an index that pandas stored is a column like any other
+
+
+def _trim(path: Path, name: str, values: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Drop the spaces before each text; a text of spaces alone is missing."""
+    is_padded = pc.or_(pc.starts_with(values, " "), pc.starts_with(values, "\t"))
+    if not pc.any(is_padded).as_py():
+        return values
+    trimmed = pc.utf8_ltrim(values, " \t")
+    row = pc.index(pc.and_(is_padded, pc.starts_with(trimmed, '"')), True).as_py()
+    if row >= 0:
+        raise DataError(
+            f"{path} has a space before a quote in column {name}, data row {row + 1}; remove the space."
         )
-        while True:
-            with wrap_read_errors(path, kind):
-                try:
-                    batch = next(batches, None)
-                except pa.ArrowInvalid as error:
-                    message = (
-                        None if header is None else rephrase_error(path, header, str(error), _OTHER_ENCODING)
-                    )
-                    if message is None:
-                        raise
-                    raise DataError(message) from error
-            if batch is None:
-                return
-            if batch.num_rows:
-                yield batch.select(columns)
-
-    # Arrow's data sets read a file ahead of a slow reader until all of it is in memory; these two do not.
-
-    def _parquet_batches(self, path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
-        file = parquet.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER)
-        yield from file.iter_batches(BATCH_ROWS, columns=columns, use_threads=False)
-
-    def _text_batches(self, path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
-        header = self._headers[path]
-        columns = [*columns, header.trailing_name] if header.has_trailing_separator else columns
-        schema = pa.schema([(name, pa.string()) for name in columns])
-        reading, parsing, converting = make_text_options(header, schema, self._missing)
-        reading.use_threads = False
-        converting.include_columns = columns
-        first_row = 1
-        # Arrow reads up to 32 blocks ahead: they are small, and put together, since each batch has its cost.
-        waiting: list[pa.RecordBatch] = []
-        for batch in csv.open_csv(path, reading, parsing, converting):
-            require_empty_end(path, header, batch, first_row)
-            first_row += batch.num_rows
-            waiting.append(batch)
-            rows = sum(own.num_rows for own in waiting)
-            if rows + batch.num_rows > BATCH_ROWS or len(waiting) == _BLOCKS:
-                yield self._joined(path, waiting)
-                waiting = []
-        if waiting:
-            yield self._joined(path, waiting)
-
-    def _joined(self, path: Path, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-        joined = pa.concat_batches(batches)
-        if path not in self._has_decimal_comma:
-            return joined
-        columns = [
-            pc.replace_substring_regex(column, r"^(-?\d+),(\d+)$", r"\1.\2") for column in joined.columns
-        ]
-        return pa.record_batch(columns, names=joined.schema.names)
-
-
-def _has_decimal_comma(path: Path, header: Header) -> bool:
-    """Whether one of the first values is a number with a comma, such as 1,5."""
-    with path.open(encoding=header.encoding, errors="replace", newline="") as file:
-        rows = python_csv.reader(file, delimiter=header.separator)
-        return any(_DECIMAL_COMMA.fullmatch(value.strip()) for row in islice(rows, 1000) for value in row)
+    return pc.if_else(pc.equal(trimmed, ""), None, trimmed)
