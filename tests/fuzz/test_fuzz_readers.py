@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import scipy.io
 import torch
 import yaml
 from hypothesis import HealthCheck, given, settings
@@ -276,18 +275,3 @@ def test_npz(folder, content):
     path = folder / "jester.npz"
     path.write_bytes(content)
     read(lambda: jester._read_part(path), folder)
-
-
-def made_mat():
-    buffer = io.BytesIO()
-    content = {"X": np.zeros((32, 32, 3, 2), np.uint8), "y": np.array([[1], [10]])}
-    scipy.io.savemat(buffer, content, do_compression=True)
-    return buffer.getvalue()
-
-
-@bounded
-@given(content=st.binary(max_size=200) | damaged(made_mat()))
-def test_mat(folder, content):
-    path = folder / "train_32x32.mat"
-    path.write_bytes(content)
-    read(lambda: images._read_svhn(path, "train", strict=False), folder)

@@ -1,11 +1,14 @@
 import gzip
+import hashlib
 
 import numpy as np
 import pytest
 from raw_files import idx_bytes, write_mnist, write_svhn
+from scipy.io import savemat
 
 from comet_moe.exceptions import DataError
 from comet_moe.experiments.data import prepare
+from comet_moe.experiments.data.sets import images
 from comet_moe.experiments.data.sets.images import overlay, read_idx
 
 SMALL = {"train_size": 50, "validation_size": 20, "test_size": 10}
@@ -132,6 +135,23 @@ def test_a_damaged_mat_file_is_an_error_that_names_it(tmp_path):
     path.write_bytes(path.read_bytes()[:5000])
     with pytest.raises(DataError, match=r"extra_32x32\.mat is not a readable SVHN \.mat file"):
         prepare("digits", source=tmp_path, cache=tmp_path / "c", strict=False)
+
+
+def test_a_mat_file_is_opened_only_if_it_is_the_publishers_or_the_user_accepts_it(tmp_path, monkeypatch):
+    write_svhn(write_mnist(tmp_path))
+    path = tmp_path / "train_32x32.mat"
+    with pytest.raises(DataError, match=r"train_32x32\.mat has the sha256 .*; download it again.*--any-size"):
+        images._read_svhn(path, "train", strict=True)
+    monkeypatch.setitem(images.SVHN_SHA256, "train", hashlib.sha256(path.read_bytes()).hexdigest())
+    official, accepted = (images._read_svhn(path, "train", strict=strict)[0] for strict in (True, False))
+    assert np.array_equal(official, accepted)
+
+
+@pytest.mark.parametrize("content", [{"X": np.array([[1.0, "a"]], dtype=object)}, {"X": "abc"}, {}])
+def test_a_mat_file_of_other_content_is_an_error_that_names_it(tmp_path, content):
+    savemat(tmp_path / "train_32x32.mat", content | {"y": [[1]]})
+    with pytest.raises(DataError, match=r"train_32x32\.mat (has X of|is not a readable SVHN)"):
+        images._read_svhn(tmp_path / "train_32x32.mat", "train", strict=False)
 
 
 def test_an_unofficial_number_of_images_is_an_error(tmp_path):

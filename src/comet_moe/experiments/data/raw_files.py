@@ -91,9 +91,23 @@ def describe_file(path: Path) -> dict[str, Any]:
             listing = sorted((entry.name, entry.stat().st_size) for entry in path.iterdir())
             digest = hashlib.sha256(repr(listing).encode()).hexdigest()
             return {"file": path.name, "bytes": sum(size for _, size in listing), "sha256_of_listing": digest}
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        return {"file": path.name, "bytes": path.stat().st_size, "sha256": digest}
+        return {"file": path.name, "bytes": path.stat().st_size, "sha256": _checksum(path)}
+
+
+def _checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def require_checksum(path: Path, sha256: str) -> None:
+    """Raise DataError if the file is not the one that its publisher offers."""
+    with wrap_read_errors(path, "file"):
+        found = _checksum(path)
+    if found != sha256:
+        raise DataError(
+            f"{path} has the sha256 {found} where the official file has {sha256}; download it again, or "
+            f"accept it with --any-size (in training: --set data.any_size=true)."
+        )
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from comet_moe.experiments.data.sets.images import (
     DIGITS_FILES,
     MNIST_FILES,
     PAPER_SIZES,
+    SVHN_SHA256,
     build_digits,
     build_multidigits,
     build_multimnist,
@@ -152,11 +153,7 @@ _FASHION_GZ = _remote_files(
 )
 _SVHN_MAT = _remote_files(
     "http://ufldl.stanford.edu/housenumbers/",
-    {
-        "train_32x32.mat": "435e94d69a87fde4fd4d7f3dd208dfc32cb6ae8af2240d066de1df7508d083b8",
-        "extra_32x32.mat": "a133a4beb38a00fcdda90c9489e0c04f900b660ce8a316a5e854838379a71eb3",
-        "test_32x32.mat": "cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b",
-    },
+    {f"{part}_32x32.mat": digest for part, digest in SVHN_SHA256.items()},
 )
 
 
