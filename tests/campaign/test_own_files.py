@@ -181,9 +181,9 @@ def test_a_damaged_array_of_a_prepared_data_set_is_named(made, tmp_path, content
 
     (prepared,) = (made / "cache").glob("ratings-*")
     folder = shutil.copytree(prepared, tmp_path / "set")
-    (folder / "train.user.npy").write_bytes(content)
+    (folder / "train.features.user.npy").write_bytes(content)
     meta = json.loads((folder / "meta.json").read_text())
-    meta["files"]["train.user.npy"] = len(content)
+    meta["files"]["train.features.user.npy"] = len(content)
     (folder / "meta.json").write_text(json.dumps(meta))
     with pytest.raises(DamagedCacheError, match="delete"):
         open_dataset(folder)

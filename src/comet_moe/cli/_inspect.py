@@ -46,7 +46,7 @@ def write_recipe(report: "TableReport", path: Path, options: dict[str, Any], out
 
     from comet_moe.experiments.config.loader import read_recipe
     from comet_moe.experiments.config.schema import absolute_path
-    from comet_moe.experiments.data.table.options import TableOptions
+    from comet_moe.experiments.data.table.schema import TableOptions
     from comet_moe.files import write_text
 
     given = TableOptions.read(options)

@@ -12,10 +12,9 @@ import pyarrow as pa
 from sklearn.utils.validation import validate_data
 
 from comet_moe.experiments.data.table.fit import SchemaFitter
-from comet_moe.experiments.data.table.options import TableOptions
+from comet_moe.experiments.data.table.roles import choose_features
 from comet_moe.experiments.data.table.scan import ColumnScan
-from comet_moe.experiments.data.table.schema import Feature
-from comet_moe.experiments.data.table.tasks import choose_features
+from comet_moe.experiments.data.table.schema import Feature, TableOptions
 from comet_moe.experiments.data.table.values import as_numbers, is_number, text_of
 
 LARGEST = float(np.finfo(np.float32).max)
@@ -117,16 +116,7 @@ def choose_columns(
 def fit_features(features: Sequence[Feature], batch: pa.RecordBatch, seed: int) -> list[Feature]:
     """``features`` with vocabularies and bins from the rows of ``batch``, which are all train rows."""
     defaults = TableOptions.read({"targets": ["y"]})
-    fitter = SchemaFitter(
-        features,
-        [],
-        seed=seed,
-        min_count=defaults.min_count,
-        max_categories=defaults.max_categories,
-        bins=defaults.bins,
-        list_separator=defaults.list_separator,
-        list_length=defaults.list_length,
-    )
+    fitter = SchemaFitter(features, [], defaults, seed)
     fitter.add(batch)
     return fitter.fitted_features()
 

@@ -10,7 +10,7 @@ from raw_files import some_ratings, write_ml100k
 
 from comet_moe.exceptions import DataError
 from comet_moe.experiments.data import DATASETS, prepare
-from comet_moe.experiments.data.download import RemoteFile, download_files
+from comet_moe.experiments.data.registry import RemoteFile, download_files
 
 NAME = "movielens-100k"
 

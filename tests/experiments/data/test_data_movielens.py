@@ -5,8 +5,9 @@ from raw_files import some_ratings, write_ml1m, write_ml100k
 
 from comet_moe.exceptions import DataError
 from comet_moe.experiments.data import prepare
+from comet_moe.experiments.data.sets.movielens import movielens_sizes
 from comet_moe.experiments.data.sets.recommender import add_unrated_pairs, make_rated_table
-from comet_moe.experiments.data.splits import movielens_sizes, stratified_split
+from comet_moe.experiments.data.splits import stratified_split
 
 SPLITS = ("train", "validation", "test")
 
@@ -74,7 +75,7 @@ def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(tmp_path):
         return {path.name: path.read_bytes() for path in folder.glob("*.npy")}
 
     assert arrays("a", 0) == arrays("b", 0)
-    assert arrays("a", 0)["train.item.npy"] != arrays("a", 1)["train.item.npy"]
+    assert arrays("a", 0)["train.features.item.npy"] != arrays("a", 1)["train.features.item.npy"]
 
 
 def test_parquet_and_dat_files_give_the_same_data(tmp_path):

@@ -4,9 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from comet_moe.exceptions import DataError
+from comet_moe.experiments.data.sets.movielens import movielens_sizes
 from comet_moe.experiments.data.splits import (
     make_rng,
-    movielens_sizes,
     percent_sizes,
     random_split,
     stratified_split,

@@ -1,7 +1,9 @@
-"""Prepared data sets on disk: folders of .npy files, vocabularies, and a meta.json with all files' sizes.
+"""Data sets: what a builder returns, what training reads, and the folder on disk between the two.
 
-A folder is first written under a hidden name beside its final one, and renamed when it is complete: one whose
-preparation was interrupted is never opened.
+A builder takes the raw files and a ``Request`` and returns a ``RawDataset``. ``write_dataset`` writes that as
+a folder of .npy files, vocabularies, and a meta.json with the sizes of all files. ``open_dataset`` opens the
+folder as a ``Dataset`` of memory maps. A folder is written under a hidden name beside its final one and
+renamed when it is complete: one whose preparation was interrupted is never opened.
 """
 
 from __future__ import annotations
@@ -9,39 +11,210 @@ from __future__ import annotations
 import json
 import secrets
 import shutil
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Annotated, Any, BinaryIO
 from urllib.parse import quote
 
 import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
 
 from comet_moe.exceptions import DamagedCacheError, DataError
-from comet_moe.experiments.data.meta import CacheMeta
-from comet_moe.experiments.data.splits import SPLITS
-from comet_moe.experiments.data.types import (
-    Array,
-    BlockwiseArray,
-    Dataset,
-    RawDataset,
-    Split,
-    StreamedDataset,
-)
+from comet_moe.experiments.data.splits import SPLITS, make_rng
+from comet_moe.experiments.data.table.schema import TableSchema
+from comet_moe.experiments.data.vocabulary import Vocabulary
 from comet_moe.files import inside, parse_json, read_text
 
+Array = npt.NDArray[Any]
+Block = tuple[str, str, str, Array]
+"""Rows of an array: its split, "features" or "targets", its name, and the rows."""
+Count = Annotated[int, Field(gt=0, lt=2**31)]
+
 FORMAT = 1
+MAX_ROWS = 10**8
+"""Most rows of a data set whose rows are drawn."""
 _META = "meta.json"
 
 
-def write_dataset(folder: Path, raw: RawDataset | StreamedDataset, meta: dict[str, Any]) -> None:
+@dataclass(frozen=True)
+class Request:
+    """The request for a data set.
+
+    Attributes:
+        seed: every random choice derives from it.
+        split: the name of the way to split the rows, such as "random".
+        strict: whether a file must have as many rows or images as its publisher states.
+        options: the value of every option of the data set.
+    """
+
+    seed: int
+    split: str
+    strict: bool
+    options: Mapping[str, Any]
+
+    def make_rng(self, name: str) -> np.random.Generator:
+        """Return the generator of the random choice called ``name``."""
+        return make_rng(self.seed, name)
+
+    def get_positive_int(self, option: str) -> int:
+        """Return an option that must be an integer of at least 1."""
+        value = self.options[option]
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_ROWS:
+            raise DataError(f"option {option} is {value!r}; give an integer in 1..{MAX_ROWS:,}.")
+        return value
+
+
+@dataclass(frozen=True)
+class BlockwiseArray:
+    """An array that is made block by block along its first axis, because it may not fit in memory.
+
+    ``make_blocks`` is None where the blocks come with those of other arrays, see ``RawDataset.stream``.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    make_blocks: Callable[[], Iterator[Array]] | None = None
+
+
+@dataclass(frozen=True)
+class RawSplit:
+    """The arrays of one split before they are written."""
+
+    features: Mapping[str, Array | BlockwiseArray]
+    targets: Mapping[str, Array | BlockwiseArray]
+
+
+@dataclass(frozen=True)
+class RawDataset:
+    """A data set before it is written.
+
+    Attributes:
+        train, validation, test: its arrays.
+        meta: metadata, plain JSON.
+        vocabularies: the ids of a feature, by its name.
+        stream: iterates over blocks of all arrays, mixed, where the rows of all splits come in one pass.
+    """
+
+    train: RawSplit
+    validation: RawSplit
+    test: RawSplit
+    meta: dict[str, Any]
+    vocabularies: Mapping[str, Vocabulary] = field(default_factory=dict)
+    stream: Callable[[], Iterator[Block]] | None = None
+
+    def arrays(self) -> Iterator[tuple[str, str, str, Array | BlockwiseArray]]:
+        """Every array with its split, "features" or "targets", and its name."""
+        for split in SPLITS:
+            for kind in ("features", "targets"):
+                for name, array in getattr(getattr(self, split), kind).items():
+                    yield split, kind, name, array
+
+    def blocks(self) -> Iterator[Block]:
+        """All rows of all arrays; those of one array are in order."""
+        if self.stream is not None:
+            yield from self.stream()
+            return
+        for split, kind, name, array in self.arrays():
+            if isinstance(array, np.ndarray):
+                yield split, kind, name, array
+            elif array.make_blocks is not None:
+                for block in array.make_blocks():
+                    yield split, kind, name, block
+
+
+@dataclass(frozen=True)
+class Split:
+    """One split of a data set: read-only arrays of equal length, memory-mapped if they come from a cache.
+
+    Recommender sets: features ``user`` and ``item`` int32 (N,), targets ``watched`` uint8 (N,) and ``rating``
+    float32 (N,), 0 where not watched. Image sets: feature ``image`` uint8 (N, C, H, W), one (N,) target per
+    task. Tables: see :mod:`comet_moe.experiments.data.table.encode`.
+    """
+
+    features: dict[str, Array]
+    targets: dict[str, Array]
+
+    def __len__(self) -> int:
+        return len(next(iter(self.features.values())))
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A prepared data set; its metadata ``meta`` is plain JSON: sizes, sources, and how it was made."""
+
+    name: str
+    train: Split
+    validation: Split
+    test: Split
+    meta: dict[str, Any]
+    folder: Path | None = None
+
+    def vocabulary(self, feature: str) -> Vocabulary:
+        """Return the ids behind the numbers of ``feature`` ("user" or "item"), to encode new rows with."""
+        files = self.meta.get("vocabularies", {})
+        if self.folder is None or feature not in files:
+            names = ", ".join(files) or "none"
+            raise DataError(f"{self.name} has no vocabulary of {feature!r}; its vocabularies are: {names}.")
+        return Vocabulary.load(inside(self.folder, files[feature]))
+
+
+class DataMeta(BaseModel):
+    """The metadata of a data set that every run on it saves; it may have more fields, for readers.
+
+    Attributes:
+        name: of the data set.
+        rows: of each split.
+        notes: what a reader of the metrics should know.
+        num_users, num_items, rating_mean, rating_std: of ratings.
+        image_shape, classes: of images: channels, height and width; number of classes of each task.
+        table: of a table.
+        groups: columns that name groups of samples, with the names of the groups.
+    """
+
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
+
+    name: str
+    rows: dict[str, NonNegativeInt] = {}
+    notes: list[str] = []
+    num_users: Count | None = None
+    num_items: Count | None = None
+    rating_mean: float = 0.0
+    rating_std: float = Field(default=1.0, ge=0)
+    image_shape: tuple[Count, Count, Count] | None = None
+    classes: dict[str, PositiveInt] | None = None
+    table: TableSchema | None = None
+    groups: dict[str, list[str] | None] = {}
+
+
+class CacheMeta(DataMeta):
+    """``meta.json`` of a prepared data set.
+
+    Attributes:
+        arrays: file of each array, by split, "features" or "targets", and name.
+        vocabularies: file of the ids of a feature.
+        files: size of each file in bytes.
+        format: version of the layout of the files.
+        source, sources, strict: where the raw files were, what they were, and whether their size was checked.
+    """
+
+    arrays: dict[str, dict[str, dict[str, str]]]
+    vocabularies: dict[str, str] = {}
+    files: dict[str, NonNegativeInt]
+    format: int
+    source: str | None = None
+    sources: list[dict[str, Any]] = []
+    strict: bool = True
+
+
+def write_dataset(folder: Path, raw: RawDataset, meta: dict[str, Any]) -> None:
     """Write ``raw`` as ``folder``, replacing an earlier one; on any failure nothing new is left on disk."""
     temporary = _hidden_sibling(folder)
     try:
         temporary.mkdir(parents=True)
-        if isinstance(raw, StreamedDataset):
-            _write_streamed_files(temporary, raw, meta)
-        else:
-            _write_files(temporary, raw, meta)
+        _write_files(temporary, raw, meta)
         _replace(temporary, folder)
     except OSError as error:
         raise DataError(
@@ -57,85 +230,34 @@ def _hidden_sibling(folder: Path) -> Path:
 
 
 def _write_files(folder: Path, raw: RawDataset, meta: dict[str, Any]) -> None:
-    splits = dict(zip(SPLITS, (raw.train, raw.validation, raw.test), strict=True))
-    arrays: dict[str, dict[str, dict[str, str]]] = {}
-    for split, content in splits.items():
-        arrays[split] = {"features": {}, "targets": {}}
-        for kind, group in (("features", content.features), ("targets", content.targets)):
-            for name, array in group.items():
-                file = array_file(split, name)
-                _save_array(folder / file, array)
-                arrays[split][kind][name] = file
-    vocabularies = {feature: f"{feature}.vocabulary.json" for feature in raw.vocabularies}
-    for feature, file in vocabularies.items():
-        raw.vocabularies[feature].save(folder / file)
-    rows = {split: next(iter(content.features.values())).shape[0] for split, content in splits.items()}
-    _write_meta(folder, {**meta, **raw.meta}, rows, arrays, vocabularies)
-
-
-def _write_streamed_files(folder: Path, raw: StreamedDataset, meta: dict[str, Any]) -> None:
-    kinds = {"features": raw.features, "targets": raw.targets}
-    arrays = {  # with the kind in the name, since a target may have the name of a feature
-        split: {
-            kind: {name: array_file(split, f"{kind}.{name}") for name in group}
-            for kind, group in kinds.items()
-        }
-        for split in SPLITS
-    }
+    names: dict[str, dict[str, dict[str, str]]] = {split: {"features": {}, "targets": {}} for split in SPLITS}
     with ExitStack() as stack:
-        files: dict[tuple[str, str, str], BinaryIO] = {}
-        for split, rows in raw.rows.items():
-            for kind, group in kinds.items():
-                for name, (shape, dtype) in group.items():
-                    file = stack.enter_context((folder / arrays[split][kind][name]).open("wb"))
-                    _write_header(file, (rows, *shape), dtype)
-                    files[split, kind, name] = file
-        for split, features, targets in raw.make_blocks():
-            for kind, blocks in (("features", features), ("targets", targets)):
-                for name, (_, dtype) in kinds[kind].items():
-                    block = np.ascontiguousarray(blocks[name], dtype=dtype)
-                    files[split, kind, name].write(block.data)
-    _write_meta(folder, {**meta, **raw.meta}, dict(raw.rows), arrays, {})
-
-
-def array_file(split: str, name: str) -> str:
-    """The name of an array's file; that of a target may have any characters."""
-    return f"{split}.{quote(name, safe=' ')}.npy"
-
-
-def _write_meta(
-    folder: Path, meta: dict[str, Any], rows: dict[str, int], arrays: Any, vocabularies: dict[str, str]
-) -> None:
+        files: dict[tuple[str, str, str], tuple[BinaryIO, np.dtype[Any]]] = {}
+        for split, kind, name, array in raw.arrays():
+            # With the kind in the name: a target may have the name of a feature, with any characters.
+            names[split][kind][name] = f"{split}.{kind}.{quote(name, safe=' ')}.npy"
+            file = stack.enter_context((folder / names[split][kind][name]).open("wb"))
+            header = {"descr": array.dtype.str, "fortran_order": False, "shape": array.shape}
+            np.lib.format.write_array_header_1_0(file, header)
+            files[split, kind, name] = file, array.dtype
+        # Plain writes, not memory maps: on a full disk they raise OSError, where a map kills the process.
+        for split, kind, name, block in raw.blocks():
+            file, dtype = files[split, kind, name]
+            file.write(np.ascontiguousarray(block, dtype=dtype).data)
+    vocabularies = {feature: f"{feature}.vocabulary.json" for feature in raw.vocabularies}
+    for feature, vocabulary_file in vocabularies.items():
+        raw.vocabularies[feature].save(folder / vocabulary_file)
     metadata = {
         **meta,
-        "rows": rows,
-        "arrays": arrays,
+        **raw.meta,
+        "rows": {split: array.shape[0] for split, _, _, array in raw.arrays()},
+        "arrays": names,
         "vocabularies": vocabularies,
         "files": {path.name: path.stat().st_size for path in sorted(folder.iterdir())},
         "format": FORMAT,
     }
     text = json.dumps(metadata, indent=1, ensure_ascii=False) + "\n"
     (folder / _META).write_text(text, encoding="utf-8")
-
-
-def _save_array(path: Path, array: Array | BlockwiseArray) -> None:
-    with path.open("wb") as file:
-        if isinstance(array, BlockwiseArray):
-            _save_blocks(file, array)
-        else:
-            np.save(file, array, allow_pickle=False)
-
-
-def _save_blocks(file: BinaryIO, array: BlockwiseArray) -> None:
-    _write_header(file, array.shape, array.dtype)
-    # Plain writes, not a memory map: on a full disk they raise OSError, where a map kills the process.
-    for block in array.make_blocks():
-        file.write(np.ascontiguousarray(block, dtype=array.dtype).data)
-
-
-def _write_header(file: BinaryIO, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-    header = {"descr": dtype.str, "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_1_0(file, header)
 
 
 def _replace(temporary: Path, folder: Path) -> None:

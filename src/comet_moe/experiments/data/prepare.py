@@ -12,11 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from comet_moe.exceptions import DamagedCacheError, DataError
-from comet_moe.experiments.data.cache import open_dataset, read_meta, write_dataset
-from comet_moe.experiments.data.download import download_files
+from comet_moe.experiments.data.cache import Dataset, Request, open_dataset, read_meta, write_dataset
 from comet_moe.experiments.data.raw_files import describe_file, find_files
-from comet_moe.experiments.data.registry import DatasetSpec, get_spec
-from comet_moe.experiments.data.types import Dataset, Request
+from comet_moe.experiments.data.registry import DatasetSpec, download_files, get_spec
 
 RESERVED_OPTIONS = frozenset({"name", "source", "cache", "seed", "split", "strict"})
 """Arguments of ``prepare`` and ``load``: no data set has an option of such a name."""

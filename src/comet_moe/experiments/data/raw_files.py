@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -108,6 +109,19 @@ def require_checksum(path: Path, sha256: str) -> None:
             f"{path} has the sha256 {found} where the official file has {sha256}; download it again, or "
             f"accept it with --any-size (in training: --set data.any_size=true)."
         )
+
+
+def read_csv(path: Path, kind: str, content: Path | io.BytesIO | None = None, **options: Any) -> pd.DataFrame:
+    """The rows of a publisher's text file, a ``kind``, which pandas reads with ``options``.
+
+    ``content`` is what to read in place of the file, such as a member of an archive.
+    """
+    if path.stat().st_size == 0:
+        raise DataError(f"{path} is empty; download it again.")
+    with wrap_read_errors(path, kind):
+        table = pd.read_csv(path if content is None else content, **options)
+    require_rows(path, len(table))
+    return table
 
 
 @contextmanager

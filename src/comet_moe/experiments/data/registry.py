@@ -1,15 +1,15 @@
-"""All data sets by name: their files, publisher, licence and options, and the function that builds them."""
+"""All data sets by name: their files, publisher, licence, options, downloads and builders."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from comet_moe.exceptions import DataError
-from comet_moe.experiments.data.download import RemoteFile
+from comet_moe.experiments.data.cache import RawDataset, Request
 from comet_moe.experiments.data.raw_files import RequiredFile
 from comet_moe.experiments.data.sets.books import BOOKS_FILES, build_books
 from comet_moe.experiments.data.sets.celeba import CELEBA_FILES, CELEBA_OPTIONS, build_celeba
@@ -37,9 +37,30 @@ from comet_moe.experiments.data.sets.movielens import (
     build_movielens_200k,
 )
 from comet_moe.experiments.data.sets.ratings import RATINGS_FILES, RATINGS_OPTIONS, build_ratings
-from comet_moe.experiments.data.table.options import TABLE_OPTIONS
-from comet_moe.experiments.data.table.prepare import build_table, find_table_files
-from comet_moe.experiments.data.types import RawDataset, Request, StreamedDataset
+from comet_moe.experiments.data.table.build import build_table, find_table_files
+from comet_moe.experiments.data.table.schema import TABLE_OPTIONS
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file at its publisher.
+
+    Attributes:
+        url: its address.
+        sha256: its checksum.
+        member: the file to unpack if it is a zip archive.
+        folder: the folder below that of the data set in which it is stored.
+    """
+
+    url: str
+    sha256: str
+    member: str | None = None
+    folder: str = "."
+
+    @property
+    def name(self) -> str:
+        """The file's name, the last part of its address."""
+        return self.url.rsplit("/", 1)[-1]
 
 
 @dataclass(frozen=True)
@@ -60,7 +81,7 @@ class DatasetSpec:
     """
 
     name: str
-    build: Callable[[Mapping[str, Path], Request], RawDataset | StreamedDataset]
+    build: Callable[[Mapping[str, Path], Request], RawDataset]
     files: tuple[RequiredFile, ...]
     publisher: str
     licence: str
@@ -110,6 +131,30 @@ def get_spec(name: str) -> DatasetSpec:
     if name not in DATASETS:
         raise DataError(f"there is no data set {name!r}; there are {', '.join(DATASETS)}.")
     return DATASETS[name]
+
+
+def download_files(files: Sequence[RemoteFile], folder: Path, instructions: str) -> Path:
+    """Download files to a folder and return it; one that is there with its sha256 is not downloaded again.
+
+    ``instructions`` is the sentence that says what to do without a network; it ends the error's message.
+    """
+    import pooch  # type: ignore[import-untyped]
+
+    pooch.get_logger().setLevel("ERROR")  # functions of this package do not print
+    for file in files:
+        unpack = pooch.Unzip(members=[file.member], extract_dir=".") if file.member else None
+        try:
+            pooch.retrieve(
+                file.url,
+                f"sha256:{file.sha256}",
+                fname=file.name,
+                path=folder / file.folder,
+                processor=unpack,
+            )
+        except Exception as error:  # requests, pooch, zipfile and the disk each raise their own
+            reason = " ".join(str(error).split())[:200].rstrip(".")
+            raise DataError(f"{file.url} could not be downloaded ({reason}): {instructions}") from error
+    return folder
 
 
 _GROUPLENS_LICENCE = (

@@ -22,13 +22,6 @@ def make_rng(seed: int, name: str) -> np.random.Generator:
     return np.random.default_rng([seed, zlib.crc32(name.encode())])
 
 
-def movielens_sizes(rows: int) -> Sizes:
-    """Return the sizes of the paper's MovieLens: test a tenth, then validation an eighth, both rounded up."""
-    test = rows - 9 * rows // 10
-    validation = -(-(rows - test) // 8)
-    return rows - test - validation, validation, test
-
-
 def percent_sizes(rows: int, train_percent: int) -> Sizes:
     """Return ``train_percent`` % (rounded down) for train and half of the rest each for the others.
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from comet_moe.devices import Placement
 from comet_moe.exceptions import DataError, RunError
 from comet_moe.experiments.data.table.encode import Encoder
-from comet_moe.experiments.data.table.options import TableOptions
+from comet_moe.experiments.data.table.schema import TableOptions
 from comet_moe.experiments.data.table.source import TableSource, find_tables
 from comet_moe.experiments.models import TableModel, Task
 from comet_moe.experiments.training.distributed import num_threads

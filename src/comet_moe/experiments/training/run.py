@@ -38,7 +38,7 @@ from comet_moe.experiments.config import (
     resolve_gates,
 )
 from comet_moe.experiments.data import Dataset, Split, Vocabulary
-from comet_moe.experiments.data.meta import DataMeta
+from comet_moe.experiments.data.cache import DataMeta
 from comet_moe.experiments.training.records import CheckpointRecord, EpochRecord, ResultRecord
 from comet_moe.files import (
     LockTimeout,

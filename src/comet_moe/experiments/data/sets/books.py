@@ -9,18 +9,18 @@ import numpy as np
 import pandas as pd
 
 from comet_moe.exceptions import DataError
+from comet_moe.experiments.data.cache import RawDataset, Request
 from comet_moe.experiments.data.raw_files import (
     RequiredFile,
+    read_csv,
     require_columns,
     require_official_count,
     require_range,
-    require_rows,
     wrap_read_errors,
 )
 from comet_moe.experiments.data.sets.recommender import RatingTable, make_raw_dataset, split_table
 from comet_moe.experiments.data.splits import percent_sizes, stratified_split
 from comet_moe.experiments.data.table.source import read_table
-from comet_moe.experiments.data.types import RawDataset, Request
 from comet_moe.experiments.data.vocabulary import Vocabulary
 
 # The second is a part of the records as a Parquet file, with plain column names.
@@ -60,22 +60,11 @@ def build_books(files: Mapping[str, Path], request: Request) -> RawDataset:
 
 def _read_csv(path: Path) -> pd.DataFrame:
     """Read the published file: Latin-1, separated by semicolons, quotes escaped by backslashes."""
-    if path.stat().st_size == 0:
-        raise DataError(f"{path} is empty; download it again.")
-    with wrap_read_errors(path, "Book-Crossing table"):
-        raw = pd.read_csv(
-            path,
-            sep=";",
-            encoding="latin-1",
-            quotechar='"',
-            escapechar="\\",
-            dtype={"ISBN": "str"},
-            na_filter=False,
-        )
+    kind, types = "Book-Crossing table", {"ISBN": "str"}
+    raw = read_csv(path, kind, sep=";", encoding="latin-1", escapechar="\\", dtype=types, na_filter=False)
     require_columns(path, _COLUMNS, raw.columns)
-    require_rows(path, len(raw))
     raw = raw[list(_COLUMNS)].rename(columns=_COLUMNS)
-    with wrap_read_errors(path, "Book-Crossing table"):
+    with wrap_read_errors(path, kind):
         return raw.astype({"user_id": np.int64, "rating": np.int64})
 
 

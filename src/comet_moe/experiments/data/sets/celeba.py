@@ -17,16 +17,16 @@ import numpy.typing as npt
 import pandas as pd
 
 from comet_moe.exceptions import DataError
+from comet_moe.experiments.data.cache import Array, BlockwiseArray, RawDataset, RawSplit, Request
 from comet_moe.experiments.data.raw_files import (
     RequiredFile,
+    read_csv,
     require_columns,
     require_official_count,
-    require_rows,
     wrap_read_errors,
 )
 from comet_moe.experiments.data.splits import Index, percent_sizes, random_split
 from comet_moe.experiments.data.table.source import read_table
-from comet_moe.experiments.data.types import Array, BlockwiseArray, RawDataset, RawSplit, Request
 
 CELEBA_FILES = (
     RequiredFile("images", ("img_align_celeba", "celeba_first10k_89x109.parquet")),
@@ -102,16 +102,14 @@ def _read_folder(files: Mapping[str, Path], request: Request) -> tuple[pd.DataFr
 
 def _read_attributes(path: Path, wanted: list[str]) -> pd.DataFrame:
     """Read list_attr_celeba.txt (number of images, attribute names, one row per image), by file name."""
-    with wrap_read_errors(path, "CelebA attribute list"):
-        with path.open(encoding="ascii") as file:
-            count, header = file.readline().strip(), file.readline().split()
-        table = pd.read_csv(
-            path, sep=r"\s+", skiprows=2, header=None, names=["file", *header], index_col="file"
-        )
+    kind = "CelebA attribute list"
+    with wrap_read_errors(path, kind), path.open(encoding="ascii") as file:
+        count, header = file.readline().strip(), file.readline().split()
     if not header:
         raise DataError(f"{path} has no second line with the attributes' names; download it again.")
+    names = ["file", *header]
+    table = read_csv(path, kind, sep=r"\s+", skiprows=2, header=None, names=names, index_col="file")
     require_columns(path, wanted, table.columns)
-    require_rows(path, len(table))
     if count != str(len(table)):
         raise DataError(
             f"{path} announces {count!r} images in its first line but lists {len(table)}; download it again."
@@ -143,8 +141,9 @@ def _split_rows(
 
 def _read_partition(path: Path, names: list[str]) -> npt.NDArray[np.int64]:
     """Read list_eval_partition.txt: 0 (train), 1 (validation) or 2 (test) for each of ``names``."""
-    with wrap_read_errors(path, "CelebA partition list"):
-        table = pd.read_csv(path, sep=r"\s+", header=None, names=["file", "part"], index_col="file")
+    kind = "CelebA partition list"
+    table = read_csv(path, kind, sep=r"\s+", header=None, names=["file", "part"], index_col="file")
+    with wrap_read_errors(path, kind):  # a file may be listed twice
         numbers = table["part"].reindex(names)
     wrong = ~numbers.isin((0, 1, 2)).to_numpy()
     if wrong.any():

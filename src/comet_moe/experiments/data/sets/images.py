@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from comet_moe.exceptions import DataError
+from comet_moe.experiments.data.cache import Array, BlockwiseArray, RawDataset, RawSplit, Request
 from comet_moe.experiments.data.raw_files import (
     RequiredFile,
     require_checksum,
@@ -29,7 +30,6 @@ from comet_moe.experiments.data.raw_files import (
     wrap_read_errors,
 )
 from comet_moe.experiments.data.splits import SPLITS, Index, percent_sizes, random_split
-from comet_moe.experiments.data.types import Array, BlockwiseArray, RawDataset, RawSplit, Request
 
 Images = npt.NDArray[np.uint8]
 

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
 from comet_moe.exceptions import DataError
+from comet_moe.experiments.data.cache import RawDataset, Request
 from comet_moe.experiments.data.raw_files import (
     RequiredFile,
+    read_csv,
     require_fitting,
     require_official_count,
     require_rows,
@@ -21,7 +22,6 @@ from comet_moe.experiments.data.raw_files import (
 )
 from comet_moe.experiments.data.sets.recommender import RatingTable, make_raw_dataset, split_table
 from comet_moe.experiments.data.splits import Index, percent_sizes, stratified_split
-from comet_moe.experiments.data.types import RawDataset, Request
 from comet_moe.experiments.data.vocabulary import Vocabulary
 
 # Published in three parts as .xls in .zip archives; "ratings_x100" of an .npz has the same ratings as int16.
@@ -117,8 +117,7 @@ def _read_part(path: Path) -> Matrix:
 
 def _read_csv(path: Path) -> Matrix:
     """Read a .csv, or the first one in a .zip: the number of ratings, then one column per joke."""
-    content: Path | io.BytesIO = path
-    member = path.name
+    content, member = None, path.name
     if path.suffix == ".zip":
         with wrap_read_errors(path, "zip archive"), zipfile.ZipFile(path) as archive:
             names = archive.namelist()
@@ -130,8 +129,7 @@ def _read_csv(path: Path) -> Matrix:
         raise DataError(
             f"{path} is an Excel table, which cannot be read here; save it as {Path(member).stem}.csv."
         )
-    with wrap_read_errors(path, "Jester table"):
-        table = pd.read_csv(content, header=None, dtype=np.float32).to_numpy()
+    table = read_csv(path, "Jester table", content, header=None, dtype=np.float32).to_numpy()
     if table.shape[1] < 2:
         raise DataError(
             f"{path} has {table.shape[1]} columns; it must have a number of ratings and one column per joke."

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from comet_moe.exceptions import DataError
+from comet_moe.experiments.data.cache import RawDataset, RawSplit, Request
 from comet_moe.experiments.data.raw_files import RequiredFile
 from comet_moe.experiments.data.sets.images import MNIST_FILES, LabelledImages, read_mnist
-from comet_moe.experiments.data.types import RawDataset, RawSplit, Request
 
 KINDS = ("digits", "clothes")
 _FOLDERS = {"digits": "mnist", "clothes": "fashion-mnist"}

@@ -14,12 +14,12 @@ import numpy.typing as npt
 import pandas as pd
 
 from comet_moe.exceptions import DataError
+from comet_moe.experiments.data.cache import RawDataset, Request
 from comet_moe.experiments.data.raw_files import (
     RequiredFile,
+    read_csv,
     require_official_count,
     require_range,
-    require_rows,
-    wrap_read_errors,
 )
 from comet_moe.experiments.data.sets.recommender import (
     RatingTable,
@@ -29,9 +29,8 @@ from comet_moe.experiments.data.sets.recommender import (
     sample_unseen_items,
     split_table,
 )
-from comet_moe.experiments.data.splits import Index, movielens_sizes, stratified_split
+from comet_moe.experiments.data.splits import Index, Sizes, stratified_split
 from comet_moe.experiments.data.table.source import read_table
-from comet_moe.experiments.data.types import RawDataset, Request
 from comet_moe.experiments.data.vocabulary import Vocabulary
 
 # The .dat and .data files are as published; the Parquet files have the same rows.
@@ -102,13 +101,10 @@ def _read_ratings(path: Path, separator: str, fields: list[int]) -> pd.DataFrame
     if path.suffix == ".parquet":
         raw = read_table(path, columns)
     else:
-        if path.stat().st_size == 0:
-            raise DataError(f"{path} is empty; download it again.")
-        with wrap_read_errors(path, "MovieLens ratings file"):
-            raw = pd.read_csv(path, sep=separator, header=None, usecols=fields, dtype=np.int64)
-            # The timestamp is read to notice that the last line is truncated.
-            raw.columns = pd.Index([*columns, "timestamp"])
-    require_rows(path, len(raw))
+        kind = "MovieLens ratings file"
+        raw = read_csv(path, kind, sep=separator, header=None, usecols=fields, dtype=np.int64)
+        # The timestamp is read to notice that the last line is truncated.
+        raw.columns = pd.Index([*columns, "timestamp"])
     require_range(path, "user", raw["user_id"], 1, _MAX_ID)
     require_range(path, "movie", raw["movie_id"], 1, _MAX_ID)
     require_range(path, "rating", raw["rating"], 1, 5)
@@ -132,6 +128,13 @@ def _encode_ratings(path: Path, raw: pd.DataFrame) -> tuple[RatingTable, Vocabul
 
 def _encode_pairs(table: RatingTable, num_items: int) -> Pairs:
     return table.user.astype(np.int64) * num_items + table.item
+
+
+def movielens_sizes(rows: int) -> Sizes:
+    """Return the sizes of the paper's MovieLens: test a tenth, then validation an eighth, both rounded up."""
+    test = rows - 9 * rows // 10
+    validation = -(-(rows - test) // 8)
+    return rows - test - validation, validation, test
 
 
 def _split_at_random(rated: RatingTable, users: Vocabulary, items: Vocabulary, request: Request) -> Tables:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from comet_moe.exceptions import DataError
+from comet_moe.experiments.data.cache import RawDataset, Request
 from comet_moe.experiments.data.raw_files import RequiredFile, require_columns
 from comet_moe.experiments.data.sets.recommender import (
     add_unrated_pairs,
@@ -19,7 +20,6 @@ from comet_moe.experiments.data.sets.recommender import (
 )
 from comet_moe.experiments.data.splits import percent_sizes, stratified_split
 from comet_moe.experiments.data.table.source import read_column_names, read_table
-from comet_moe.experiments.data.types import RawDataset, Request
 from comet_moe.experiments.data.vocabulary import Vocabulary
 
 RATINGS_FILES = (RequiredFile("table", ("*.csv", "*.tsv", "*.parquet")),)

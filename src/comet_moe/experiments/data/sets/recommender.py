@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from comet_moe.exceptions import DataError
+from comet_moe.experiments.data.cache import RawDataset, RawSplit
 from comet_moe.experiments.data.splits import Index
-from comet_moe.experiments.data.types import RawDataset, RawSplit
 from comet_moe.experiments.data.vocabulary import Vocabulary
 
 Ids = npt.NDArray[np.int32]  # contiguous numbers of users or items

@@ -8,7 +8,6 @@ side with -1 as padding, ``group`` int64 (B,) hashes of the column of the groupe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -186,8 +185,3 @@ def hash_groups(values: pa.Array) -> npt.NDArray[np.int64]:
     codes, texts = as_categories(values)
     hashes = pd.util.hash_array(np.array(texts, dtype=object), categorize=False).view(np.int64)
     return np.append(hashes, np.int64(0))[codes]
-
-
-def select_rows(arrays: Mapping[str, Array], rows: Array) -> dict[str, Array]:
-    """The given rows of each array."""
-    return {name: array[rows] for name, array in arrays.items()}

@@ -16,7 +16,7 @@ import pyarrow as pa
 from comet_moe.experiments.data.splits import make_rng
 from comet_moe.experiments.data.table.encode import feature_categories, feature_numbers
 from comet_moe.experiments.data.table.scan import sort_classes
-from comet_moe.experiments.data.table.schema import Feature, Target
+from comet_moe.experiments.data.table.schema import Feature, TableOptions, Target
 from comet_moe.experiments.data.table.values import as_categories, as_lists, as_numbers
 
 Floats = npt.NDArray[np.float64]
@@ -114,28 +114,14 @@ class SchemaFitter:
     Args:
         features: without vocabularies, bins and lengths.
         targets: without means and counts.
+        options: sizes of vocabularies, bins and lists.
         seed: seed of the sample.
-        min_count: rows that a category needs for a code of its own.
-        max_categories: most categories of a feature.
-        bins: most bins of a numeric feature.
-        list_separator, list_length: how lists are written as text, and their most elements.
     """
 
     def __init__(
-        self,
-        features: Sequence[Feature],
-        targets: Sequence[Target],
-        *,
-        seed: int,
-        min_count: int,
-        max_categories: int,
-        bins: int,
-        list_separator: str,
-        list_length: int,
+        self, features: Sequence[Feature], targets: Sequence[Target], options: TableOptions, seed: int
     ):
-        self.features, self.targets = features, targets
-        self.min_count, self.max_categories, self.bins = min_count, max_categories, bins
-        self.list_separator, self.list_length = list_separator, list_length
+        self.features, self.targets, self.options = features, targets, options
         self.notes: list[str] = []
         self._counters = {f.name: CategoryCounter() for f in features if f.kind != "numeric"}
         self._numeric = [feature for feature in features if feature.kind == "numeric"]
@@ -162,7 +148,7 @@ class SchemaFitter:
             elif feature.kind == "categorical":
                 self._counters[feature.name].add(*feature_categories(feature, values))
             else:
-                lengths, codes, texts = as_lists(values, self.list_separator)
+                lengths, codes, texts = as_lists(values, self.options.list_separator)
                 self._counters[feature.name].add(codes, texts)
                 self._lengths[feature.name] = max(self._lengths.get(feature.name, 1), int(lengths.max()))
         if numbers:
@@ -198,16 +184,16 @@ class SchemaFitter:
             scale = (high - low) / 2 or float(values.std() if len(values) else 0.0) or 1.0
             return feature.model_copy(
                 update={
-                    "edges": bin_edges(values, self.bins),
+                    "edges": bin_edges(values, self.options.bins),
                     "median": float(median),
                     "scale": float(scale),
                 }
             )
         counter = self._counters[feature.name]
-        categories, rare = counter.vocabulary(self.min_count, self.max_categories)
+        categories, rare = counter.vocabulary(self.options.min_count, self.options.max_categories)
         update: dict[str, Any] = {"categories": categories, "rare": rare}
         if feature.kind == "list":
-            update["length"] = min(self._lengths.get(feature.name, 1), self.list_length)
+            update["length"] = min(self._lengths.get(feature.name, 1), self.options.list_length)
         return feature.model_copy(update=update)
 
     def fitted_targets(self) -> list[Target]:

@@ -13,11 +13,10 @@ import pyarrow as pa
 
 from comet_moe.exceptions import DataError
 from comet_moe.experiments.data.splits import make_rng
-from comet_moe.experiments.data.table.options import TableOptions
-from comet_moe.experiments.data.table.scan import MAX_DISTINCT, ColumnScan, infer_kind, scan_table
-from comet_moe.experiments.data.table.schema import Target
+from comet_moe.experiments.data.table.roles import choose_targets, infer_kind
+from comet_moe.experiments.data.table.scan import MAX_DISTINCT, ColumnScan, scan_table
+from comet_moe.experiments.data.table.schema import TableOptions, Target
 from comet_moe.experiments.data.table.source import TableSource, find_tables
-from comet_moe.experiments.data.table.tasks import choose_targets
 from comet_moe.experiments.data.table.values import as_categories, as_numbers
 
 SAMPLE_ROWS = 50_000

@@ -1,9 +1,9 @@
-"""The first pass over a table: what each column holds, in bounded memory, and the kind that follows."""
+"""The first pass over a table: what each column holds, in bounded memory."""
 
 from __future__ import annotations
 
 import re
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,21 +23,13 @@ from comet_moe.experiments.data.table.values import (
     numbers_of,
 )
 
-ColumnKind = Literal["categorical", "numeric", "date", "list"]
-
 MAX_DISTINCT = 1000
 """Distinct values of a column that are counted; above it there are "many"."""
 HEAD_ROWS = 20_000
 """Rows at the beginning of a table from which the share of distinct values is computed."""
-FEW_INTEGERS = 20
-"""A column of integers with at most so many distinct values is read as categories."""
 ID_SHARE = 0.95
 """Share of distinct values from which a column of text or ids identifies the row."""
-MIXED_SHARE = 0.9
-"""Share of numbers from which texts among them are taken for a mistake."""
 
-_ID_NAME = re.compile(r"(^|[_\s-])(id|uuid|guid|key|code|zip|zipcode)$|[a-z]I[dD]$", re.IGNORECASE)
-_ID_ALONE = re.compile(r"(^|[_\s-])(id|uuid|guid)$|[a-z]I[dD]$", re.IGNORECASE)
 _DATE_TEXT = re.compile(r"\d{1,4}[./-]\d{1,2}[./-]\d{1,4}([ T].*)?")
 
 
@@ -194,44 +186,3 @@ def scan_table(source: TableSource) -> dict[str, ColumnScan]:
     if not next(iter(scans.values())).rows:
         raise DataError(f"{source} has no rows; at least one is needed.")
     return scans
-
-
-def infer_kind(scan: ColumnScan, source: object) -> tuple[ColumnKind | None, str | None]:
-    """The kind of a feature, or None and the reason to leave the column out.
-
-    Raises DataError where numbers and texts are mixed in a way that is probably a mistake.
-    """
-    if not scan.is_readable:
-        return None, "its type is neither number, text, date, truth value nor list"
-    if not scan.values:
-        return None, "it has no value"
-    if len(scan.distinct) == 1 and not scan.missing:
-        return None, f"it has one value only, {next(iter(scan.distinct))!r}"
-    if scan.is_list:
-        return "list", None
-    if scan.is_date:
-        return "date", None
-    if scan.numbers and not scan.texts:
-        return _infer_number(scan)
-    is_code = scan.is_padded or bool(_ID_NAME.search(scan.name))
-    is_mixed = not is_code and scan.numbers >= MIXED_SHARE * scan.values
-    is_mixed &= len(scan.distinct) > FEW_INTEGERS
-    if is_mixed and scan.first_text is not None:
-        text, row = scan.first_text
-        raise DataError(
-            f"{source} has {text!r} in column {scan.name}, data row {row}, where {scan.numbers:,} of "
-            f"{scan.values:,} values are numbers; correct it, or set the option columns.{scan.name} to "
-            f"numeric (texts then count as missing) or categorical."
-        )
-    if scan.identifies_rows:
-        return None, "nearly every row has a text of its own"
-    return "categorical", None
-
-
-def _infer_number(scan: ColumnScan) -> tuple[ColumnKind | None, str | None]:
-    if not scan.is_integer:
-        return "numeric", None
-    if _ID_ALONE.search(scan.name) and scan.identifies_rows:
-        return None, "nearly every row has an id of its own"
-    is_code = scan.is_padded or bool(_ID_NAME.search(scan.name))
-    return ("categorical" if is_code or len(scan.distinct) <= FEW_INTEGERS else "numeric"), None

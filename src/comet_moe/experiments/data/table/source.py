@@ -18,11 +18,10 @@ from comet_moe.experiments.data.raw_files import (
     require_rows,
     wrap_read_errors,
 )
+from comet_moe.experiments.data.table.schema import MISSING_TEXTS
 from comet_moe.experiments.data.table.text_file import BATCH_ROWS, TextFile
 
 SUFFIXES = (".csv", ".tsv", ".parquet")
-MISSING_TEXTS = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "<NA>", "#N/A")
-"""Texts of a CSV or TSV file that stand for a missing value."""
 ROW_BYTES = 400
 """Memory that a row of ratings needs until it is prepared, about: ids, hash tables, unrated pairs, splits."""
 

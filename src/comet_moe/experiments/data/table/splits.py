@@ -8,7 +8,7 @@ random.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -16,14 +16,101 @@ import pyarrow as pa
 
 from comet_moe.exceptions import DataError
 from comet_moe.experiments.data.splits import SPLITS, make_rng
+from comet_moe.experiments.data.table.scan import ColumnScan
+from comet_moe.experiments.data.table.schema import TableOptions
+from comet_moe.experiments.data.table.source import TableSource
 from comet_moe.experiments.data.table.values import as_categories, as_dates, as_days, as_numbers, is_date
 
 Codes = npt.NDArray[np.int8]  # 0 train, 1 validation, 2 test
 Assign = Callable[[pa.RecordBatch], Codes]
 """Gives the split of each row of the next batch; the batches are those of one pass, in order."""
 
+_CODES = {"train": 0, "validation": 1, "test": 2}
 _BLOCK = 2**15
 _TIME_SAMPLE = 2**18
+
+
+def plan_splits(
+    sources: Mapping[str, TableSource],
+    scans: Mapping[str, ColumnScan],
+    options: TableOptions,
+    split: str,
+    seed: int,
+    class_columns: Sequence[str],
+) -> Callable[[], dict[str, Assign]]:
+    """A function that makes, for a new pass, what assigns the rows of each source to splits.
+
+    Args:
+        sources: the table, "train", and tables of their own for "validation" or "test".
+        scans: what the columns of the table hold.
+        options: of the table.
+        split: "random", "stratified", "group" or "time".
+        seed: seed of the draws.
+        class_columns: columns of targets with classes; the first is that to stratify by unless it is given.
+    """
+    main = sources["train"]
+    shares = [
+        share if name == "train" or name not in sources else 0.0
+        for name, share in zip(SPLITS, options.shares, strict=True)
+    ]
+    rows = next(iter(scans.values())).rows
+    for name, size, share in zip(SPLITS, share_sizes(rows, shares), shares, strict=True):
+        if share > 0 and not size:
+            raise DataError(
+                f"{main} has {rows} rows, which leave none for the {name} split; give more rows or other "
+                f"shares."
+            )
+    make: Callable[[], Assign]
+    if split == "random":
+        make = partial(random_assigner, rows, shares, seed)
+    elif split == "stratified":
+        column = options.stratify or next(iter(class_columns), None)
+        if column is None:
+            raise DataError("a stratified split needs the option stratify, the name of a column of classes.")
+        require_single_values(main, scans, "stratify", column)
+        if scans[column].has_many or (not scans[column].texts and not scans[column].is_integer):
+            raise DataError(
+                f"{main} has numbers or too many values in column {column}, by which the rows are to be "
+                f"stratified; give a column of classes with the option stratify, or split at random."
+            )
+        make = partial(stratified_assigner, column, count_groups(main, column), shares, seed)
+    elif split == "group":
+        if options.group is None:
+            raise DataError("a split by group needs the option group, the name of a column.")
+        require_single_values(main, scans, "group", options.group)
+        groups = count_groups(main, options.group)
+        make = partial(group_assigner, options.group, groups, shares, seed, main)
+    else:
+        if options.time is None:
+            raise DataError("a split by time needs the option time, the name of a column.")
+        require_single_values(main, scans, "time", options.time)
+        by_time = time_assigner(main, options.time, shares, seed)
+        make = lambda: by_time  # noqa: E731 - the same in every pass, as it holds no state
+
+    def make_assigners() -> dict[str, Assign]:
+        return {name: make() if name == "train" else _constant(_CODES[name]) for name in sources}
+
+    return make_assigners
+
+
+def _constant(code: int) -> Assign:
+    return lambda batch: np.full(batch.num_rows, code, dtype=np.int8)
+
+
+def require_single_values(
+    source: TableSource, scans: Mapping[str, ColumnScan], option: str, column: str
+) -> None:
+    """Raise DataError unless ``column``, which ``option`` names, exists and has single values."""
+    if column not in source.columns:
+        raise DataError(
+            f"{source} has no column {column}, which the option {option} names; its columns are "
+            f"{', '.join(source.columns)}."
+        )
+    if scans[column].is_list or not scans[column].is_readable:
+        raise DataError(
+            f"{source} has lists or bytes in column {column}, which the option {option} names; name a column "
+            f"of single values."
+        )
 
 
 def share_sizes(rows: int, shares: Sequence[float]) -> list[int]:
@@ -86,10 +173,10 @@ def stratified_assigner(column: str, counts: Mapping[str, int], shares: Sequence
     return assign
 
 
-def count_groups(batches: Any, column: str) -> dict[str, int]:
+def count_groups(source: TableSource, column: str) -> dict[str, int]:
     """Rows of each value of ``column``; "" stands for missing ones."""
     counts: dict[str, int] = {}
-    for batch in batches:
+    for batch in source.batches([column]):
         codes, texts = as_categories(batch.column(column))
         for code, count in zip(*np.unique(codes, return_counts=True), strict=True):
             text = "" if code < 0 else texts[code]
@@ -132,14 +219,14 @@ def _fill_empty(split: npt.NDArray[np.int64], wanted: list[int]) -> None:
             split[np.flatnonzero(split == largest)[-1]] = code
 
 
-def time_assigner(batches: Any, column: str, shares: Sequence[float], seed: int, source: object) -> Assign:
+def time_assigner(source: TableSource, column: str, shares: Sequence[float], seed: int) -> Assign:
     """Splits by time: the earliest rows are train, the latest test; equal times stay together.
 
     The limits are quantiles of a sample of at most 262,144 rows, and so exact up to that size.
     """
     rng = make_rng(seed, "time sample")
     times, priority, rows = np.empty(0), np.empty(0), 0
-    for batch in batches:
+    for batch in source.batches([column]):
         found = _times(batch.column(column))
         if np.isnan(found).any():
             row = rows + int(np.isnan(found).argmax())

@@ -1,18 +1,32 @@
-"""Which columns of a table become features, and how its targets are read."""
+"""Which columns of a table become features and targets, and of which kind."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from comet_moe.exceptions import DataError
-from comet_moe.experiments.data.table.options import TableOptions, TargetOption
-from comet_moe.experiments.data.table.scan import FEW_INTEGERS, MAX_DISTINCT, ColumnScan, infer_kind
-from comet_moe.experiments.data.table.schema import Feature, Target, TargetKind
+from comet_moe.experiments.data.table.scan import MAX_DISTINCT, ColumnScan
+from comet_moe.experiments.data.table.schema import (
+    ColumnKind,
+    Feature,
+    TableOptions,
+    Target,
+    TargetKind,
+    TargetOption,
+)
 from comet_moe.experiments.data.table.values import DATE_PARTS
 
 LARGEST_TARGET = 1e100
 FEW_CLASSES = 10
 """A target of integers with at most so many distinct values is read as classes."""
+FEW_INTEGERS = 20
+"""A column of integers with at most so many distinct values is read as categories."""
+MIXED_SHARE = 0.9
+"""Share of numbers from which texts among them are taken for a mistake."""
+
+_ID_NAME = re.compile(r"(^|[_\s-])(id|uuid|guid|key|code|zip|zipcode)$|[a-z]I[dD]$", re.IGNORECASE)
+_ID_ALONE = re.compile(r"(^|[_\s-])(id|uuid|guid)$|[a-z]I[dD]$", re.IGNORECASE)
 
 
 def choose_targets(
@@ -174,6 +188,47 @@ def choose_features(
     if not features:
         raise DataError(f"{source} has no column left as a feature; give at least one besides the targets.")
     return features, notes
+
+
+def infer_kind(scan: ColumnScan, source: object) -> tuple[ColumnKind | None, str | None]:
+    """The kind of a feature, or None and the reason to leave the column out.
+
+    Raises DataError where numbers and texts are mixed in a way that is probably a mistake.
+    """
+    if not scan.is_readable:
+        return None, "its type is neither number, text, date, truth value nor list"
+    if not scan.values:
+        return None, "it has no value"
+    if len(scan.distinct) == 1 and not scan.missing:
+        return None, f"it has one value only, {next(iter(scan.distinct))!r}"
+    if scan.is_list:
+        return "list", None
+    if scan.is_date:
+        return "date", None
+    if scan.numbers and not scan.texts:
+        return _infer_number(scan)
+    is_code = scan.is_padded or bool(_ID_NAME.search(scan.name))
+    is_mixed = not is_code and scan.numbers >= MIXED_SHARE * scan.values
+    is_mixed &= len(scan.distinct) > FEW_INTEGERS
+    if is_mixed and scan.first_text is not None:
+        text, row = scan.first_text
+        raise DataError(
+            f"{source} has {text!r} in column {scan.name}, data row {row}, where {scan.numbers:,} of "
+            f"{scan.values:,} values are numbers; correct it, or set the option columns.{scan.name} to "
+            f"numeric (texts then count as missing) or categorical."
+        )
+    if scan.identifies_rows:
+        return None, "nearly every row has a text of its own"
+    return "categorical", None
+
+
+def _infer_number(scan: ColumnScan) -> tuple[ColumnKind | None, str | None]:
+    if not scan.is_integer:
+        return "numeric", None
+    if _ID_ALONE.search(scan.name) and scan.identifies_rows:
+        return None, "nearly every row has an id of its own"
+    is_code = scan.is_padded or bool(_ID_NAME.search(scan.name))
+    return ("categorical" if is_code or len(scan.distinct) <= FEW_INTEGERS else "numeric"), None
 
 
 def _check_kind(scan: ColumnScan, kind: str, source: object) -> None:
