@@ -11,6 +11,7 @@ import yaml
 from outcomes import RATINGS, SMALL, message_of, refuse, sets
 
 from comet_moe.exceptions import CometError, DataError
+from comet_moe.experiments.config import load_config, load_search_space
 from comet_moe.experiments.config.loader import read_recipe
 from comet_moe.experiments.config.yaml_text import read_yaml
 from comet_moe.memory import available_memory, require_memory
@@ -20,11 +21,12 @@ SIZES += ["training.patience", "training.threads", "seed", "data.seed", "data.op
 HUGE = ["1e30", str(10**30), str(2**64), "-1", "1e400", "nan", "0x10", "many", "[1]", "9" * 6000]
 
 
-@pytest.mark.parametrize("value", HUGE)
-@pytest.mark.parametrize("name", SIZES)
-def test_a_number_beyond_its_limit_is_refused(tmp_path, name, value):
-    refuse("train", "multidigits", *sets([*SMALL, f"{name}={value}"]), "--out", tmp_path / "run")
-    assert not (tmp_path / "run").exists()
+@pytest.mark.parametrize("first", range(len(SIZES)))
+def test_a_number_beyond_its_limit_is_refused(tmp_path, first):
+    """Every setting with three of the values, every value with three of the settings."""
+    for value in (HUGE[(first + step) % len(HUGE)] for step in (0, 3, 7)):
+        refuse("train", "multidigits", *sets([*SMALL, f"{SIZES[first]}={value}"]), "--out", tmp_path / "run")
+        assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("size", ["model.units=[1000000, 1000000]", "model.head=[1000000, 1000000]"])
@@ -80,7 +82,7 @@ YAML = {
     "text": "text",
     "nothing": "",
     "tabs": "a:\n\t- b",
-    "very long": "a: " + "x" * 2_000_000,
+    "very long": "a: " + "x" * 200_000,
 }
 
 
@@ -88,7 +90,9 @@ YAML = {
 def test_yaml_that_is_no_recipe_is_refused(tmp_path, name):
     path = tmp_path / "recipe.yaml"
     path.write_text(YAML[name])
-    refuse("train", path, "--out", tmp_path / "run", says=str(path))
+    message = message_of(lambda: load_config(str(path)))
+    assert str(path) in message
+    assert len(message) < 1000
 
 
 @pytest.mark.parametrize(
@@ -99,12 +103,11 @@ def test_what_yaml_1_1_reads_as_a_date_or_in_another_base_is_text(text):
 
 
 @pytest.mark.parametrize("key", ["gate", "model", "data", "training", "gates", "tuning", "search", "loss"])
-@pytest.mark.parametrize("value", [[], [1], "text", 3, None, {"nonesuch": 1}, {"kind": []}, [["a"]]])
+@pytest.mark.parametrize("value", [[1], "text", None, {"nonesuch": 1}, {"kind": []}])
 def test_a_section_of_another_kind_is_refused(tmp_path, key, value):
     recipe = read_recipe("multidigits") | {key: value}
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump(recipe))
-    from comet_moe.experiments.config import load_config, load_search_space
 
     def load():
         load_config(str(path), [setting for setting in SMALL if setting != "gate=comet"])

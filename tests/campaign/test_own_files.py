@@ -27,61 +27,52 @@ def write(path, content):
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
 
 
-# In each of these files of a run, and by the command that reads it, every content above is refused.
+# In each of these files, and by the command that reads it, every content above is refused.
+RESUME = ["train", "multidigits", "--resume", "--out"]
 FILES = {
-    "result.json": ["train", "multidigits", "--resume", "--out"],
-    "config.yaml": ["evaluate"],
-    "data.json": ["evaluate"],
+    "result.json": ("image", RESUME),
+    "config.yaml": ("image", ["evaluate"]),
+    "data.json": ("image", ["evaluate"]),
+    "environment.json": ("stopped", RESUME),
+    "metrics.jsonl": ("stopped", RESUME),
 }
 
 
-@pytest.mark.parametrize("content", NOT_JSON)
 @pytest.mark.parametrize("file", FILES)
-def test_a_damaged_file_of_a_run_is_named(copy, file, content):
-    folder = copy("image")
-    write(folder / file, NOT_JSON[content])
-    message = refuse(*FILES[file], folder)
-    assert file in message
+def test_a_damaged_file_of_a_run_is_named(copy, file):
+    run, command = FILES[file]
+    folder = copy(run)
+    may_be_empty = {"environment.json": ["a list", "empty"], "metrics.jsonl": ["a list", "empty"]}
+    for name in NOT_JSON.keys() - may_be_empty.get(file, []):
+        write(folder / file, NOT_JSON[name])
+        assert file in refuse(*command, folder)
 
 
-@pytest.mark.parametrize("content", [name for name in NOT_JSON if name not in ("a list", "empty")])
-@pytest.mark.parametrize("file", ["environment.json", "metrics.jsonl"])
-def test_a_run_with_a_damaged_log_does_not_resume(copy, file, content):
-    folder = copy("stopped")
-    write(folder / file, NOT_JSON[content])
-    assert file in refuse("train", "multidigits", "--resume", "--out", folder)
-
-
-@pytest.mark.parametrize("content", NOT_JSON)
 @pytest.mark.parametrize("file", ["result.json", "metrics.jsonl", "config.yaml", "environment.json"])
-def test_the_page_names_a_damaged_file(copy, tmp_path, file, content):
+def test_the_page_names_a_damaged_file(copy, tmp_path, file):
     folder = copy("image")
-    write(folder / file, NOT_JSON[content])
-    done = survive("report", folder, "-o", tmp_path / "page.html")
-    if content == "empty" and file == "metrics.jsonl":
-        return  # a run without epochs
-    assert done.code == 0 or file in done.err
+    for content in ("truncated", "a list", "deep", "not UTF-8"):
+        write(folder / file, NOT_JSON[content])
+        done = survive("report", folder, "-o", tmp_path / "page.html")
+        assert done.code == 0 or file in done.err
 
 
-@pytest.mark.parametrize("content", [name for name in NOT_JSON if name != "a list"])
-def test_a_damaged_vocabulary_is_named(copy, made, tmp_path, content):
+def test_a_damaged_vocabulary_is_named(copy, made, tmp_path):
     folder = copy("ratings")
-    write(folder / "user.vocabulary.json", NOT_JSON[content])
-    arguments = ["predict", folder, made / "mine.csv", "-o", tmp_path / "out.csv"]
-    assert "user.vocabulary.json" in refuse(*arguments)
-    assert not (tmp_path / "out.csv").exists()
+    for content in ("empty", "a number", "deep", "a list of lists"):
+        write(folder / "user.vocabulary.json", NOT_JSON[content])
+        arguments = ["predict", folder, made / "mine.csv", "-o", tmp_path / "out.csv"]
+        assert "user.vocabulary.json" in refuse(*arguments)
+        assert not (tmp_path / "out.csv").exists()
 
 
-@pytest.mark.parametrize("content", NOT_JSON)
 @pytest.mark.parametrize("file", ["study.json", "trials.jsonl"])
 @pytest.mark.parametrize("verb", ["table", "curves"])
-def test_a_damaged_study_is_named(tmp_path, verb, file, content):
+def test_a_damaged_study_is_named(tmp_path, verb, file):
     folder = write_study(tmp_path / "study", random_trials(["comet"], 3))
-    write(folder / file, NOT_JSON[content])
-    if file == "trials.jsonl" and content == "empty":
-        survive(verb, folder)
-        return
-    assert file in refuse(verb, folder)
+    for name in NOT_JSON.keys() - (["empty"] if file == "trials.jsonl" else []):
+        write(folder / file, NOT_JSON[name])
+        assert file in refuse(verb, folder)
 
 
 def changes(tree, path=()):
@@ -119,7 +110,7 @@ def test_no_changed_field_of_a_run_ends_in_a_traceback(copy, run, file):
 
     original = json.loads((folder / file).read_text())
     refused = 0
-    others = OTHERS if file == "result.json" else OTHERS[::2]
+    others = OTHERS[::2] if file == "result.json" else OTHERS[1::3]  # each builds the model
     for path in list(changes(original)):
         for other in others:
             tree = json.loads(json.dumps(original))
@@ -141,7 +132,7 @@ def test_no_changed_field_of_a_study_ends_in_a_traceback(tmp_path, name):
     original = json.loads(lines[0])
     refused = 0
     for path in list(changes(original)):
-        for other in OTHERS:
+        for other in OTHERS[::2]:
             tree = json.loads(json.dumps(original))
             change_field(tree, path, other)
             (folder / name).write_text("\n".join([json.dumps(tree), *lines[1:]]) + "\n")
@@ -244,9 +235,7 @@ def test_a_pickle_that_runs_code_is_refused(tiny, tmp_path, name):
     )
 
 
-@pytest.mark.parametrize(
-    "content", ["", "{", "[]", "null", '{"model_type": 3}', '{"model_type": "gpt2"}', DEEP]
-)
+@pytest.mark.parametrize("content", ["{", "[]", '{"model_type": 3}', '{"model_type": "gpt2"}', DEEP])
 def test_a_damaged_configuration_of_a_checkpoint_is_named(tiny, tmp_path, content):
     import tiny_bert
 
@@ -259,12 +248,12 @@ def test_a_damaged_configuration_of_a_checkpoint_is_named(tiny, tmp_path, conten
     )
 
 
-@pytest.mark.parametrize("content", [b"", b"\x08\x00\x00\x00\x00\x00\x00\x00{}      ", b"\xff" * 64, b"{}"])
 @pytest.mark.parametrize("which", ["run", "run/teacher"])
-def test_damaged_weights_of_a_bert_are_named(tiny, tmp_path, which, content):
+def test_damaged_weights_of_a_bert_are_named(tiny, tmp_path, which):
     folder = shutil.copytree(tiny / "run", tmp_path / "run").parent / which
-    (folder / "model" / "model.safetensors").write_bytes(content)
-    refuse("bert", "evaluate", folder)
+    for content in (b"", b"\x08\x00\x00\x00\x00\x00\x00\x00{}      ", b"\xff" * 64):
+        (folder / "model" / "model.safetensors").write_bytes(content)
+        refuse("bert", "evaluate", folder)
 
 
 @pytest.mark.parametrize("name", ["\n", "a\rb", "\u2028", "\x1b[31m"])

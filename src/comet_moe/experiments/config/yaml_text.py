@@ -1,6 +1,6 @@
 """YAML as settings need it: numbers, texts, lists and mappings, and nothing that a file could abuse.
 
-No tags, dates or octal numbers; aliases may not multiply; nesting, size and numbers have limits.
+No tags, dates or octal numbers; aliases may not multiply.
 """
 
 import re
@@ -8,9 +8,8 @@ from typing import Any
 
 import yaml
 
-MAX_CHARACTERS = 1_000_000
 MAX_NODES = 100_000
-MAX_DEPTH = 50
+"""Most values of a file, those behind an alias counted wherever it is used."""
 
 _TEXT, _INT, _FLOAT = (f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float"))
 _NUMBER = re.compile(r"[-+]?[0-9][0-9_]*")
@@ -54,14 +53,12 @@ def read_yaml(text: str) -> Any:
     >>> read_yaml("[1e-3, 1_000, nan, no, 2024-01-31]")
     [0.001, 1000, 'nan', False, '2024-01-31']
     """
-    if len(text) > MAX_CHARACTERS:
-        raise yaml.YAMLError(f"it has {len(text):,} characters, more than {MAX_CHARACTERS:,}")
     loader = _Loader(text)
     try:
         node = loader.get_single_node()
         if node is None:
             return None
-        _count(node, {}, 1)
+        _count(node, {})
         return loader.construct_document(node)
     except yaml.YAMLError:
         raise
@@ -72,14 +69,12 @@ def read_yaml(text: str) -> Any:
         loader.dispose()
 
 
-def _count(node: Any, counts: dict[int, int], depth: int) -> int:
+def _count(node: Any, counts: dict[int, int]) -> int:
     """Nodes below ``node``, with those behind aliases as often as they are named; refuses too many."""
     if id(node) in counts:
         if counts[id(node)] == 0:
             raise yaml.YAMLError("an alias names what it is in")
         return counts[id(node)]
-    if depth > MAX_DEPTH:
-        raise yaml.YAMLError(f"it is nested more than {MAX_DEPTH} levels deep")
     if node.tag not in _TAGS:
         raise yaml.YAMLError(f"the tag {node.tag} is not allowed")
     counts[id(node)] = 0
@@ -87,9 +82,9 @@ def _count(node: Any, counts: dict[int, int], depth: int) -> int:
     if isinstance(node, yaml.MappingNode):
         _refuse_repeated(node)
         for key, value in node.value:
-            total += _count(key, counts, depth + 1) + _count(value, counts, depth + 1)
+            total += _count(key, counts) + _count(value, counts)
     elif isinstance(node, yaml.SequenceNode):
-        total += sum(_count(item, counts, depth + 1) for item in node.value)
+        total += sum(_count(item, counts) for item in node.value)
     if total > MAX_NODES:
         raise yaml.YAMLError(f"it has more than {MAX_NODES:,} values")
     counts[id(node)] = total

@@ -111,7 +111,7 @@ def require_checksum(path: Path, sha256: str) -> None:
         )
 
 
-def read_csv(path: Path, kind: str, content: Path | io.BytesIO | None = None, **options: Any) -> pd.DataFrame:
+def read_csv(path: Path, kind: str, content: io.BytesIO | None = None, **options: Any) -> pd.DataFrame:
     """The rows of a publisher's text file, a ``kind``, which pandas reads with ``options``.
 
     ``content`` is what to read in place of the file, such as a member of an archive.

@@ -8,10 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from comet_moe.experiments.data.table.schema import UNKNOWN
 from comet_moe.experiments.models.layers import build_embedding
-
-UNKNOWN = 1
-"""The code of a category that was never seen in training, in every categorical column."""
 
 
 class TableInput(nn.Module):

@@ -17,9 +17,7 @@ from comet_moe.experiments.data.splits import make_rng
 from comet_moe.experiments.data.table.encode import feature_categories, feature_numbers
 from comet_moe.experiments.data.table.scan import sort_classes
 from comet_moe.experiments.data.table.schema import Feature, TableOptions, Target
-from comet_moe.experiments.data.table.values import as_categories, as_lists, as_numbers
-
-Floats = npt.NDArray[np.float64]
+from comet_moe.experiments.data.table.values import Floats, as_categories, as_lists, as_numbers
 
 MAX_COUNTED = 200_000
 """Texts of a column that are counted at a time; beyond it those seen least are dropped."""

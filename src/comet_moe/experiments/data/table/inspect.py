@@ -17,7 +17,7 @@ from comet_moe.experiments.data.table.roles import choose_targets, infer_kind
 from comet_moe.experiments.data.table.scan import MAX_DISTINCT, ColumnScan, scan_table
 from comet_moe.experiments.data.table.schema import TableOptions, Target
 from comet_moe.experiments.data.table.source import TableSource, find_tables
-from comet_moe.experiments.data.table.values import as_categories, as_numbers
+from comet_moe.experiments.data.table.values import Floats, as_categories, as_numbers
 
 SAMPLE_ROWS = 50_000
 """Rows, about, from which it is seen whether a column gives a target away."""
@@ -27,8 +27,6 @@ DETERMINED = 0.999
 """Share of a target that a column explains from which it is taken for the target in other words."""
 ORDERED_BY_ID = 0.9
 """Rank correlation with a target from which a column that identifies rows is said to leak it."""
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ from comet_moe.experiments.data.table.schema import TableOptions
 from comet_moe.experiments.data.table.source import TableSource
 from comet_moe.experiments.data.table.values import as_categories, as_dates, as_days, as_numbers, is_date
 
-Codes = npt.NDArray[np.int8]  # 0 train, 1 validation, 2 test
-Assign = Callable[[pa.RecordBatch], Codes]
+SplitCodes = npt.NDArray[np.int8]  # 0 train, 1 validation, 2 test
+Assign = Callable[[pa.RecordBatch], SplitCodes]
 """Gives the split of each row of the next batch; the batches are those of one pass, in order."""
 
 _CODES = {"train": 0, "validation": 1, "test": 2}
@@ -128,9 +128,9 @@ class _ExactDraw:
     def __init__(self, sizes: Sequence[int], rng: np.random.Generator):
         self._left = np.array(sizes, dtype=np.int64)
         self._rng = rng
-        self._ready: Codes = np.empty(0, dtype=np.int8)
+        self._ready: SplitCodes = np.empty(0, dtype=np.int8)
 
-    def take(self, rows: int) -> Codes:
+    def take(self, rows: int) -> SplitCodes:
         """The codes of the next ``rows`` rows."""
         while len(self._ready) < rows:
             block = min(_BLOCK, int(self._left.sum()))
@@ -162,7 +162,7 @@ def stratified_assigner(column: str, counts: Mapping[str, int], shares: Sequence
         for text, count in counts.items()
     }
 
-    def assign(batch: pa.RecordBatch) -> Codes:
+    def assign(batch: pa.RecordBatch) -> SplitCodes:
         codes, texts = as_categories(batch.column(column))
         split = np.zeros(len(codes), dtype=np.int8)
         for code in np.unique(codes):
@@ -203,7 +203,7 @@ def group_assigner(
     _fill_empty(split, [index for index, share in enumerate(shares) if share > 0])
     by_text = {names[index]: code for index, code in zip(order, split, strict=True)}
 
-    def assign(batch: pa.RecordBatch) -> Codes:
+    def assign(batch: pa.RecordBatch) -> SplitCodes:
         codes, texts = as_categories(batch.column(column))
         numbers = np.array([*(by_text[text] for text in texts), by_text.get("", 0)], dtype=np.int8)
         return numbers[codes]
