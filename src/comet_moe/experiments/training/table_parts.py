@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from comet_moe.exceptions import RecipeError
+from comet_moe.exceptions import DataError, RecipeError
 from comet_moe.experiments.config.schema import LossConfig, TableModelConfig
 from comet_moe.experiments.data import Split
 from comet_moe.experiments.data.table.schema import TableSchema, Target
@@ -20,11 +20,13 @@ from comet_moe.experiments.models.table_inputs import (
     ScaledNumbers,
     TableInput,
 )
+from comet_moe.files import validate
 
 
 def read_schema(meta: Mapping[str, Any]) -> TableSchema:
     """The schema in the metadata of a prepared table."""
-    return TableSchema.model_validate(meta["table"])
+    remedy = "prepare the data set again"
+    return validate(meta["table"], "the schema of the table", TableSchema, DataError, remedy)
 
 
 def with_group_columns(split: Split, meta: Mapping[str, Any]) -> Split:
