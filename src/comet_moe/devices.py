@@ -137,9 +137,9 @@ def resolve_device(name: str, source: str = "training.") -> str:
 def check_bfloat16() -> float:
     """Make sure that bfloat16 products on the CPU run; DeviceError if they would end the process.
 
-    Some virtual machines announce AMX tiles and do not run them: the first bfloat16 product then ends the
-    process by an illegal instruction. A forked child tries one. Where that fails, oneDNN is kept from the
-    tiles, if it has not been used yet, by its environment variable.
+    Some virtual machines report AMX tiles but cannot run them: the first bfloat16 product then ends the
+    process by an illegal instruction. A forked child tries one. Where that fails, an environment variable
+    keeps oneDNN from the tiles, if it has not been used yet.
 
     Returns the ratio of the time of a bfloat16 product to that of a float32 product.
     """
@@ -154,7 +154,7 @@ def check_bfloat16() -> float:
 
 
 def _measure_slowdown() -> float:
-    """The shortest of several bfloat16 products by the shortest of as many in float32, in turn."""
+    """The shortest time of several bfloat16 products divided by that of float32 products, in turn."""
     wide = torch.ones(TIMED_WIDTH, TIMED_WIDTH)
     operands = wide.bfloat16(), wide
     seconds = [[_time_product(operand) for operand in operands] for _ in range(TIMED_REPEATS)]

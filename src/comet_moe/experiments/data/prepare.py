@@ -21,7 +21,7 @@ RESERVED_OPTIONS = frozenset({"name", "source", "cache", "seed", "split", "stric
 
 
 def default_cache() -> Path:
-    """Return the folder named by COMET_MOE_CACHE, or the user's cache folder of the platform."""
+    """Return the folder named by COMET_MOE_CACHE, or the user's cache folder."""
     named = os.environ.get("COMET_MOE_CACHE")
     if named:
         return Path(named)

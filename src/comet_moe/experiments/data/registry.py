@@ -110,14 +110,14 @@ class DatasetSpec:
         return bool(self.downloads) and not any(file.only_for_split == split for file in self.files)
 
     def describe_download(self, split: str) -> str:
-        """Say the command that gets the files, and how to give files that are already there."""
+        """The command that gets the files, and how to give files that exist already."""
         manual = self.describe_manual_download(split)
         if not self.can_download(split):
             return manual
         return f"run `comet-moe data prepare {self.name}`, which downloads it, or {manual}"
 
     def describe_manual_download(self, split: str) -> str:
-        """Say which files to put where, and the command that takes them."""
+        """Which files to put where, and the command that reads them."""
         used = [file for file in self.files if file.is_used_by(split)]
         files = ", ".join(str(file) + ("" if file.required else " (optional)") for file in used)
         return (
@@ -134,7 +134,7 @@ def get_spec(name: str) -> DatasetSpec:
 
 
 def download_files(files: Sequence[RemoteFile], folder: Path, instructions: str) -> Path:
-    """Download files to a folder and return it; one that is there with its sha256 is not downloaded again.
+    """Download files to a folder and return it; one that exists with its sha256 is not downloaded again.
 
     ``instructions`` is the sentence that says what to do without a network; it ends the error's message.
     """

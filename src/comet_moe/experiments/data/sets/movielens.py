@@ -207,9 +207,9 @@ def _is_in_sorted(pairs: Pairs, ordered: Pairs) -> npt.NDArray[np.bool_]:
 def _take_heavy_users(tables: Tables, num_users: int, request: Request) -> tuple[Tables, Index]:
     """Reduce the tables to users whose number of rated train rows is above the 75th percentile.
 
-    Of these users' rated train rows as many as a fifteenth of all train rows are drawn, then as many unrated
-    ones of the users drawn by that; of validation and test one row in fifteen, of the same users. Users are
-    numbered anew; the second value holds their old numbers in ascending order.
+    One train row in fifteen is drawn among these users' rated rows, then as many unrated rows of the users
+    drawn. Of validation and test one row in fifteen is drawn, of the same users. Users are numbered anew; the
+    second value holds their old numbers in ascending order.
     """
     train = tables[0]
     ratings_per_user = np.bincount(train.user[train.watched == 1], minlength=num_users)

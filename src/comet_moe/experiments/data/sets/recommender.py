@@ -1,10 +1,10 @@
 """The two-task table of recommender sets: does the user take the item (``watched``), and how is it rated.
 
-To rated pairs are added pairs of a user and an item that do not occur in the table ("negatives"), sampled
-without replacement for all users at once. A user's unseen items are numbered 0..U-1 (their ranks). Distinct
-ranks are sampled by drawing again for repeated ones, then turned into items. Where more than half of the
-unseen items are wanted, those to leave out are sampled instead, so that each round about halves what is
-missing. Time and memory grow with the number of pairs, never with users x items.
+Negatives, pairs of a user and an item that are not in the table, are added to the rated pairs. They are
+sampled without replacement for all users at once. A user's unseen items are numbered 0..U-1 (their ranks).
+Distinct ranks are sampled by drawing again for repeated ones, then turned into items. Where more than half
+of the unseen items are wanted, those to leave out are sampled: each round then about halves what is missing.
+Time and memory grow with the number of pairs, never with users x items.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def _all_ranks(counts: Ints, base: int) -> Ints:
 
 
 def _items_of_ranks(codes: Ints, user: Ids, item: Ids, num_items: int) -> Ids:
-    """The unseen item of rank q is q + the number of seen items i (the j-th of the user) with i - j <= q."""
+    """The unseen item of rank q is q + the number of j with i_j - j <= q, i_j the user's j-th seen item."""
     seen = np.sort(user.astype(np.int64) * num_items + item)
     first = np.searchsorted(seen, seen // num_items * num_items)
     unseen_below = seen - (np.arange(len(seen)) - first)

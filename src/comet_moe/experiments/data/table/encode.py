@@ -1,9 +1,13 @@
 """Rows of a table as the arrays of a model, by the schema of the table.
 
-Arrays of features, each only if there is such a feature: ``categorical`` int32 (B, C) codes, ``numeric``
-float32 (B, Q) raw numbers with NaN where one is missing, ``lists`` int32 (B, L) codes of all lists side by
-side with -1 as padding, ``group`` int64 (B,) hashes of the column of the grouped AUC. Targets are float32
-(B,), with NaN where one is missing.
+Arrays of features, each only if there is such a feature:
+
+- ``categorical`` int32 (B, C): codes.
+- ``numeric`` float32 (B, Q): raw numbers, NaN for missing ones.
+- ``lists`` int32 (B, L): codes of all lists side by side, with -1 as padding.
+- ``group`` int64 (B,): hashes of the column of the grouped AUC.
+
+Targets are float32 (B,), NaN for missing ones.
 """
 
 from __future__ import annotations
@@ -40,7 +44,7 @@ from comet_moe.experiments.data.table.values import (
 Array = npt.NDArray[Any]
 
 LARGEST = 1e37
-"""Larger numbers are read as this one: differences of two such numbers are finite in float32."""
+"""Larger numbers are clipped to it: differences of two such numbers are finite in float32."""
 
 
 class Encoder:

@@ -20,7 +20,7 @@ from comet_moe.experiments.data.table.schema import Feature, TableOptions, Targe
 from comet_moe.experiments.data.table.values import Floats, as_categories, as_lists, as_numbers
 
 MAX_COUNTED = 200_000
-"""Texts of a column that are counted at a time; beyond it those seen least are dropped."""
+"""Most texts of a column that are counted; beyond it the least frequent ones are dropped."""
 SAMPLE_ROWS = 2**16
 """Rows from which bins are computed."""
 _SAMPLE_VALUES = 2**24
@@ -82,8 +82,8 @@ class NumberSample:
 def bin_edges(values: Floats, bins: int) -> list[float]:
     """Edges of at most ``bins`` bins with about equal numbers of values, at least two edges.
 
-    A value that fills a bin alone, such as the 0 of most capital gains, is an edge of its own, and the other
-    edges are quantiles of the values that are left. With few distinct values each is an edge.
+    A value that fills a bin alone, such as the 0 of most capital gains, is an edge. The other edges are
+    quantiles of the remaining values. With few distinct values each is an edge.
     """
     if not len(values):
         return [0.0, 1.0]

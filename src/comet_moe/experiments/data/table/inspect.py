@@ -20,13 +20,13 @@ from comet_moe.experiments.data.table.source import TableSource, find_tables
 from comet_moe.experiments.data.table.values import Floats, as_categories, as_numbers
 
 SAMPLE_ROWS = 50_000
-"""Rows, about, from which it is seen whether a column gives a target away."""
+"""About this many rows are sampled to find columns that give a target away."""
 ROWS_PER_VALUE = 5
-"""Rows per distinct value from which a column can be said to determine a target."""
+"""A column can determine a target only with at least this many rows per distinct value."""
 DETERMINED = 0.999
-"""Share of a target that a column explains from which it is taken for the target in other words."""
+"""A column that explains at least this share of a target is taken for the target in other words."""
 ORDERED_BY_ID = 0.9
-"""Rank correlation with a target from which a column that identifies rows is said to leak it."""
+"""A column that identifies rows leaks a target with at least this rank correlation."""
 
 
 @dataclass(frozen=True)

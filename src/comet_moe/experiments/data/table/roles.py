@@ -19,11 +19,11 @@ from comet_moe.experiments.data.table.values import DATE_PARTS
 
 LARGEST_TARGET = 1e100
 FEW_CLASSES = 10
-"""A target of integers with at most so many distinct values is read as classes."""
+"""A target of integers with at most this many distinct values is read as classes."""
 FEW_INTEGERS = 20
-"""A column of integers with at most so many distinct values is read as categories."""
+"""A column of integers with at most this many distinct values is read as categories."""
 MIXED_SHARE = 0.9
-"""Share of numbers from which texts among them are taken for a mistake."""
+"""A text in a column with at least this share of numbers is taken for a mistake."""
 
 _ID_NAME = re.compile(r"(^|[_\s-])(id|uuid|guid|key|code|zip|zipcode)$|[a-z]I[dD]$", re.IGNORECASE)
 _ID_ALONE = re.compile(r"(^|[_\s-])(id|uuid|guid)$|[a-z]I[dD]$", re.IGNORECASE)

@@ -24,11 +24,11 @@ from comet_moe.experiments.data.table.values import (
 )
 
 MAX_DISTINCT = 1000
-"""Distinct values of a column that are counted; above it there are "many"."""
+"""Most distinct values of a column that are counted."""
 HEAD_ROWS = 20_000
-"""Rows at the beginning of a table from which the share of distinct values is computed."""
+"""The share of distinct values is computed on this many rows at the beginning of a table."""
 ID_SHARE = 0.95
-"""Share of distinct values from which a column of text or ids identifies the row."""
+"""A column of text or ids with at least this share of distinct values identifies the rows."""
 
 _DATE_TEXT = re.compile(r"\d{1,4}[./-]\d{1,2}[./-]\d{1,4}([ T].*)?")
 

@@ -1,8 +1,7 @@
 """Which split each row of a streamed table belongs to, decided batch by batch in bounded memory.
 
-Exact sizes need no list of all rows: of a block of rows, as many go to each split as a draw without
-replacement from all rows that are left would give (a multivariate hypergeometric number), and which ones is
-random.
+Exact sizes need no list of all rows. How many rows of a block go to each split is drawn from a multivariate
+hypergeometric distribution: a draw without replacement from all rows that are left. Which ones is random.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A CSV or TSV file: how it begins, and its rows in batches by Arrow.
 
-The first line names the columns. Encoding and separator are guessed where that is safe, and ``notes`` says
-so: UTF-16 by its byte order mark, commas, semicolons, tabs or vertical bars by the first line, and commas as
-decimal points by the first rows of a file with semicolons.
+The first line names the columns. What is guessed is in ``notes``. UTF-16 is recognised by its byte order
+mark, the separator by the first line. Commas are decimal points if the first rows of a file with semicolons
+have such numbers.
 """
 
 from __future__ import annotations

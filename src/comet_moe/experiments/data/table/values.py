@@ -1,7 +1,7 @@
 """Columns of a table as numpy arrays: numbers, categories, dates and lists of categories.
 
-Each function takes an Arrow array of any type, so that the same value has the same meaning whether it was
-read from text or from a typed file: 7, 7.0 and "7" are one category, true and "True" as well.
+Each function takes an Arrow array of any type. A value has the same meaning in a text file and in a typed
+one: 7, 7.0 and "7" are one category, true and "True" as well.
 """
 
 from __future__ import annotations
