@@ -6,8 +6,6 @@ folder as a ``Dataset`` of memory maps. A folder is written under a hidden name 
 renamed when it is complete: one whose preparation was interrupted is never opened.
 """
 
-from __future__ import annotations
-
 import json
 import secrets
 import shutil

@@ -3,8 +3,6 @@
 ``prepare`` builds a data set from its raw files and writes it to the cache; ``load`` opens what is there.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Raw files: where they are, what they contain, and one clear sentence if something is wrong with them."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """All data sets by name: their files, publisher, licence, options, downloads and builders."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

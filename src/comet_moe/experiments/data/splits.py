@@ -1,7 +1,5 @@
 """Seeded random choices, and splits of N rows into train, validation and test."""
 
-from __future__ import annotations
-
 import zlib
 
 import numpy as np

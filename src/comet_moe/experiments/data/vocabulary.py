@@ -1,7 +1,5 @@
 """The ids of a raw table and the contiguous numbers 0, 1, 2, ... that a model knows them by."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -36,7 +34,7 @@ class Vocabulary:
         return len(self.ids)
 
     @classmethod
-    def build(cls, values: npt.ArrayLike | pd.Series) -> Vocabulary:
+    def build(cls, values: npt.ArrayLike | pd.Series) -> "Vocabulary":
         """Collect the distinct ids of a column, sorted as numbers if all are integers, else as text."""
         ids = {id_text(value) for value in pd.unique(pd.Series(values))}
         numerical = all(_INTEGER.fullmatch(text) for text in ids)
@@ -54,7 +52,7 @@ class Vocabulary:
         path.write_text(json.dumps(self.ids, ensure_ascii=False), encoding="utf-8")
 
     @classmethod
-    def load(cls, path: Path) -> Vocabulary:
+    def load(cls, path: Path) -> "Vocabulary":
         """Read what ``save`` wrote."""
         return cls(read_json(path, list[str], DataError, "prepare the data set, or train the run, again"))
 

@@ -1,7 +1,5 @@
 """Book-Crossing: is a rating explicit (1..10) or implicit (0), and how high is it where it is explicit."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

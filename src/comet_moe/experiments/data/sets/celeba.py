@@ -4,8 +4,6 @@ The published release is a folder of JPEG files and two text lists: the attribut
 official partition. A Parquet file with one JPEG and its attributes per row is accepted in their place.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial

@@ -8,12 +8,10 @@ brighter pixel is taken. The two tasks are to classify the one and the other.
 Digits has one task: MNIST, padded to 32x32 and repeated over three channels, and SVHN.
 """
 
-from __future__ import annotations
-
 import gzip
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -78,7 +76,10 @@ def build_multimnist(files: Mapping[str, Path], request: Request) -> RawDataset:
 
 
 def build_multidigits(files: Mapping[str, Path], request: Request) -> RawDataset:
-    """Build 12x12 overlays of the 1,797 digits that scikit-learn carries; splits share no source digit."""
+    """Build 12x12 overlays of the 1,797 digits that scikit-learn carries; splits share no source digit.
+
+    About half of the images are inverted: two kinds, in which experts can specialise.
+    """
     from sklearn.datasets import load_digits
 
     digits = load_digits()
@@ -90,34 +91,7 @@ def build_multidigits(files: Mapping[str, Path], request: Request) -> RawDataset
         "not of the paper: MultiMNIST's construction with 8x8 digits shifted by 2 pixels, half of the images "
         "inverted"
     ]
-    return _invert_half(_build_overlays((train, validation, test), _DEMO_SHIFT, request, notes), request)
-
-
-def _invert_half(dataset: RawDataset, request: Request) -> RawDataset:
-    """Invert the images of about half of the rows: two kinds, in which experts can specialise."""
-    splits = []
-    for name in SPLITS:
-        split: RawSplit = getattr(dataset, name)
-        image = split.features["image"]
-        assert isinstance(image, BlockwiseArray)
-        kind = request.make_rng(f"{name} kinds").integers(0, 2, image.shape[0])
-        inverted = replace(image, make_blocks=partial(_inverted_blocks, image, kind))
-        splits.append(RawSplit({"image": inverted, "kind": kind}, split.targets))
-    return replace(
-        dataset,
-        train=splits[0],
-        validation=splits[1],
-        test=splits[2],
-        meta={**dataset.meta, "groups": {"kind": ["plain", "inverted"]}},
-    )
-
-
-def _inverted_blocks(image: BlockwiseArray, kind: Index) -> Iterator[Array]:
-    first = 0
-    for block in image.make_blocks():
-        is_inverted = kind[first : first + len(block), None, None, None] == 1
-        yield np.where(is_inverted, 255 - block, block)
-        first += len(block)
+    return _build_overlays((train, validation, test), _DEMO_SHIFT, request, notes, invert=True)
 
 
 def _build_overlays(
@@ -125,39 +99,34 @@ def _build_overlays(
     shift: int,
     request: Request,
     notes: list[str],
+    invert: bool = False,
 ) -> RawDataset:
     """Build train, validation and test of overlays of random pairs of the respective source."""
-    train, validation, test = (
-        _make_overlay_split(
-            source, request.get_positive_int(f"{split}_size"), shift, request.make_rng(f"{split} pairs")
-        )
-        for split, source in zip(SPLITS, sources, strict=True)
-    )
-    height, width = sources[0].images.shape[1:]
+    height, width = (side + 2 * shift for side in sources[0].images.shape[1:])
+    splits = []
+    for split, source in zip(SPLITS, sources, strict=True):
+        size = request.get_positive_int(f"{split}_size")
+        pairs: Index = request.make_rng(f"{split} pairs").integers(0, len(source.images), (2, size))
+        kind = request.make_rng(f"{split} kinds").integers(0, 2, size) if invert else None
+        make_blocks = partial(_make_overlay_blocks, source.images, pairs, kind, shift)
+        image = BlockwiseArray((size, 1, height, width), np.dtype(np.uint8), make_blocks)
+        labels = source.labels.astype(np.int64)[pairs]
+        features = {"image": image} if kind is None else {"image": image, "kind": kind}
+        splits.append(RawSplit(features, {"top_left": labels[0], "bottom_right": labels[1]}))
     meta = {
-        "image_shape": [1, height + 2 * shift, width + 2 * shift],
+        "image_shape": [1, height, width],
         "classes": {"top_left": 10, "bottom_right": 10},
         "notes": notes,
+        **({"groups": {"kind": ["plain", "inverted"]}} if invert else {}),
     }
-    return RawDataset(train, validation, test, meta)
+    return RawDataset(splits[0], splits[1], splits[2], meta)
 
 
-def _make_overlay_split(source: LabelledImages, size: int, shift: int, rng: np.random.Generator) -> RawSplit:
-    first, second = rng.integers(0, len(source.images), (2, size))
-    height, width = source.images.shape[1:]
-    image = BlockwiseArray(
-        (size, 1, height + 2 * shift, width + 2 * shift),
-        np.dtype(np.uint8),
-        partial(_make_overlay_blocks, source.images, first, second, shift),
-    )
-    labels = source.labels.astype(np.int64)
-    return RawSplit({"image": image}, {"top_left": labels[first], "bottom_right": labels[second]})
-
-
-def _make_overlay_blocks(images: Images, first: Index, second: Index, shift: int) -> Iterator[Array]:
-    for start in range(0, len(first), _BLOCK):
+def _make_overlay_blocks(images: Images, pairs: Index, kind: Index | None, shift: int) -> Iterator[Array]:
+    for start in range(0, pairs.shape[1], _BLOCK):
         rows = slice(start, start + _BLOCK)
-        yield overlay(images, first[rows], second[rows], shift)
+        block = overlay(images, *pairs[:, rows], shift)
+        yield block if kind is None else np.where(kind[rows, None, None, None] == 1, 255 - block, block)
 
 
 def overlay(images: Images, first: Index, second: Index, shift: int) -> Images:

@@ -1,7 +1,5 @@
 """Jester: every pair of a user and a joke is a row; is it rated, and how ([-10, 10], standardised)."""
 
-from __future__ import annotations
-
 import io
 import zipfile
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ MovieLens-1M is split at random, or as the paper's authors split it: they publis
 the unrated train rows, which are sampled here. Its 200k subset is the one behind the paper's Table 1.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

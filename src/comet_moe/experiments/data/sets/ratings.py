@@ -1,7 +1,5 @@
 """``ratings``: the user's own table, with a user, an item and a rating in each row."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

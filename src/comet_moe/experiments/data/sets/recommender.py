@@ -7,8 +7,6 @@ of the unseen items are wanted, those to leave out are sampled: each round then 
 Time and memory grow with the number of pairs, never with users x items.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +34,7 @@ class RatingTable:
     def __len__(self) -> int:
         return len(self.user)
 
-    def take(self, rows: Index) -> RatingTable:
+    def take(self, rows: Index) -> "RatingTable":
         """Return the given rows in the given order."""
         return RatingTable(self.user[rows], self.item[rows], self.watched[rows], self.rating[rows])
 

@@ -4,8 +4,6 @@ Three passes over the rows, each in bounded memory. The first looks at all colum
 The second learns vocabularies, bins and the scale of targets from the train rows. The third encodes the rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path

@@ -10,8 +10,6 @@ Arrays of features, each only if there is such a feature:
 Targets are float32 (B,), NaN for missing ones.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -4,8 +4,6 @@ Memory is bounded: counts of categories are pruned where there are too many of t
 random sample of the rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A look at a table before training: its columns with their kinds, and warnings about misleading ones."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -201,21 +199,17 @@ def _explained_share(codes: npt.NDArray[np.int64], values: Floats, is_class: boo
 
 
 def _rank_correlation(numbers: Floats, values: Floats) -> float:
-    """Of two numbers Spearman's; of a class that of the ranks with it, scaled so that perfect order is 1."""
-    from scipy.stats import rankdata
+    """Of two numbers Spearman's; of a number and a class 2 AUC - 1, so that a perfect order is 1."""
+    from scipy.stats import spearmanr
+    from sklearn.metrics import roc_auc_score
 
     is_number = np.isfinite(numbers)
     numbers, values = numbers[is_number], values[is_number]
     if len(numbers) < 20 or numbers.min() == numbers.max() or values.min() == values.max():
         return 0.0
-    distinct = np.unique(values)
-    if len(distinct) == 2:  # 2 AUC - 1
-        positive = values == distinct[1]
-        ranks = rankdata(numbers)
-        count = positive.sum()
-        wins = ranks[positive].sum() - count * (count + 1) / 2
-        return float(2 * wins / (count * (len(values) - count)) - 1)
-    return float(np.corrcoef(rankdata(numbers), rankdata(values))[0, 1])
+    if len(np.unique(values)) == 2:
+        return float(2 * roc_auc_score(values == values.max(), numbers) - 1)
+    return float(spearmanr(numbers, values).statistic)
 
 
 def many_or(count: int | None) -> str:

@@ -1,7 +1,5 @@
 """Which columns of a table become features and targets, and of which kind."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 

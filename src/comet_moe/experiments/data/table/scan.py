@@ -1,7 +1,5 @@
 """The first pass over a table: what each column holds, in bounded memory."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -4,8 +4,6 @@
 targets. It is written with the prepared arrays and with every run: new tables are encoded in the same way.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -202,7 +200,7 @@ class TableOptions(_Record):
         return shares
 
     @classmethod
-    def read(cls, options: Mapping[str, Any]) -> TableOptions:
+    def read(cls, options: Mapping[str, Any]) -> "TableOptions":
         """Check the options of a request; DataError names the first that is wrong."""
         if options.get("targets") is None:
             raise DataError(

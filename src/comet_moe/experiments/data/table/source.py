@@ -1,7 +1,5 @@
 """A table in one or several files (.csv, .tsv, .parquet), streamed in batches of rows by Arrow."""
 
-from __future__ import annotations
-
 import glob
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path

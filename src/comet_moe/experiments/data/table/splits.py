@@ -4,8 +4,6 @@ Exact sizes need no list of all rows. How many rows of a block go to each split 
 hypergeometric distribution: a draw without replacement from all rows that are left. Which ones is random.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 

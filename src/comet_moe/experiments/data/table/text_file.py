@@ -5,8 +5,6 @@ mark, the separator by the first line. Commas are decimal points if the first ro
 have such numbers.
 """
 
-from __future__ import annotations
-
 import codecs
 import csv as python_csv
 import io

@@ -4,8 +4,6 @@ Each function takes an Arrow array of any type. A value has the same meaning in 
 one: 7, 7.0 and "7" are one category, true and "True" as well.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any
 
