@@ -9,15 +9,25 @@ import threading
 import pandas as pd
 import pytest
 import torch
+from benchmarks.simulate import simulate_ranks
 from command import comet_moe as run_command
 from outcomes import SMALL, refuse, sets
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import comet_moe
-from comet_moe import MoE, MultiGateMoE, Permutation, PermutedGate, Routing, RoutingMonitor, sinkhorn
+from comet_moe import (
+    MoE,
+    MultiGateMoE,
+    Permutation,
+    PermutedGate,
+    Routing,
+    RoutingMonitor,
+    parameter_groups,
+    sinkhorn,
+)
 from comet_moe.checks import should_check_values, without_value_checks
-from comet_moe.experts import DenseExperts
+from comet_moe.experts import ConvExperts, DenseExperts, ModuleExperts
 from comet_moe.gates import (
     CometGate,
     DSelectKGate,
@@ -31,6 +41,8 @@ from comet_moe.gates import (
     TopKGate,
     WarmupGate,
 )
+from comet_moe.mixture.ple import PLE
+from comet_moe.parallel import clip_grad_norm_, data_parallel, expert_parallel
 from comet_moe.routing import Pairs
 
 P, N = 6, 5
@@ -40,6 +52,25 @@ def top_k():
     return TopKGate(P, N, k=2)
 
 
+def mixture():
+    return MoE(experts=DenseExperts(5, 6, 3), gate=TopKGate(6, 5, k=2))
+
+
+def ple(**changes):
+    options = {
+        "layers": 1,
+        "num_tasks": 2,
+        "in_features": 6,
+        "out_features": 6,
+        "private": 1,
+        "shared": 2,
+        "experts": lambda n, width: DenseExperts(n, width, 6),
+        "gate": lambda width, n: TopKGate(width, n, k=1),
+    }
+    return PLE(**(options | changes))
+
+
+ROUTING = Routing(weights=torch.eye(4))
 ARGUMENTS = {
     "features as text": lambda: CometGate("6", N, k=2),
     "k as text": lambda: CometGate(P, N, k="2"),
@@ -100,6 +131,41 @@ ARGUMENTS = {
     "top of too many": lambda: top_k()(torch.zeros(2, P)).top(9),
     "routing of nothing": lambda: Routing(),
     "routing of a vector": lambda: Routing(weights=torch.zeros(3)),
+    "experts, negative count": lambda: DenseExperts(5, 6, 3)(torch.zeros(4, 6), [-1, 2, 1, 1, 1]),
+    "experts, too few counts": lambda: DenseExperts(5, 6, 3)(torch.zeros(4, 6), [4]),
+    "experts, text as counts": lambda: DenseExperts(5, 6, 3)(torch.zeros(4, 6), "abcde"),
+    "experts, fractions": lambda: DenseExperts(5, 6, 3)(torch.zeros(4, 6), [0.5, 0.5, 1.0, 1.0, 1.0]),
+    "experts, wide rows": lambda: DenseExperts(5, 6, 3)(torch.zeros(4, 7), [1, 1, 1, 1, 0]),
+    "experts, float offsets": lambda: DenseExperts(5, 6, 3)(torch.zeros(4, 6), torch.ones(5)),
+    "experts, activation": lambda: DenseExperts(5, 6, 3, activation=[1]),
+    "experts, no modules": lambda: ModuleExperts("ab"),
+    "experts, a number": lambda: ModuleExperts(3),
+    "convolutions, one number": lambda: ConvExperts(5, 3, [4], kernel_size=3),
+    "mixture of None": lambda: mixture()(None),
+    "mixture of a list": lambda: mixture()([[1.0] * 6]),
+    "mixture of an array": lambda: mixture()(torch.zeros(2, 6).numpy()),
+    "mixture of a sparse tensor": lambda: mixture()(torch.zeros(2, 6).to_sparse()),
+    "mixture, share": lambda: MoE(
+        experts=DenseExperts(5, 6, 3), gate=TopKGate(6, 5, k=2), sparse_share=float("nan")
+    ),
+    "PLE, execution": lambda: ple(execution="x"),
+    "PLE, share": lambda: ple(sparse_share=float("nan")),
+    "PLE, experts": lambda: ple(experts=lambda n, width: DenseExperts(n + 1, width, 6)),
+    "PLE, no experts": lambda: ple(experts=None),
+    "PLE, no gate": lambda: ple(gate=None),
+    "PLE of None": lambda: ple()(None),
+    "learning rate, NaN": lambda: parameter_groups(mixture(), float("nan")),
+    "learning rate, negative": lambda: parameter_groups(mixture(), -1.0),
+    "learning rate, text": lambda: parameter_groups(mixture(), "a"),
+    "parameters of None": lambda: parameter_groups(None, 0.1),
+    "monitor, names": lambda: RoutingMonitor(mixture(), names=-1),
+    "mesh, None": lambda: expert_parallel(mixture(), None),
+    "mesh, a name": lambda: expert_parallel(mixture(), "ep"),
+    "mesh of data": lambda: data_parallel(mixture(), None),
+    "norm, text": lambda: clip_grad_norm_(mixture().parameters(), "a"),
+    "norm, negative": lambda: clip_grad_norm_(mixture().parameters(), -1.0),
+    "ranks of None": lambda: simulate_ranks(None, 5, 4, 4),
+    "negative bytes": lambda: simulate_ranks(ROUTING, 5, -4, 4),
 }
 
 
@@ -203,6 +269,21 @@ def test_separate_searches_do_not_load_into_a_shared_one():
     with pytest.raises(RuntimeError, match="share one: build the model with separate searches"):
         searching(shared=True).load_state_dict(searching(shared=False).state_dict())
     searching(shared=True).load_state_dict(searching(shared=True).state_dict())
+
+
+def test_a_hash_gate_refuses_experts_that_it_does_not_have():
+    with pytest.raises(RuntimeError, match="names expert 4, and the gate has 3"):
+        HashGate(100, 3).load_state_dict(HashGate(100, 5).state_dict())
+    HashGate(100, 5).load_state_dict(HashGate(100, 5, seed=1).state_dict())
+
+
+def test_a_search_refuses_an_order_that_is_no_permutation():
+    search = Permutation(5, steps=3)
+    state = {name: torch.full_like(value, 99) for name, value in search.state_dict().items()}
+    gate = PermutedGate(TopKGate(6, 5, k=2), search).eval()
+    search.load_state_dict(state)
+    with pytest.raises(ValueError, match="must be a permutation of 5 experts, got"):
+        gate(torch.zeros(3, 6))
 
 
 # Edges.

@@ -1,4 +1,4 @@
-"""Tables as strangers have them: separators, names of files, dates, constants, other types, rare classes."""
+"""Tables as users have them: separators, names of files, dates, constants, other types, rare classes."""
 
 from types import SimpleNamespace
 
