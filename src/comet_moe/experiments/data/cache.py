@@ -234,7 +234,7 @@ def _write_files(folder: Path, raw: RawDataset, meta: dict[str, Any]) -> None:
         for split, kind, name, array in raw.arrays():
             # With the kind in the name: a target may have the name of a feature, with any characters.
             names[split][kind][name] = f"{split}.{kind}.{quote(name, safe=' ')}.npy"
-            file = stack.enter_context((folder / names[split][kind][name]).open("wb"))
+            file: BinaryIO = stack.enter_context((folder / names[split][kind][name]).open("wb"))
             header = {"descr": array.dtype.str, "fortran_order": False, "shape": array.shape}
             np.lib.format.write_array_header_1_0(file, header)
             files[split, kind, name] = file, array.dtype

@@ -111,7 +111,9 @@ def _build_overlays(
         make_blocks = partial(_make_overlay_blocks, source.images, pairs, kind, shift)
         image = BlockwiseArray((size, 1, height, width), np.dtype(np.uint8), make_blocks)
         labels = source.labels.astype(np.int64)[pairs]
-        features = {"image": image} if kind is None else {"image": image, "kind": kind}
+        features: dict[str, Array | BlockwiseArray] = {"image": image}
+        if kind is not None:
+            features["kind"] = kind
         splits.append(RawSplit(features, {"top_left": labels[0], "bottom_right": labels[1]}))
     meta = {
         "image_shape": [1, height, width],
@@ -125,7 +127,7 @@ def _build_overlays(
 def _make_overlay_blocks(images: Images, pairs: Index, kind: Index | None, shift: int) -> Iterator[Array]:
     for start in range(0, pairs.shape[1], _BLOCK):
         rows = slice(start, start + _BLOCK)
-        block = overlay(images, *pairs[:, rows], shift)
+        block = overlay(images, pairs[0, rows], pairs[1, rows], shift)
         yield block if kind is None else np.where(kind[rows, None, None, None] == 1, 255 - block, block)
 
 

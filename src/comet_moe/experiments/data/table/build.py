@@ -46,7 +46,8 @@ def build_table(files: Mapping[str, Path], request: Request) -> RawDataset:
     if options.gauc is not None:
         require_single_values(main, scans, "gauc", options.gauc)
     named = filter(None, (options.gauc, options.group, options.time, options.stratify))
-    columns = list(dict.fromkeys([*(own.column for own in (*features, *targets)), *named]))
+    own = [*(feature.column for feature in features), *(target.column for target in targets)]
+    columns = list(dict.fromkeys([*own, *named]))
     class_columns = [target.column for target in targets if target.classes]
     make_assigners = plan_splits(sources, scans, options, request.split, request.seed, class_columns)
     fitter = SchemaFitter(features, targets, options, request.seed)
@@ -70,7 +71,9 @@ def build_table(files: Mapping[str, Path], request: Request) -> RawDataset:
     encoder = Encoder(schema)
     notes = [note for source in sources.values() for note in source.notes]
     return RawDataset(
-        *(_empty_split(encoder, rows[name]) for name in SPLITS),
+        train=_empty_split(encoder, rows["train"]),
+        validation=_empty_split(encoder, rows["validation"]),
+        test=_empty_split(encoder, rows["test"]),
         meta={
             "table": schema.model_dump(mode="json"),
             "notes": [*notes, *target_notes, *feature_notes, *fitter.notes],

@@ -62,7 +62,8 @@ class _ParquetFile:
     kind, has_decimal_comma = "Parquet file", False
 
     def __init__(self, path: Path):
-        self.path, self.notes = path, list[str]()
+        self.path = path
+        self.notes: list[str] = []
         with wrap_read_errors(path, self.kind):
             with path.open("rb"):  # unlike Arrow's, this error has the reason why a file cannot be opened
                 pass

@@ -51,7 +51,9 @@ class TextFile:
     """
 
     def __init__(self, path: Path, encoding: str | None, separator: str | None, missing: Sequence[str]):
-        self.path, self.notes, self._missing = path, list[str](), list(missing)
+        self.path = path
+        self.notes: list[str] = []
+        self._missing = list(missing)
         self.encoding = self._guess_encoding() if encoding is None else encoding
         self._fix = "save it as UTF-8"
         if encoding != "utf-8":
@@ -106,8 +108,9 @@ class TextFile:
         self._end = (
             f"\0{len(self.names)}" if len(first) == len(self.names) + 1 and not first[-1].strip() else ""
         )
+        complete = rows[:-1] if len(head) == BLOCK else rows
         self.has_decimal_comma = self.separator == ";" and any(
-            _DECIMAL_COMMA.fullmatch(value.strip()) for row in rows for value in row
+            _DECIMAL_COMMA.fullmatch(value.strip()) for row in complete for value in row
         )
         if self.has_decimal_comma:
             self.notes.append(f"{path.name} is read with commas as decimal points, as in its first rows")
