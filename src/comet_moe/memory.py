@@ -8,8 +8,6 @@ import os
 import sys
 from pathlib import Path
 
-from comet_moe.exceptions import CometError
-
 _CGROUP = Path("/sys/fs/cgroup")
 _UNKNOWN = 1 << 62
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -24,7 +22,7 @@ def available_memory() -> int:
     return max(0, min(_free_memory(), _container_memory()))
 
 
-def require_memory(needed: float, what: str, remedy: str, error: type[CometError]) -> None:
+def require_memory(needed: float, what: str, remedy: str, error: type[Exception]) -> None:
     """Raise ``error`` where ``needed`` bytes are more than there are.
 
     Args:

@@ -15,12 +15,11 @@ from comet_moe.files import align_weights, require_readable_files
 from comet_moe.gates import Gate
 from comet_moe.hf.description import Description, build_gates, require_description
 from comet_moe.hf.feed_forward import FeedForwardLayout
-from comet_moe.hf.memory import FIELD, base_of
+from comet_moe.hf.gated_modules import FIELD, TokenReader, base_of, pass_tokens
 from comet_moe.hf.routers import RouterAdapter, find_adapter, install_gates
-from comet_moe.hf.tokens import TokenReader, pass_tokens
 from comet_moe.hf.upcycling import build_mixture
 from comet_moe.local_search import Permutation
-from comet_moe.memory import available_memory, in_words
+from comet_moe.memory import require_memory
 
 with needs_extra("hf", "comet_moe.hf"):
     import transformers
@@ -136,11 +135,7 @@ def _require_memory_for_gates(
     with torch.device("meta"):
         gates = build_gates(memory, classes)
     needed = sum(weight.nbytes for gate in gates.values() for weight in gate.state_dict().values())
-    if needed > available_memory():
-        raise ValueError(
-            f"the gates in the configuration of {path} would need {in_words(needed)} of memory, and "
-            f"{in_words(available_memory())} are free: restore config.json"
-        )
+    require_memory(needed, f"the gates in the configuration of {path}", "restore config.json", ValueError)
 
 
 def _build_on_cpu(memory: Description, classes: Iterable[type[Gate]]) -> dict[str, Gate]:

@@ -4,6 +4,7 @@ Shapes: N tokens (B sequences of T), p features, n experts, k choices.
 """
 
 import re
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -11,10 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from comet_moe import checks
-from comet_moe.exceptions import needs_extra
-from comet_moe.gates import Gate, GateWrapper, HashGate, TopKGate
-from comet_moe.hf.memory import remember
-from comet_moe.hf.tokens import TokenReader, pass_tokens
+from comet_moe.exceptions import IdleGateWarning, needs_extra
+from comet_moe.gates import Gate, HashGate, TopKGate
+from comet_moe.hf.gated_modules import TokenReader, innermost, pass_tokens, remember
 from comet_moe.routing import Routing
 
 with needs_extra("hf", "comet_moe.hf"):
@@ -157,11 +157,8 @@ class GateRouter(TokenReader):
         return {"kind": "router"}
 
     def _count_slots(self, routing: Routing) -> int:
-        inner = self.gate
-        while isinstance(inner, GateWrapper):
-            inner = inner.gate
         is_soft = self.gate.training and self.gate.soft_in_training
-        if isinstance(inner, TopKGate | HashGate) and self.gate.k is not None and not is_soft:
+        if isinstance(innermost(self.gate), TopKGate | HashGate) and self.gate.k is not None and not is_soft:
             return self.gate.k  # no look at the weights, which an accelerator may not have computed yet
         if torch.compiler.is_compiling():
             return self.num_experts
@@ -216,6 +213,7 @@ def replace_routers(
         gate = wrap(gate) if wrap is not None else gate
         check_gate_fits(gate, name, sizes)
         new[name] = gate
+    warn_of_idle_gates(new)
     install_gates(model, new, adapter)
     remember(model)
 
@@ -258,6 +256,26 @@ def check_gate_fits(gate: Gate, name: str, sizes: RouterSizes) -> None:
     if gate.in_features not in (None, sizes.in_features):
         raise ValueError(
             f"the gate for {name} reads {gate.in_features} features, its input has {sizes.in_features}"
+        )
+
+
+def warn_of_idle_gates(gates: Mapping[str, Gate]) -> None:
+    """Warn if gates, by the name of their mixture, get no gradient from the loss of the model.
+
+    A Top-1 gate that divides by the sum of the selected scores is one: its weight is the constant 1.
+    """
+    idle = []
+    for name, gate in gates.items():
+        inner = innermost(gate)
+        parameters = {parameter for parameter, _ in inner.named_parameters()}
+        if inner.num_experts > 1 and parameters and parameters <= inner.idle_parameters():
+            idle.append(name)
+    if idle:
+        warnings.warn(
+            f"the loss of the model does not train the gates of {len(idle)} mixtures, such as {idle[0]}, "
+            'whose only selected expert always has the weight 1: use TopKGate(..., normalize="all"), or k > 1',
+            IdleGateWarning,
+            stacklevel=3,
         )
 
 

@@ -19,7 +19,7 @@ from comet_moe.experiments.config.schema import DenseConfig
 from comet_moe.experiments.training.batches import steps_per_epoch
 from comet_moe.experiments.training.records import EvaluationRecord, ResultRecord
 from comet_moe.experiments.training.trainer import Callbacks, StepLoss, Trainer
-from comet_moe.hf.neurons import count_neurons
+from comet_moe.hf.feed_forward import count_neurons
 from comet_moe.local_search import Permutation, parameter_groups
 
 

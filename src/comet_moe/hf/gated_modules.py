@@ -8,6 +8,7 @@ Shapes: B sequences, T tokens of this forward pass (1 per step in ``generate`` w
 """
 
 import inspect
+import warnings
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -15,12 +16,17 @@ from torch import Tensor, nn
 
 from comet_moe.exceptions import needs_extra
 from comet_moe.gates import Gate, GateWrapper, HashGate
+from comet_moe.hf.description import Description, describe_gates
 
 with needs_extra("hf", "comet_moe.hf"):
     from transformers import PreTrainedModel
     from transformers.modeling_layers import GradientCheckpointingLayer
 
 ARGUMENT = "routing_tokens"
+"""Name of the argument that brings the tokens to the layers."""
+
+FIELD = "comet_moe"
+"""Name of the field that describes the gates in the configuration of a model."""
 
 
 class Tokens(NamedTuple):
@@ -57,7 +63,7 @@ class TokenReader(nn.Module):
     def with_tokens(self, x: Tensor, gate: Gate) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """What ``gate`` reads: ``x`` as (B, T, p), from that or (B·T, p), and its keys and mask."""
         ids, mask = self.tokens or (None, None)
-        if ids is None and needs_keys(gate):
+        if ids is None and isinstance(innermost(gate), HashGate):
             raise ValueError(
                 "a hash gate routes by token id, and the mixture got none: call the model with input_ids, or "
                 "choose another gate for a model that does not pass them on to its layers"
@@ -74,11 +80,11 @@ class TokenReader(nn.Module):
         return x.reshape(*known.shape, x.shape[-1]), ids, mask
 
 
-def needs_keys(gate: Gate) -> bool:
-    """Whether ``gate``, or the gate inside it, routes by key."""
+def innermost(gate: Gate) -> Gate:
+    """``gate`` without the gates that are wrapped around it."""
     while isinstance(gate, GateWrapper):
         gate = gate.gate
-    return isinstance(gate, HashGate)
+    return gate
 
 
 def pass_tokens(model: nn.Module) -> None:
@@ -153,3 +159,30 @@ class _ReceiveTokens:
             if isinstance(module, TokenReader):
                 module.tokens = tokens
         return args, kwargs
+
+
+def remember(model: Any) -> None:
+    """Describe the gates in ``model`` in its configuration, which ``save_pretrained`` writes.
+
+    A gate that cannot be described is a warning: the model works, but its gates cannot be loaded again. A
+    model without a configuration remembers nothing.
+    """
+    config = getattr(model, "config", None)
+    if config is None:
+        return
+    readers = {
+        name: module for name, module in base_of(model).named_modules() if isinstance(module, TokenReader)
+    }
+    try:
+        memory: Description = describe_gates({name: reader.gate for name, reader in readers.items()})
+    except ValueError as error:
+        warnings.warn(f"the gates of this model cannot be loaded once it is saved: {error}", stacklevel=3)
+        return
+    memory["mixtures"] = {name: reader.describe() for name, reader in readers.items()}
+    setattr(config, FIELD, memory)
+
+
+def base_of(model: Any) -> nn.Module:
+    """The model without its head: names in it are the same for every head."""
+    base: nn.Module = getattr(model, "base_model", model)
+    return base
