@@ -273,7 +273,7 @@ def warn_of_idle_gates(gates: Mapping[str, Gate]) -> None:
     if idle:
         warnings.warn(
             f"the loss of the model does not train the gates of {len(idle)} mixtures, such as {idle[0]}, "
-            'whose only selected expert always has the weight 1: use TopKGate(..., normalize="all"), or k > 1',
+            'whose only selected expert always has weight 1: use TopKGate(..., normalize="all"), or k > 1',
             IdleGateWarning,
             stacklevel=3,
         )
