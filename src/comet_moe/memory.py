@@ -23,7 +23,7 @@ def available_memory() -> int:
 
 
 def require_memory(needed: float, what: str, remedy: str, error: type[Exception]) -> None:
-    """Raise ``error`` where ``needed`` bytes are more than there are.
+    """Raise ``error`` if fewer than ``needed`` bytes are free.
 
     Args:
         needed: bytes.

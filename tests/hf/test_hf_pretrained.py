@@ -220,7 +220,7 @@ def test_a_gate_that_cannot_be_described_is_a_warning_and_works():
 def test_a_model_without_gates_is_an_error(tmp_path):
     saved(build("mixtral"), tmp_path)
     with pytest.raises(
-        ValueError, match=r"remembers no gates: load it with from_pretrained of transformers$"
+        ValueError, match=r"describes no gates: load it with from_pretrained of transformers$"
     ):
         from_pretrained(tmp_path)
     AutoModelForCausalLM.from_pretrained(tmp_path)

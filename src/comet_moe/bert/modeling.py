@@ -33,7 +33,7 @@ from comet_moe.routing import Routing
 
 @dataclass(frozen=True)
 class Tokens:
-    """What the layers need to know of a batch beside its hidden states.
+    """The inputs of the layers other than hidden states.
 
     Attributes:
         ids: (B, T) or None.

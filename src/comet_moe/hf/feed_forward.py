@@ -81,7 +81,7 @@ def find_feed_forward(
     """The feed-forward layers called ``names``, by default all, with their linear layers."""
     if not layout.inner:
         raise ValueError(
-            "neurons can only be told apart where the linear layers are known: pass pattern as a "
+            "the neurons are only known where the linear layers are: pass pattern as a "
             "FeedForwardLayout with inner and outer"
         )
     found = []
@@ -96,7 +96,7 @@ def find_feed_forward(
 def take_whole(model: nn.Module, name: str, layout: FeedForwardLayout) -> tuple[nn.Module, FeedForwardLayout]:
     """The feed-forward layer called ``name`` as one module (..., p) -> (..., p), and its layout.
 
-    A last layer that is outside of it is taken from there; a module that passes its input on remains.
+    A last layer outside of it is moved into it; an identity takes its place.
     """
     module = model.get_submodule(name)
     if not layout.outside:
@@ -165,10 +165,11 @@ def importance(
     .. math:: I_j = \sum_{\mathrm{samples}} \left| \sum_i w_{ij}^T \frac{\partial \ell}{\partial w_{ij}}
         + v_j^T \frac{\partial \ell}{\partial v_j} \right|
 
-    w_ij is the row of the neuron in a matrix before the activation (one, or gate and up), v_j its column in
-    the last matrix, ℓ the loss of one sample, in eval mode. One backward pass per batch is enough: with a the
-    values before the activation, h those that the last matrix reads and b the bias, the inner sum is
-    Σ_tokens Σ_i (a - b)_j ∂ℓ/∂a_j + h_j ∂ℓ/∂h_j.
+    w_ij is the row of the neuron in a matrix before the activation (one, or gate and up). v_j is its column
+    in the last matrix. ℓ is the loss of one sample, in eval mode.
+
+    One backward pass per batch is enough. Let a be the values before the activation, b the bias, and h the
+    input of the last matrix. The inner sum is then Σ_tokens Σ_i (a - b)_j ∂ℓ/∂a_j + h_j ∂ℓ/∂h_j.
 
     Args:
         model: a dense model that returns a loss, the mean over the batch; it is not changed.

@@ -1,8 +1,8 @@
-"""Token ids and padding for gates inside the models of transformers.
+"""Modules with a gate inside the models of transformers: their tokens, and their description.
 
-A mixture of transformers gets hidden states only. Hooks bring it the rest: the model hands ``input_ids`` and
-``attention_mask`` to its layers as one more keyword argument, and each layer to the mixtures in it. As an
-argument of the layer it is also there when gradient checkpointing computes the layer again.
+A mixture of transformers gets hidden states only. Hooks add token ids and padding. The model passes
+``input_ids`` and ``attention_mask`` to its layers as one more keyword argument. Each layer passes them to the
+mixtures in it. Gradient checkpointing keeps the arguments of a layer, also when it is recomputed.
 
 Shapes: B sequences, T tokens of this forward pass (1 per step in ``generate`` with a cache), p features.
 """
@@ -30,7 +30,7 @@ FIELD = "comet_moe"
 
 
 class Tokens(NamedTuple):
-    """What gates need to know of a batch beside its hidden states.
+    """The inputs of gates other than hidden states.
 
     Attributes:
         ids: (B, T) or None.
@@ -46,7 +46,7 @@ class TokenReader(nn.Module):
 
     Attributes:
         gate: the gate.
-        tokens: those of the current forward pass; None where the model does not hand them on.
+        tokens: those of the current forward pass; None where the model does not pass them on.
     """
 
     gate: Gate
@@ -65,8 +65,8 @@ class TokenReader(nn.Module):
         ids, mask = self.tokens or (None, None)
         if ids is None and isinstance(innermost(gate), HashGate):
             raise ValueError(
-                "a hash gate routes by token id, and the mixture got none: call the model with input_ids, or "
-                "choose another gate for a model that does not pass them on to its layers"
+                "a hash gate routes by token id, and the mixture got no ids: call the model with input_ids, "
+                "or choose another gate"
             )
         known = mask if ids is None else ids
         if known is None:
@@ -90,8 +90,8 @@ def innermost(gate: Gate) -> Gate:
 def pass_tokens(model: nn.Module) -> None:
     """Make ``model`` give its tokens to every :class:`TokenReader` in it; a second call changes nothing.
 
-    Models whose ``forward`` takes no further keyword arguments, and mixtures that are in no layer of
-    transformers, are left as they are: their gates know neither ids nor padding.
+    Models whose ``forward`` takes no further keyword arguments are left as they are. So are mixtures outside
+    of the layers of transformers. Their gates get neither ids nor padding.
     """
     for owner, layers in _layers_with_readers(model):
         parameters = inspect.signature(owner.forward).parameters
@@ -129,7 +129,7 @@ def _has_hook(module: nn.Module, kind: type) -> bool:
 
 
 class _SendTokens:
-    """A hook before ``forward`` of a model: puts its tokens among the arguments that go to the layers."""
+    """A hook before ``forward`` of a model: adds its tokens to the arguments of the layers."""
 
     def __init__(self, parameters: list[str]):
         self._position = {name: place for place, name in enumerate(parameters)}
@@ -161,11 +161,11 @@ class _ReceiveTokens:
         return args, kwargs
 
 
-def remember(model: Any) -> None:
+def store_description(model: Any) -> None:
     """Describe the gates in ``model`` in its configuration, which ``save_pretrained`` writes.
 
-    A gate that cannot be described is a warning: the model works, but its gates cannot be loaded again. A
-    model without a configuration remembers nothing.
+    A gate that cannot be described is a warning: the model works, but its gates cannot be loaded again.
+    Nothing happens to a model without a configuration.
     """
     config = getattr(model, "config", None)
     if config is None:
@@ -174,12 +174,12 @@ def remember(model: Any) -> None:
         name: module for name, module in base_of(model).named_modules() if isinstance(module, TokenReader)
     }
     try:
-        memory: Description = describe_gates({name: reader.gate for name, reader in readers.items()})
+        description: Description = describe_gates({name: reader.gate for name, reader in readers.items()})
     except ValueError as error:
         warnings.warn(f"the gates of this model cannot be loaded once it is saved: {error}", stacklevel=3)
         return
-    memory["mixtures"] = {name: reader.describe() for name, reader in readers.items()}
-    setattr(config, FIELD, memory)
+    description["mixtures"] = {name: reader.describe() for name, reader in readers.items()}
+    setattr(config, FIELD, description)
 
 
 def base_of(model: Any) -> nn.Module:

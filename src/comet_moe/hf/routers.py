@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from comet_moe import checks
 from comet_moe.exceptions import IdleGateWarning, needs_extra
 from comet_moe.gates import Gate, HashGate, TopKGate
-from comet_moe.hf.gated_modules import TokenReader, innermost, pass_tokens, remember
+from comet_moe.hf.gated_modules import TokenReader, innermost, pass_tokens, store_description
 from comet_moe.routing import Routing
 
 with needs_extra("hf", "comet_moe.hf"):
@@ -38,8 +38,8 @@ class RouterSizes(NamedTuple):
 class RouterAdapter:
     """Where the routers of a family of models are, their sizes, and what they return.
 
-    The routers of most families have the attributes ``hidden_dim``, ``num_experts`` and ``top_k`` and return
-    (logits, weights, experts); for those it is enough to name their class. For others, override the methods.
+    The routers of most families have the attributes ``hidden_dim``, ``num_experts`` and ``top_k``, and return
+    (logits, weights, experts). For those it is enough to name their class. For others, override the methods.
 
     Args:
         router_class: name of the class of the routers.
@@ -124,10 +124,10 @@ ADAPTERS: dict[str, RouterAdapter] = {
 class GateRouter(TokenReader):
     """A gate as a router of transformers.
 
-    Unlike Top-k, a gate may select different numbers of experts for different tokens: the router returns as
-    many slots as the token with most experts needs, and weight 0 in those that a token does not use. Padding
-    has weight 0 everywhere. In compiled graphs, whose shapes are fixed, all n experts have a slot, except for
-    Top-k and hash gates, also inside of others.
+    Unlike Top-k, a gate may select different numbers of experts for different tokens. The router returns as
+    many slots as the token with most experts needs, with weight 0 in unused ones. Padding has weight 0
+    everywhere. In compiled graphs, whose shapes are fixed, all n experts have a slot. Top-k and hash gates,
+    wrapped or not, always return k slots.
 
     Args:
         gate: any gate.
@@ -168,8 +168,8 @@ class GateRouter(TokenReader):
 def router_logits(routing: Routing) -> Tensor:
     """(..., n) logits of a routing; for a gate without logits log(max(weights, 1e-6)).
 
-    The softmax of the latter is the weights, up to their scale: a load-balancing loss that is computed from
-    logits sees the gate's own probabilities.
+    The softmax of the latter gives the weights, up to their scale. A load-balancing loss computed from the
+    logits then uses the gate's own probabilities.
     """
     if routing.logits is not None:
         return routing.logits
@@ -215,7 +215,7 @@ def replace_routers(
         new[name] = gate
     warn_of_idle_gates(new)
     install_gates(model, new, adapter)
-    remember(model)
+    store_description(model)
 
 
 def install_gates(model: nn.Module, gates: Mapping[str, Gate], adapter: RouterAdapter) -> None:
@@ -246,7 +246,7 @@ def find_routers(model: nn.Module, adapter: RouterAdapter) -> dict[str, nn.Modul
 
 
 def check_gate_fits(gate: Gate, name: str, sizes: RouterSizes) -> None:
-    """``gate`` must be one for the mixture called ``name``."""
+    """ValueError if the sizes of ``gate`` are not those of the mixture called ``name``."""
     if not isinstance(gate, Gate):
         raise ValueError(f"the factory must return a gate of comet_moe.gates, got {type(gate).__name__}")
     if gate.num_experts != sizes.num_experts:

@@ -26,7 +26,7 @@ from comet_moe.hf.feed_forward import (
     take_whole,
     weight_of,
 )
-from comet_moe.hf.gated_modules import TokenReader, pass_tokens, remember
+from comet_moe.hf.gated_modules import TokenReader, pass_tokens, store_description
 from comet_moe.hf.rescaled_gate import RescaledGate
 from comet_moe.hf.routers import GateFactory, RouterSizes, check_gate_fits, warn_of_idle_gates
 from comet_moe.memory import require_memory
@@ -105,9 +105,9 @@ def upcycle(
 ) -> None:
     """Turn the feed-forward layers of a dense model into mixtures, in place.
 
-    The experts are copies of the layer (sparse upcycling, Komatsuzaki et al. 2022), or, with
-    ``expert_size``, some of its neurons each, as in COMET-BERT. With copies and ``noise=0`` the model
-    computes what it did before.
+    The experts are copies of the layer (sparse upcycling, Komatsuzaki et al. 2022). With ``expert_size``,
+    each has some of its neurons, as in COMET-BERT. With copies and ``noise=0`` the output of the model does
+    not change.
 
     Args:
         model: Llama, GPT-2, GPT-NeoX, BERT or ViT of transformers, or any with ``pattern``.
@@ -122,8 +122,8 @@ def upcycle(
         importance: (L, neurons), from :func:`comet_moe.hf.importance`, for the layers that are converted;
             None to assign the neurons in their order.
         layers: indices of the feed-forward layers to convert; None means all that are dense.
-        pattern: for a family that is not known by name, a regular expression that the names of its
-            feed-forward layers end with; to split them, a :class:`~comet_moe.hf.FeedForwardLayout`.
+        pattern: for other families, a regular expression that the names of feed-forward layers end with. To
+            split the layers, pass a :class:`~comet_moe.hf.FeedForwardLayout`.
         rescale: wrap gates whose weights do not sum to 1 in a :class:`~comet_moe.hf.RescaledGate`.
         execution: of the mixtures, see :class:`~comet_moe.MoE`.
         search_steps, settings: see :func:`gate_factory`, for a gate by name.
@@ -157,7 +157,7 @@ def upcycle(
         mixture = build_mixture(model, name, layout, gates[name], assigned.get(name), execution)
         _add_noise(mixture, noise)
     pass_tokens(model)
-    remember(model)
+    store_description(model)
 
 
 def _require_memory(

@@ -1,7 +1,7 @@
 """The tasks of GLUE and SQuAD, and their rows as tables: texts with labels, or questions with answers.
 
-Rows are read from the published files, the tsv files of GLUE and the JSON files of SQuAD, or from Parquet
-files of the same rows. Rows of a task without a file for the dev split are split at random; a note says so.
+Rows are read from the tsv files of GLUE and the JSON files of SQuAD, or from Parquet files of the same rows.
+Where there is no file for the dev split, rows are split at random; a note says so.
 """
 
 import json
