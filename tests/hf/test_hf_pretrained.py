@@ -72,8 +72,10 @@ def test_every_gate_comes_back_from_its_description_as_json(gate):
     assert describe_gates({"a": after}) == description
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("gate", ["TopKGate", "HashGate", "PermutedGate"])
+@pytest.mark.parametrize(
+    ("family", "gate"),
+    [*((family, "PermutedGate") for family in FAMILIES), ("mixtral", "TopKGate"), ("mixtral", "HashGate")],
+)
 def test_a_saved_model_comes_back_with_its_gates(family, gate, tmp_path):
     model = build(family)
     replace_routers(model, GATES[gate])

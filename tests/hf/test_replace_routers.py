@@ -173,8 +173,10 @@ def test_token_ids_are_the_keys_of_hash_gates():
         assert torch.equal(routing.weights.argmax(-1)[real], gate.assignment[inputs["input_ids"]][real])
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("gate", ["topk", "comet", "hash"])
+@pytest.mark.parametrize(
+    ("family", "gate"),
+    [*((family, "comet") for family in FAMILIES), ("mixtral", "topk"), ("mixtral", "hash")],
+)
 def test_generation_with_a_cache_is_that_without(family, gate):
     model = build(family)
     replace_routers(model, GATES[gate])
