@@ -42,7 +42,11 @@ def far_from_uniform(model):
 
 @pytest.mark.parametrize(
     ("gate", "route_by", "kind"),
-    [*((*routed, "classifier") for routed in ROUTED), ("comet", "token", "answers"), ("comet", "token", "base")],
+    [
+        *((*routed, "classifier") for routed in ROUTED),
+        ("comet", "token", "answers"),
+        ("comet", "token", "base"),
+    ],
 )
 def test_one_expert_with_all_neurons_is_the_dense_model(gate, route_by, kind):
     dense = tiny_bert(kind)

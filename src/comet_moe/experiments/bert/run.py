@@ -10,13 +10,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-import transformers
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers.utils import logging
 
-from comet_moe.exceptions import CometError, RunError
+import comet_moe.bert  # noqa: F401 - its models register with the Auto classes of transformers
+from comet_moe.exceptions import CometError, RunError, needs_extra
 from comet_moe.experiments.bert.tasks import Task, find_task
 from comet_moe.experiments.config import BertConfig, Override, check_same_settings, load_bert_config
 from comet_moe.experiments.config.loader import build_config
@@ -30,6 +29,10 @@ from comet_moe.files import (
     write_atomically,
     write_error,
 )
+
+with needs_extra("bert", "comet_moe.bert"):
+    import transformers
+    from transformers.utils import logging
 
 WEIGHTS, CONFIGURATION = "model.safetensors", "config.json"
 MODEL_FILES = (

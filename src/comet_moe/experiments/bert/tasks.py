@@ -5,7 +5,7 @@ Where there is no file for the dev split, rows are split at random; a note says 
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,7 @@ class Task:
     classes: tuple[str, ...] = ()
     texts: tuple[str, ...] = ()
     folder: str = ""
-    columns: tuple[str | int, ...] = ()
+    columns: tuple[Any, ...] = ()
     dev: str = "dev.tsv"
 
 
@@ -237,12 +237,13 @@ def _read_questions(path: Path, task: Task) -> pd.DataFrame:
     with wrap_read_errors(path, "table of questions with answers"):
         contexts = table["context"].map(_as_text)
         is_answered = ~table["is_impossible"].to_numpy(bool)
+        columns: list[tuple[str, Callable[[Any], Any]]] = [("answer_texts", _as_text), ("answer_starts", int)]
         texts, starts = (
             [
                 [convert(value) for value in values] if answered else []
                 for answered, values in zip(is_answered, table[column], strict=True)
             ]
-            for column, convert in (("answer_texts", _as_text), ("answer_starts", int))
+            for column, convert in columns
         )
     for row, answers in enumerate(zip(contexts, texts, starts, strict=True), start=1):
         _check_answers(path, row, *answers)
