@@ -73,6 +73,10 @@ class StaticRoutingWarning(CollapseWarning):
     """A gate that decides the same for every sample: the extreme of collapse."""
 
 
+class IdleGateWarning(UserWarning):
+    """A gate whose parameters get no gradient from the loss of the model."""
+
+
 @contextmanager
 def needs_extra(extra: str, feature: str) -> Iterator[None]:
     """Turn a failed import of an optional dependency into a sentence that says how to install it.

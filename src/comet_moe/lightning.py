@@ -16,8 +16,8 @@ with needs_extra("lightning", "comet_moe.lightning"):
 class MoECallback(Callback):
     """Everything that mixtures need in a training run: ``Trainer(callbacks=[MoECallback()])``.
 
-    - The auxiliary losses of all gates are added to the loss that ``training_step`` returns, before Lightning
-      divides it for gradient accumulation or scales it for mixed precision.
+    - The auxiliary losses of all gates are added to the loss that ``training_step`` returns. Lightning then
+      divides the sum for gradient accumulation and scales it for mixed precision.
     - After each optimiser step :func:`comet_moe.step` moves searches, warm-ups and balancing biases.
     - A :class:`~comet_moe.RoutingMonitor` writes statistics to the loggers of the trainer and warns about
       gates that have collapsed.

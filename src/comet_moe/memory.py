@@ -4,8 +4,6 @@ import ctypes
 import os
 from pathlib import Path
 
-from comet_moe.exceptions import CometError
-
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _LARGEST_INT = (1 << 31) - 1
 
@@ -23,8 +21,8 @@ def available_memory() -> int:
         return 1 << 62
 
 
-def require_memory(needed: float, what: str, remedy: str, error: type[CometError]) -> None:
-    """Raise ``error`` where ``needed`` bytes are more than there are.
+def require_memory(needed: float, what: str, remedy: str, error: type[Exception]) -> None:
+    """Raise ``error`` if fewer than ``needed`` bytes are free.
 
     Args:
         needed: bytes.

@@ -5,7 +5,7 @@ import torch
 from transformers import DistilBertConfig, DistilBertModel
 
 from comet_moe.bert import CometBertForQuestionAnswering, convert_bert, importance
-from comet_moe.hf.neurons import assign_neurons
+from comet_moe.hf.feed_forward import assign_neurons
 from tiny_bert import LAYERS, NEURONS, batch, inputs, tiny_bert
 
 

@@ -19,10 +19,10 @@ from comet_moe.files import ALIGNMENT
 from comet_moe.gates import CometGate, HashGate, TopKGate
 from tiny_bert import LAYERS, NEURONS, batch, inputs, save_checkpoint, tiny_bert
 
-GATES = [name + plus for name in ("softmax", "hash", "topk", "dselect", "comet") for plus in ("", "+")]
-# All routings with each gate; a hash gate routes by token only.
+# Every gate by token, those that can by sentence, and a search around gates with features and with keys.
 ROUTED = [
-    (gate, by) for gate in GATES for by in ("token", "sentence") if not ("hash" in gate and by == "sentence")
+    *((gate, "token") for gate in ("softmax", "hash", "topk", "dselect", "comet", "hash+", "comet+")),
+    *((gate, "sentence") for gate in ("softmax", "topk", "comet", "comet+")),
 ]
 
 
@@ -40,8 +40,14 @@ def far_from_uniform(model):
     return model
 
 
-@pytest.mark.parametrize("kind", ["classifier", "answers", "base"])
-@pytest.mark.parametrize(("gate", "route_by"), ROUTED)
+@pytest.mark.parametrize(
+    ("gate", "route_by", "kind"),
+    [
+        *((*routed, "classifier") for routed in ROUTED),
+        ("comet", "token", "answers"),
+        ("comet", "token", "base"),
+    ],
+)
 def test_one_expert_with_all_neurons_is_the_dense_model(gate, route_by, kind):
     dense = tiny_bert(kind)
     scores = torch.rand(LAYERS, NEURONS)
@@ -210,14 +216,13 @@ def test_the_load_balancing_loss_is_1_for_even_load_and_the_number_of_experts_fo
 
 
 @pytest.mark.parametrize(
-    ("kind", "auto"),
+    ("kind", "auto", "gate"),
     [
-        ("classifier", AutoModelForSequenceClassification),
-        ("answers", AutoModelForQuestionAnswering),
-        ("base", AutoModel),
+        ("classifier", AutoModelForSequenceClassification, "comet+"),
+        ("answers", AutoModelForQuestionAnswering, "hash+"),
+        ("base", AutoModel, "topk"),
     ],
 )
-@pytest.mark.parametrize("gate", ["hash+", "comet+", "topk"])
 def test_a_saved_and_loaded_model_gives_the_same_bits(tmp_path, kind, auto, gate):
     student = sparse(tiny_bert(kind), gate, search_steps=3 if "+" in gate else 0)
     for search in (module for module in student.modules() if isinstance(module, Permutation)):

@@ -444,8 +444,7 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_answers_are_named(tmp_path, name):
     from comet_moe.exceptions import DataError
-    from comet_moe.experiments.bert.tasks import find_task
-    from comet_moe.experiments.bert.texts import read_texts
+    from comet_moe.experiments.bert.tasks import find_task, read_texts
 
     rows = [QUESTION | {"title": str(number)} for number in range(20)] + [QUESTION | WRONG[name]]
     pd.DataFrame(rows).to_parquet(tmp_path / "squad2_train.parquet")
@@ -454,9 +453,9 @@ def test_wrong_answers_are_named(tmp_path, name):
 
 
 def test_overlong_questions_are_cut_so_that_their_context_fits(tiny):
-    from comet_moe.experiments.bert.data import encode
     from comet_moe.experiments.bert.run import load_tokenizer
     from comet_moe.experiments.bert.tasks import find_task
+    from comet_moe.experiments.bert.tokens import encode
 
     table = pd.DataFrame([QUESTION | {"question": "the cat " * 300, "context": "a cat sat " * 50}])
     features = encode(find_task("squad2"), table, load_tokenizer(str(tiny / "tiny")), 32, 8)

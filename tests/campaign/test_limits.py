@@ -221,8 +221,7 @@ def test_rows_longer_or_shorter_than_the_header_are_refused(tmp_path, body):
 
 @pytest.mark.parametrize("label", [1.5, np.nan, -1, 7, 1e30])
 def test_labels_of_a_task_are_classes(tmp_path, label):
-    from comet_moe.experiments.bert.tasks import find_task
-    from comet_moe.experiments.bert.texts import read_texts
+    from comet_moe.experiments.bert.tasks import find_task, read_texts
 
     rows = {"sentence1": ["a"] * 8, "sentence2": ["b"] * 8, "label": [0.0, 1.0] * 3 + [1.0, label]}
     pd.DataFrame(rows).to_parquet(tmp_path / "rte_train.parquet")

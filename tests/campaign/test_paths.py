@@ -194,8 +194,8 @@ def test_a_new_run_that_another_process_starts_is_refused(tmp_path):
 
 
 def test_two_stages_of_bert_do_not_train_one_run(tiny, tmp_path):
-    from comet_moe.experiments.bert.distill import distill, finetune
     from comet_moe.experiments.bert.run import BertFolder
+    from comet_moe.experiments.bert.stages import distill, finetune
 
     for which, stage in (("run", distill), ("run/teacher", finetune)):
         folder = BertFolder(shutil.copytree(tiny / which, tmp_path / which.replace("/", "-")))

@@ -72,8 +72,10 @@ def test_every_gate_comes_back_from_its_description_as_json(gate):
     assert describe_gates({"a": after}) == description
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("gate", ["TopKGate", "HashGate", "PermutedGate"])
+@pytest.mark.parametrize(
+    ("family", "gate"),
+    [*((family, "PermutedGate") for family in FAMILIES), ("mixtral", "TopKGate"), ("mixtral", "HashGate")],
+)
 def test_a_saved_model_comes_back_with_its_gates(family, gate, tmp_path):
     model = build(family)
     replace_routers(model, GATES[gate])
@@ -220,7 +222,7 @@ def test_a_gate_that_cannot_be_described_is_a_warning_and_works():
 def test_a_model_without_gates_is_an_error(tmp_path):
     saved(build("mixtral"), tmp_path)
     with pytest.raises(
-        ValueError, match=r"remembers no gates: load it with from_pretrained of transformers$"
+        ValueError, match=r"describes no gates: load it with from_pretrained of transformers$"
     ):
         from_pretrained(tmp_path)
     AutoModelForCausalLM.from_pretrained(tmp_path)

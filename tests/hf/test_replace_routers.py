@@ -10,6 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, SwitchTransformersConfig
 
 import comet_moe
 from comet_moe import Permutation, PermutedGate, RoutingMonitor
+from comet_moe.exceptions import IdleGateWarning
 from comet_moe.gates import (
     CometGate,
     DSelectKGate,
@@ -19,7 +20,7 @@ from comet_moe.gates import (
     TopKGate,
     WarmupGate,
 )
-from comet_moe.hf import RescaledGate, RouterAdapter, replace_routers
+from comet_moe.hf import RescaledGate, RouterAdapter, gate_factory, replace_routers
 from comet_moe.hf.routers import GateRouter
 
 GATES = {
@@ -99,6 +100,39 @@ def test_every_gate_trains_with_every_loss(gate):
     )
 
 
+@pytest.mark.parametrize(
+    "factory",
+    [None, TopKGate, lambda p, n, k: RegularizedGate(TopKGate(p, n, k), load_balance=0.1)],
+    ids=["copy", "topk", "wrapped"],
+)
+def test_routers_of_one_expert_with_the_weight_1_route_as_before_and_are_a_warning(factory):
+    model = build("mixtral", num_experts_per_tok=1)
+    inputs = left_padded()
+    before = model(**inputs).logits.detach()
+    with pytest.warns(IdleGateWarning, match=r"2 mixtures, such as model.layers.0.mlp.gate, .*normalize"):
+        replace_routers(model, factory)
+    logits = model(**inputs).logits
+    logits.sum().backward()
+    assert not any(parameter.grad.any() for gate in gates_of(model) for parameter in gate.parameters())
+    if factory is None:
+        real = inputs["attention_mask"].bool()
+        torch.testing.assert_close(logits[real], before[real], atol=1e-5, rtol=0)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("family", "factory"),
+    [("mixtral", gate_factory("topk")), ("mixtral", CometGate), ("qwen3_moe", None)],
+    ids=["topk by name", "comet", "copy of probabilities"],
+)
+def test_gates_of_one_expert_train_by_its_probability(family, factory):
+    model = build(family, num_experts_per_tok=1)
+    replace_routers(model, factory)
+    model(**left_padded()).logits.sum().backward()
+    for gate in gates_of(model):
+        assert any(parameter.grad.any() for parameter in gate.parameters())
+
+
 def test_padding_is_neither_routed_nor_counted_nor_does_it_change_other_tokens():
     model = build("mixtral")
     replace_routers(model, CometGate)
@@ -139,8 +173,10 @@ def test_token_ids_are_the_keys_of_hash_gates():
         assert torch.equal(routing.weights.argmax(-1)[real], gate.assignment[inputs["input_ids"]][real])
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("gate", ["topk", "comet", "hash"])
+@pytest.mark.parametrize(
+    ("family", "gate"),
+    [*((family, "comet") for family in FAMILIES), ("mixtral", "topk"), ("mixtral", "hash")],
+)
 def test_generation_with_a_cache_is_that_without(family, gate):
     model = build(family)
     replace_routers(model, GATES[gate])

@@ -6,6 +6,7 @@ from dense_models import FAMILIES, LAYERS, NEURONS, VOCABULARY, P, batch, build
 
 import comet_moe
 from comet_moe import RoutingMonitor
+from comet_moe.exceptions import IdleGateWarning
 from comet_moe.gates import CometGate, HashGate, TopKGate
 from comet_moe.hf import FeedForwardLayout, from_pretrained, importance, upcycle
 
@@ -22,12 +23,11 @@ def logits(model, **inputs):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("gate", ["comet", "topk", "softmax"])
-def test_copies_without_noise_are_the_dense_model(family, gate):
+def test_copies_without_noise_are_the_dense_model(family):
     model = build(family)
     inputs = batch(family)
     dense = logits(model, **inputs)
-    upcycle(model, experts=4, k=1, gate=gate, noise=0.0)
+    upcycle(model, experts=4, k=1, noise=0.0)
     assert [mixture.training for mixture in mixtures(model)] == [False] * LAYERS
     torch.testing.assert_close(logits(model, **inputs), dense, atol=1e-5, rtol=0)  # the limit asked for
 
@@ -77,6 +77,25 @@ def test_top_1_trains_its_gate_although_its_weight_is_1():
     upcycle(model, experts=4, k=1, gate="topk", noise=0.1)
     model(**batch("llama", labels=True)).loss.backward()
     assert all(mixture.gate.gate.weight.grad.any() for mixture in mixtures(model))
+
+
+def test_top_1_with_the_constant_weight_1_is_a_warning_that_names_the_fix():
+    model = build("llama")
+    with pytest.warns(IdleGateWarning, match=r'2 mixtures, such as model.layers.0.mlp.*normalize="all"'):
+        upcycle(model, experts=4, k=1, gate=TopKGate)
+    model(**batch("llama", labels=True)).loss.backward()
+    assert not any(mixture.gate.weight.grad.any() for mixture in mixtures(model))
+
+
+def test_memory_for_the_experts_is_counted_in_bytes(monkeypatch):
+    layer = 3 * P * NEURONS * 4
+    monkeypatch.setattr("comet_moe.memory.available_memory", lambda: 5 * LAYERS * layer)
+    upcycle(build("llama"), experts=4, k=1)
+    upcycle(build("llama"), experts=10, k=1, expert_size=NEURONS // 2, shared=NEURONS // 2)
+    message = r"would need 0.1 MB of memory, and 0.0 MB are free: choose fewer experts"
+    for split in ({}, {"expert_size": NEURONS, "shared": NEURONS}):
+        with pytest.raises(ValueError, match=message):
+            upcycle(build("llama"), experts=8, k=1, **split)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

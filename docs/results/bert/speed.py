@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from benchmarks.timing import measure_ratios
 
-from comet_moe.experiments.bert.data import evaluation_batches, load_task_data
-from comet_moe.experiments.bert.run import BertFolder, load_model, load_tokenizer
+from comet_moe.experiments.bert.run import BertFolder, load_tokenizer
+from comet_moe.experiments.bert.tokens import evaluation_batches, load_task_data
 
 ROWS = 32
 BATCHES = 8
@@ -27,7 +27,7 @@ def main(folder: Path, task: str) -> None:
     """Print the table."""
     torch.set_num_threads(1)
     teacher, students = BertFolder(folder / f"{task}-teacher"), best_students(folder / task)
-    models = [load_model(str(run.finished_model())) for run in (*students.values(), teacher)]
+    models = [run.trained_model() for run in (*students.values(), teacher)]
     dev = load_task_data(teacher.config(), load_tokenizer(str(teacher.model_folder))).splits["dev"]
     every = list(evaluation_batches(dev, ROWS))
     batches = [dev.batch(rows) for rows in every[:: max(1, len(every) // BATCHES)]]  # short and long ones

@@ -17,7 +17,7 @@ from comet_moe.bert.modeling import (
     CometBertModel,
 )
 from comet_moe.gates import HashGate
-from comet_moe.hf.neurons import assign_neurons, rank_neurons
+from comet_moe.hf.feed_forward import assign_neurons, rank_neurons
 
 CometBert = CometBertModel | CometBertForSequenceClassification | CometBertForQuestionAnswering
 

@@ -16,13 +16,7 @@ from transformers.modeling_outputs import (
     QuestionAnsweringModelOutput,
     SequenceClassifierOutput,
 )
-from transformers.models.bert.modeling_bert import (
-    BertAttention,
-    BertEmbeddings,
-    BertEncoder,
-    BertLayer,
-    BertPooler,
-)
+from transformers.models.bert.modeling_bert import BertLayer
 from transformers.utils.generic import can_return_tuple
 
 from comet_moe.bert.configuration import CometBertConfig
@@ -39,7 +33,7 @@ from comet_moe.routing import Routing
 
 @dataclass(frozen=True)
 class Tokens:
-    """What the layers need to know of a batch beside its hidden states.
+    """The inputs of the layers other than hidden states.
 
     Attributes:
         ids: (B, T) or None.
@@ -56,15 +50,15 @@ class CometBertLayer(BertLayer):
     """Attention, then the mixture of experts. Padding skips the mixture: it keeps the attention's output."""
 
     def __init__(self, config: CometBertConfig, layer_idx: int):
-        super(BertLayer, self).__init__()
-        self.attention = BertAttention(config, is_causal=False, layer_idx=layer_idx)
-        activation = ACT2FN[config.hidden_act]
+        with init.no_init_weights():
+            super().__init__(config, layer_idx)
+        del self.intermediate, self.output  # the dense feed-forward layer
         self.moe = MoE(
             experts=BertExperts(
                 config.num_experts,
                 config.hidden_size,
                 config.expert_size,
-                activation,
+                ACT2FN[config.hidden_act],
                 config.hidden_dropout_prob,
                 config.layer_norm_eps,
             ),
@@ -89,17 +83,11 @@ class CometBertLayer(BertLayer):
         return mixed if tokens.mask is None else torch.where(tokens.mask.unsqueeze(-1), mixed, attended)
 
 
-class CometBertEncoder(BertEncoder):
-    """The layers."""
-
-    def __init__(self, config: CometBertConfig):
-        super(BertEncoder, self).__init__()
-        self.config = config
-        self.layer = nn.ModuleList([CometBertLayer(config, i) for i in range(config.num_hidden_layers)])
-
-
 class SparseModel:
-    """What the classes of this model share: their configuration, first values of weights, and loading."""
+    """What the classes of this model share: their configuration, first values of weights, and loading.
+
+    Each is first built as a dense model without values; ``post_init`` then draws those that remain.
+    """
 
     config_class: Any = CometBertConfig
     _no_split_modules: Any = ("BertEmbeddings", "CometBertLayer")
@@ -146,11 +134,10 @@ class CometBertModel(SparseModel, BertModel):
     """The encoder. ``forward`` appends one :class:`~comet_moe.Routing` per layer to the list ``routings``."""
 
     def __init__(self, config: CometBertConfig, add_pooling_layer: bool = True):
-        super(BertModel, self).__init__(config)  # BertModel's own would make the dense layers
-        self.gradient_checkpointing = False
-        self.embeddings = BertEmbeddings(config)
-        self.encoder = CometBertEncoder(config)
-        self.pooler = BertPooler(config) if add_pooling_layer else None
+        with init.no_init_weights():
+            super().__init__(config, add_pooling_layer)
+        layers = range(config.num_hidden_layers)
+        self.encoder.layer = nn.ModuleList([CometBertLayer(config, layer) for layer in layers])
         self.post_init()
 
     @can_return_tuple
@@ -205,12 +192,9 @@ class CometBertForSequenceClassification(SparseModel, BertForSequenceClassificat
     """Classifies a sentence or a pair of sentences."""
 
     def __init__(self, config: CometBertConfig):
-        super(BertForSequenceClassification, self).__init__(config)
-        self.num_labels = labels = cast(int, config.num_labels)
+        with init.no_init_weights():
+            super().__init__(config)
         self.bert = CometBertModel(config)
-        dropout = config.classifier_dropout
-        self.dropout = nn.Dropout(config.hidden_dropout_prob if dropout is None else dropout)
-        self.classifier = nn.Linear(config.hidden_size, labels)
         self.post_init()
 
     @can_return_tuple
@@ -252,10 +236,9 @@ class CometBertForQuestionAnswering(SparseModel, BertForQuestionAnswering):
     """Finds the first and last token of the answer to a question in a context."""
 
     def __init__(self, config: CometBertConfig):
-        super(BertForQuestionAnswering, self).__init__(config)
-        self.num_labels = labels = cast(int, config.num_labels)
+        with init.no_init_weights():
+            super().__init__(config)
         self.bert = CometBertModel(config, add_pooling_layer=False)
-        self.qa_outputs = nn.Linear(config.hidden_size, labels)
         self.post_init()
 
     @can_return_tuple

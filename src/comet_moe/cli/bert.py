@@ -77,8 +77,8 @@ def finetune(
     as_json: AsJson = False,
 ) -> None:
     """Fine-tune a dense BERT on a task: the teacher."""
-    from comet_moe.experiments.bert import distill as stages
     from comet_moe.experiments.bert import run as runs
+    from comet_moe.experiments.bert import stages
 
     overrides = _overrides(settings, model=model, data=data)
     config = runs.load_task_config(task, [*overrides, (["stage"], "finetune")])
@@ -89,8 +89,8 @@ def finetune(
 @app.command()
 def importance(run: Teacher, as_json: AsJson = False) -> None:
     """Compute the importance of the neurons of a teacher on its dev rows."""
-    from comet_moe.experiments.bert.distill import score_neurons
     from comet_moe.experiments.bert.run import BertFolder
+    from comet_moe.experiments.bert.stages import score_neurons
 
     folder = BertFolder(run)
     scores = score_neurons(folder)
@@ -114,8 +114,8 @@ def distill(
     as_json: AsJson = False,
 ) -> None:
     """Convert a teacher to a sparse student, and distil the teacher into it."""
-    from comet_moe.experiments.bert import distill as stages
     from comet_moe.experiments.bert import run as runs
+    from comet_moe.experiments.bert import stages
 
     overrides = _overrides(settings, gate=gate)
     folder, config = runs.resolve_run(runs.student_config(run, overrides), overrides, out, resume)
@@ -133,7 +133,7 @@ def evaluate(
 
     The metrics equal those in result.json, except for the speed.
     """
-    from comet_moe.experiments.bert.distill import evaluate_run
+    from comet_moe.experiments.bert.stages import evaluate_run
 
     summary = evaluate_run(run)
     if as_json:
@@ -157,8 +157,8 @@ def run(
 
     With --resume, settings of a stage that has not begun may be changed.
     """
-    from comet_moe.experiments.bert import distill as stages
     from comet_moe.experiments.bert import run as runs
+    from comet_moe.experiments.bert import stages
 
     overrides = _overrides(settings, gate=gate, model=model, data=data)
     folder, config = runs.resolve_run(runs.load_task_config(task, overrides), overrides, out, resume)

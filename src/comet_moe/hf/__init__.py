@@ -7,8 +7,7 @@ Importing this package registers the sparse dispatch of this library with transf
 from comet_moe.hf import experts as _experts
 from comet_moe.hf.callbacks import MoECallback
 from comet_moe.hf.factory import gate_factory
-from comet_moe.hf.feed_forward import LAYOUTS, FeedForwardLayout
-from comet_moe.hf.neurons import importance
+from comet_moe.hf.feed_forward import LAYOUTS, FeedForwardLayout, importance
 from comet_moe.hf.pretrained import from_pretrained
 from comet_moe.hf.rescaled_gate import RescaledGate
 from comet_moe.hf.routers import ADAPTERS, RouterAdapter, RouterSizes, replace_routers

@@ -18,21 +18,19 @@ with needs_extra("hf", "comet_moe.hf"):
 class MoECallback(TrainerCallback):
     """Everything that mixtures need in a training run: ``MoECallback().add_to(trainer)``.
 
-    - The auxiliary losses of all gates are added to the ``loss`` that the model returns in training, unless
-      the model says by an attribute ``adds_aux_loss`` that it does so itself, as COMET-BERT does. The
-      ``aux_loss`` of transformers' mixtures (``output_router_logits=True``) is another one, and stays.
+    - The auxiliary losses of all gates are added to the ``loss`` that the model returns in training. A model
+      with the attribute ``adds_aux_loss``, such as COMET-BERT, adds them itself. The ``aux_loss`` of
+      transformers' mixtures (``output_router_logits=True``) is a different loss and is kept.
     - After each optimiser step :func:`comet_moe.step` moves searches, warm-ups and balancing biases.
     - A :class:`~comet_moe.RoutingMonitor` adds statistics to the Trainer's logs and warns about gates that
       have collapsed.
 
-    With ``Trainer(callbacks=[MoECallback()])`` it does the same, but the Trainer's own callbacks for
-    TensorBoard, W&B and others run first and do not see the statistics; ``trainer.state.log_history`` has
-    them.
+    ``Trainer(callbacks=[MoECallback()])`` works too. The Trainer's own callbacks for TensorBoard, W&B and
+    others then run first and do not see the statistics; ``trainer.state.log_history`` has them.
 
     Args:
-        add_aux_loss: True adds the auxiliary losses, also to a loss that has others; False does not, for
-            instance where ``compute_loss_func`` adds ``callback.monitor.aux_loss``; None decides by the
-            model, as said above.
+        add_aux_loss: True always adds the auxiliary losses. False never does; use it where
+            ``compute_loss_func`` adds ``callback.monitor.aux_loss``. None follows ``adds_aux_loss``.
         interval, window, names: see :class:`~comet_moe.RoutingMonitor`.
 
     Attributes:
@@ -98,8 +96,8 @@ class _AuxLossHook(Hook):
     Args:
         monitor: has the losses.
         add_aux_loss: see :class:`MoECallback`.
-        share: what to multiply them by where the model has the number of items of all batches that the
-            optimiser step accumulates, since the Trainer then sums the losses of these batches.
+        share: factor on them where the model gets ``num_items_in_batch``. The Trainer then sums the losses
+            of all batches of an optimiser step.
     """
 
     def __init__(self, monitor: RoutingMonitor, add_aux_loss: bool | None, share: float):

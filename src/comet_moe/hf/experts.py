@@ -10,7 +10,7 @@ Shapes: N tokens, k choices, n experts, p features, h hidden units.
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from comet_moe.exceptions import needs_extra
 from comet_moe.experts import Experts
@@ -21,7 +21,6 @@ from comet_moe.kernels.swiglu import swiglu
 from comet_moe.mixture.dispatch import run_sparse
 
 with needs_extra("hf", "comet_moe.hf"):
-    from transformers.activations import SiLUActivation
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 NAME = "comet_moe"
@@ -49,7 +48,7 @@ def sparse_experts_forward(
 def _is_swiglu(module: Any) -> bool:
     """Whether the experts of ``module`` multiply silu of the first half by the second, as most models do."""
     is_default = getattr(type(module)._apply_gate, "__name__", "") == "_default_apply_gate"
-    return is_default and type(module.act_fn) in (nn.SiLU, SiLUActivation)
+    return is_default and type(module.act_fn).__name__ in ("SiLU", "SiLUActivation")
 
 
 class _TransformersExperts:

@@ -14,19 +14,18 @@ from comet_moe.files import align_weights
 from comet_moe.gates import Gate
 from comet_moe.hf.description import Description, build_gates, require_description
 from comet_moe.hf.feed_forward import FeedForwardLayout
-from comet_moe.hf.memory import FIELD, base_of
+from comet_moe.hf.gated_modules import FIELD, TokenReader, base_of, pass_tokens
 from comet_moe.hf.routers import RouterAdapter, find_adapter, install_gates
-from comet_moe.hf.tokens import TokenReader, pass_tokens
 from comet_moe.hf.upcycling import build_mixture
 from comet_moe.local_search import Permutation
-from comet_moe.memory import available_memory, in_words
+from comet_moe.memory import require_memory
 
 with needs_extra("hf", "comet_moe.hf"):
     import transformers
     from transformers import AutoConfig, PreTrainedModel
 
 HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token")
-"""Arguments of ``from_pretrained`` that say where the configuration is, too."""
+"""Arguments of ``from_pretrained`` that are also needed to load the configuration."""
 
 
 def from_pretrained(
@@ -39,11 +38,9 @@ def from_pretrained(
 ) -> Any:
     """Load a model whose gates :func:`replace_routers` or :func:`upcycle` put there.
 
-    As ``from_pretrained`` of transformers, which cannot do it: it builds the model of the configuration,
-    knows no gates, and offers no way to add some without remote code. The configuration holds names of
-    classes and numbers; nothing in it is executed. A file that lacks weights of the model, or has others, is
-    refused; only those of a head may be missing or too many, where ``model_class`` is not the class that was
-    saved.
+    ``from_pretrained`` of transformers builds the model without its gates, and adds them only by remote code.
+    The configuration holds names of classes and numbers; nothing in it is executed. Missing and unexpected
+    weights are errors. Only those of a head are not, if ``model_class`` is not the class that was saved.
 
     Args:
         path: a folder that ``save_pretrained`` wrote, or a name on the Hub.
@@ -54,12 +51,12 @@ def from_pretrained(
     """
     where = {name: kwargs[name] for name in HUB_ARGUMENTS if name in kwargs}
     config = kwargs.pop("config", None) or AutoConfig.from_pretrained(path, trust_remote_code=False, **where)
-    memory: Description = getattr(config, FIELD, {})
-    if not memory:
+    description: Description = getattr(config, FIELD, {})
+    if not description:
         raise ValueError(
-            f"the configuration in {path} remembers no gates: load it with from_pretrained of transformers"
+            f"the configuration in {path} describes no gates: load it with from_pretrained of transformers"
         )
-    memory = require_description(memory, path)
+    description = require_description(description, path)
     if model_class is None:
         name = str((config.architectures or ["None"])[0])
         model_class = getattr(transformers, name, None)
@@ -75,13 +72,13 @@ def from_pretrained(
         def __init__(self, config: Any, *arguments: Any, **options: Any):
             super().__init__(config, *arguments, **options)
             # A module under two names would be loaded by the first and lost by the second.
-            _put_gates(self, memory, build_gates(memory, classes, share=False), adapter)
+            _put_gates(self, description, build_gates(description, classes, share=False), adapter)
 
     # Transformers looks up what a class can do by these names.
     WithGates.__name__, WithGates.__qualname__ = model_class.__name__, model_class.__qualname__
     WithGates.__module__ = model_class.__module__
-    _require_memory_for_gates(path, memory, classes)
-    gates = _build_on_cpu(memory, classes)
+    _require_memory_for_gates(path, description, classes)
+    gates = _build_on_cpu(description, classes)
     known_missing = WithGates._keys_to_ignore_on_load_missing or []
     WithGates._keys_to_ignore_on_load_missing = [*known_missing, *_stored_elsewhere(gates)]
     with_report = kwargs.pop("output_loading_info", False)
@@ -109,7 +106,7 @@ def _saved_names(config: Any) -> list[str]:
 def _require_all_weights(
     path: str | PathLike[str], model: Any, report: Mapping[str, Iterable[str]], has_other_head: bool
 ) -> None:
-    """ValueError if the file lacks weights of ``model``, or has others; those of a new head are let pass."""
+    """ValueError for missing or unexpected weights of ``model``, except those of a new head."""
     base = base_of(model)
     own = {name for name, _ in (*base.named_children(), *base.named_parameters(recurse=False))}
     for problem, kind in (("lacks", "missing_keys"), ("has the unexpected", "unexpected_keys")):
@@ -125,22 +122,18 @@ def _require_all_weights(
 
 
 def _require_memory_for_gates(
-    path: str | PathLike[str], memory: Description, classes: Iterable[type[Gate]]
+    path: str | PathLike[str], description: Description, classes: Iterable[type[Gate]]
 ) -> None:
     """ValueError if the gates of the configuration would not fit."""
     with torch.device("meta"):
-        gates = build_gates(memory, classes)
+        gates = build_gates(description, classes)
     needed = sum(weight.nbytes for gate in gates.values() for weight in gate.state_dict().values())
-    if needed > available_memory():
-        raise ValueError(
-            f"the gates in the configuration of {path} would need {in_words(needed)} of memory, and "
-            f"{in_words(available_memory())} are free: restore config.json"
-        )
+    require_memory(needed, f"the gates in the configuration of {path}", "restore config.json", ValueError)
 
 
-def _build_on_cpu(memory: Description, classes: Iterable[type[Gate]]) -> dict[str, Gate]:
+def _build_on_cpu(description: Description, classes: Iterable[type[Gate]]) -> dict[str, Gate]:
     with torch.device("cpu"):
-        return build_gates(memory, classes)
+        return build_gates(description, classes)
 
 
 def _stored_elsewhere(gates: Mapping[str, Gate]) -> Iterator[str]:
@@ -154,12 +147,12 @@ def _stored_elsewhere(gates: Mapping[str, Gate]) -> Iterator[str]:
 
 
 def _put_gates(
-    model: Any, memory: Description, gates: Mapping[str, Gate], adapter: RouterAdapter | None
+    model: Any, description: Description, gates: Mapping[str, Gate], adapter: RouterAdapter | None
 ) -> None:
-    """Give a new model of transformers the mixtures and gates that ``memory`` describes."""
+    """Give a new model of transformers the mixtures and gates that ``description`` describes."""
     base = base_of(model)
     routers = {}
-    for name, mixture in memory["mixtures"].items():
+    for name, mixture in description["mixtures"].items():
         if mixture["kind"] == "router":
             routers[name] = gates[name]
             continue
@@ -177,7 +170,7 @@ def _put_gates(
 def _renew_gates(model: Any, gates: Mapping[str, Gate]) -> None:
     """Put ``gates``, which are new, into ``model``, with the weights of those that were loaded.
 
-    The latter have lost what is not in the file, such as counts, and share no searches.
+    The loaded ones lack what is not in the file, such as counts, and share no searches.
     """
     base = base_of(model)
     for name, gate in reversed(list(gates.items())):  # the first gate has the weights of a shared search

@@ -9,9 +9,8 @@ from comet_moe.routing import Routing
 class RescaledGate(GateWrapper):
     """w_i = g_i / Σ_j g_j, where no gradient goes through the sum; a row without experts stays 0.
 
-    Copies of one layer compute together what that layer did only if their weights sum to 1. Those of a Top-1
-    gate that is to train do not, since the weight of the only expert would be the constant 1; here it is 1,
-    with the gradient of log g_i.
+    Copies of one layer compute what that layer did only if their weights sum to 1. A Top-1 gate that trains
+    has a weight below 1. Here its weight is 1, with the gradient of log g_i.
 
     Args:
         gate: a gate with weights of at least 0.

@@ -4,6 +4,7 @@ Shapes: N tokens (B sequences of T), p features, n experts, k choices.
 """
 
 import re
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -11,10 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from comet_moe import checks
-from comet_moe.exceptions import needs_extra
-from comet_moe.gates import Gate, GateWrapper, HashGate, TopKGate
-from comet_moe.hf.memory import remember
-from comet_moe.hf.tokens import TokenReader, pass_tokens
+from comet_moe.exceptions import IdleGateWarning, needs_extra
+from comet_moe.gates import Gate, HashGate, TopKGate
+from comet_moe.hf.gated_modules import TokenReader, innermost, pass_tokens, store_description
 from comet_moe.routing import Routing
 
 with needs_extra("hf", "comet_moe.hf"):
@@ -38,8 +38,8 @@ class RouterSizes(NamedTuple):
 class RouterAdapter:
     """Where the routers of a family of models are, their sizes, and what they return.
 
-    The routers of most families have the attributes ``hidden_dim``, ``num_experts`` and ``top_k`` and return
-    (logits, weights, experts); for those it is enough to name their class. For others, override the methods.
+    The routers of most families have the attributes ``hidden_dim``, ``num_experts`` and ``top_k``, and return
+    (logits, weights, experts). For those it is enough to name their class. For others, override the methods.
 
     Args:
         router_class: name of the class of the routers.
@@ -124,10 +124,10 @@ ADAPTERS: dict[str, RouterAdapter] = {
 class GateRouter(TokenReader):
     """A gate as a router of transformers.
 
-    Unlike Top-k, a gate may select different numbers of experts for different tokens: the router returns as
-    many slots as the token with most experts needs, and weight 0 in those that a token does not use. Padding
-    has weight 0 everywhere. In compiled graphs, whose shapes are fixed, all n experts have a slot, except for
-    Top-k and hash gates, also inside of others.
+    Unlike Top-k, a gate may select different numbers of experts for different tokens. The router returns as
+    many slots as the token with most experts needs, with weight 0 in unused ones. Padding has weight 0
+    everywhere. In compiled graphs, whose shapes are fixed, all n experts have a slot. Top-k and hash gates,
+    wrapped or not, always return k slots.
 
     Args:
         gate: any gate.
@@ -157,11 +157,8 @@ class GateRouter(TokenReader):
         return {"kind": "router"}
 
     def _count_slots(self, routing: Routing) -> int:
-        inner = self.gate
-        while isinstance(inner, GateWrapper):
-            inner = inner.gate
         is_soft = self.gate.training and self.gate.soft_in_training
-        if isinstance(inner, TopKGate | HashGate) and self.gate.k is not None and not is_soft:
+        if isinstance(innermost(self.gate), TopKGate | HashGate) and self.gate.k is not None and not is_soft:
             return self.gate.k  # no look at the weights, which an accelerator may not have computed yet
         if torch.compiler.is_compiling():
             return self.num_experts
@@ -171,8 +168,8 @@ class GateRouter(TokenReader):
 def router_logits(routing: Routing) -> Tensor:
     """(..., n) logits of a routing; for a gate without logits log(max(weights, 1e-6)).
 
-    The softmax of the latter is the weights, up to their scale: a load-balancing loss that is computed from
-    logits sees the gate's own probabilities.
+    The softmax of the latter gives the weights, up to their scale. A load-balancing loss computed from the
+    logits then uses the gate's own probabilities.
     """
     if routing.logits is not None:
         return routing.logits
@@ -216,8 +213,9 @@ def replace_routers(
         gate = wrap(gate) if wrap is not None else gate
         check_gate_fits(gate, name, sizes)
         new[name] = gate
+    warn_of_idle_gates(new)
     install_gates(model, new, adapter)
-    remember(model)
+    store_description(model)
 
 
 def install_gates(model: nn.Module, gates: Mapping[str, Gate], adapter: RouterAdapter) -> None:
@@ -248,7 +246,7 @@ def find_routers(model: nn.Module, adapter: RouterAdapter) -> dict[str, nn.Modul
 
 
 def check_gate_fits(gate: Gate, name: str, sizes: RouterSizes) -> None:
-    """``gate`` must be one for the mixture called ``name``."""
+    """ValueError if the sizes of ``gate`` are not those of the mixture called ``name``."""
     if not isinstance(gate, Gate):
         raise ValueError(f"the factory must return a gate of comet_moe.gates, got {type(gate).__name__}")
     if gate.num_experts != sizes.num_experts:
@@ -258,6 +256,26 @@ def check_gate_fits(gate: Gate, name: str, sizes: RouterSizes) -> None:
     if gate.in_features not in (None, sizes.in_features):
         raise ValueError(
             f"the gate for {name} reads {gate.in_features} features, its input has {sizes.in_features}"
+        )
+
+
+def warn_of_idle_gates(gates: Mapping[str, Gate]) -> None:
+    """Warn if gates, by the name of their mixture, get no gradient from the loss of the model.
+
+    A Top-1 gate that divides by the sum of the selected scores is one: its weight is the constant 1.
+    """
+    idle = []
+    for name, gate in gates.items():
+        inner = innermost(gate)
+        parameters = {parameter for parameter, _ in inner.named_parameters()}
+        if inner.num_experts > 1 and parameters and parameters <= inner.idle_parameters():
+            idle.append(name)
+    if idle:
+        warnings.warn(
+            f"the loss of the model does not train the gates of {len(idle)} mixtures, such as {idle[0]}, "
+            'whose only selected expert always has weight 1: use TopKGate(..., normalize="all"), or k > 1',
+            IdleGateWarning,
+            stacklevel=3,
         )
 
 

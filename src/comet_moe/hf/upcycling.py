@@ -16,19 +16,20 @@ from comet_moe.gates import Gate
 from comet_moe.hf.factory import gate_factory
 from comet_moe.hf.feed_forward import (
     FeedForwardLayout,
+    assign_neurons,
     count_features,
+    find_feed_forward,
     find_layout,
     find_names,
     keep_neurons,
+    rank_neurons,
     take_whole,
     weight_of,
 )
-from comet_moe.hf.memory import remember
-from comet_moe.hf.neurons import assign_neurons, rank_neurons
+from comet_moe.hf.gated_modules import TokenReader, pass_tokens, store_description
 from comet_moe.hf.rescaled_gate import RescaledGate
-from comet_moe.hf.routers import GateFactory, RouterSizes, check_gate_fits
-from comet_moe.hf.tokens import TokenReader, pass_tokens
-from comet_moe.memory import available_memory, in_words
+from comet_moe.hf.routers import GateFactory, RouterSizes, check_gate_fits, warn_of_idle_gates
+from comet_moe.memory import require_memory
 from comet_moe.mixture.dispatch import Execution
 from comet_moe.mixture.moe import MoE
 
@@ -104,9 +105,9 @@ def upcycle(
 ) -> None:
     """Turn the feed-forward layers of a dense model into mixtures, in place.
 
-    The experts are copies of the layer (sparse upcycling, Komatsuzaki et al. 2022), or, with
-    ``expert_size``, some of its neurons each, as in COMET-BERT. With copies and ``noise=0`` the model
-    computes what it did before.
+    The experts are copies of the layer (sparse upcycling, Komatsuzaki et al. 2022). With ``expert_size``,
+    each has some of its neurons, as in COMET-BERT. With copies and ``noise=0`` the output of the model does
+    not change.
 
     Args:
         model: Llama, GPT-2, GPT-NeoX, BERT or ViT of transformers, or any with ``pattern``.
@@ -121,8 +122,8 @@ def upcycle(
         importance: (L, neurons), from :func:`comet_moe.hf.importance`, for the layers that are converted;
             None to assign the neurons in their order.
         layers: indices of the feed-forward layers to convert; None means all that are dense.
-        pattern: for a family that is not known by name, a regular expression that the names of its
-            feed-forward layers end with; to split them, a :class:`~comet_moe.hf.FeedForwardLayout`.
+        pattern: for other families, a regular expression that the names of feed-forward layers end with. To
+            split the layers, pass a :class:`~comet_moe.hf.FeedForwardLayout`.
         rescale: wrap gates whose weights do not sum to 1 in a :class:`~comet_moe.hf.RescaledGate`.
         execution: of the mixtures, see :class:`~comet_moe.MoE`.
         search_steps, settings: see :func:`gate_factory`, for a gate by name.
@@ -141,7 +142,7 @@ def upcycle(
     checks.not_negative("noise", noise)
     layout = find_layout(model, pattern)
     names = _choose(model, find_names(model, layout), layers)
-    _require_memory(model, names, experts, expert_size)
+    _require_memory(model, names, layout, experts, expert_size)
     if isinstance(gate, str):
         keys = getattr(getattr(model, "config", None), "vocab_size", None)
         factory = gate_factory(gate, vocab_size=keys, search_steps=search_steps, **settings)
@@ -151,23 +152,26 @@ def upcycle(
         factory = gate
     assigned = _assign(model, names, layout, experts, expert_size, shared, importance)
     gates = {name: _make_gate(factory, model, name, experts, k, rescale) for name in names}
+    warn_of_idle_gates(gates)
     for name in names:
         mixture = build_mixture(model, name, layout, gates[name], assigned.get(name), execution)
         _add_noise(mixture, noise)
     pass_tokens(model)
-    remember(model)
+    store_description(model)
 
 
-def _require_memory(model: nn.Module, names: Sequence[str], experts: int, expert_size: int | None) -> None:
-    """ValueError if that many copies of the layers would not fit."""
-    one = sum(weight.nbytes for name in names for weight in model.get_submodule(name).parameters())
-    needed = experts * (one if expert_size is None else len(names))
-    free = available_memory()
-    if needed > free:
-        raise ValueError(
-            f"{experts:,} experts would need {in_words(needed)} of memory, and {in_words(free)} are free: "
-            f"choose fewer experts"
-        )
+def _require_memory(
+    model: nn.Module, names: Sequence[str], layout: FeedForwardLayout, experts: int, expert_size: int | None
+) -> None:
+    """ValueError if the experts of these layers would not fit: copies, or ``expert_size`` neurons each."""
+    if layout.inner:
+        layers = find_feed_forward(model, layout, names)
+        modules = [module for layer in layers for module in (*layer.inner, layer.outer)]
+        share = 1.0 if expert_size is None else expert_size / len(weight_of(layers[0].inner[0]))
+    else:
+        modules, share = [model.get_submodule(name) for name in names], 1.0
+    whole = sum(weight.nbytes for module in modules for weight in module.parameters())
+    require_memory(experts * share * whole, f"{experts:,} experts", "choose fewer experts", ValueError)
 
 
 def build_mixture(

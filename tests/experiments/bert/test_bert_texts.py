@@ -7,10 +7,9 @@ import pandas as pd
 import pytest
 
 from comet_moe.exceptions import DataError, RecipeError
-from comet_moe.experiments.bert.data import encode, evaluation_batches, training_batches
 from comet_moe.experiments.bert.run import load_tokenizer
-from comet_moe.experiments.bert.tasks import TASKS, find_task
-from comet_moe.experiments.bert.texts import read_texts
+from comet_moe.experiments.bert.tasks import TASKS, find_task, read_texts
+from comet_moe.experiments.bert.tokens import encode, evaluation_batches, training_batches
 from tiny_bert import save_checkpoint, write_rte, write_squad
 
 # A line of each official tsv file, and what it means.

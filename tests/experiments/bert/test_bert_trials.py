@@ -9,7 +9,7 @@ from command import refusal, succeed
 
 from comet_moe.exceptions import RunError
 from comet_moe.experiments.bert.run import BertFolder
-from comet_moe.experiments.bert.trials import StudentRunner
+from comet_moe.experiments.bert.stages import StudentRunner
 from comet_moe.experiments.config import override_config
 from comet_moe.experiments.studies.study import StudyOptions, open_study
 from tiny_bert import SMALL, sets, where

@@ -6,14 +6,14 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from comet_moe.bert.modeling import CometBertLayer
 from comet_moe.checks import without_value_checks
 from comet_moe.devices import Placement
-from comet_moe.experiments.bert.data import Features, Index, TaskData, evaluation_batches
-from comet_moe.experiments.bert.metrics import Window, answer_metrics, best_answer, class_metrics
+from comet_moe.experiments.bert.metrics import Answer, Window, answer_metrics, best_answer, class_metrics
 from comet_moe.experiments.bert.tasks import Task
+from comet_moe.experiments.bert.tokens import Features, Index, TaskData, evaluation_batches
 from comet_moe.experiments.training.evaluate import routing_record
 from comet_moe.experiments.training.records import EvaluationRecord, SummaryRecord
 from comet_moe.routing import Routing
@@ -57,7 +57,7 @@ def evaluate(
     null_threshold: float = 0.0,
     placement: Placement = Placement(),  # noqa: B008 - frozen
 ) -> EvaluationRecord:
-    """``model`` in eval mode on all rows of ``features``; it is left in the mode that it was in.
+    """Evaluate ``model`` in eval mode on all rows of ``features``; its mode is restored afterwards.
 
     Experts per sample are a mean over tokens and layers, and 1 for a dense model. Operations are all that
     ran, divided by the tokens that are not padding, or by the rows. The prediction is "no answer" where its
@@ -65,61 +65,42 @@ def evaluate(
     """
     was_training = model.training
     model.eval()
-    measurements = _Measurements(model, placement)
-    outputs = [
-        (rows, measurements.run(features.batch(rows)))
-        for rows in evaluation_batches(features, EVALUATION_BATCH)
-    ]
-    model.train(was_training)
-    loss = sum(len(rows) * float(output.loss) for rows, output in outputs) / max(len(features), 1)
-    if task.kind == "answers":
-        metrics = _answer_metrics(features, outputs, null_threshold)
-    else:
-        metrics = _class_metrics(task, features, outputs)
-    return EvaluationRecord(
-        loss=100 * loss, tasks={task.name: {"loss": loss, **metrics}}, **measurements.fields(len(features))
-    )
-
-
-class _Measurements:
-    """Routing, operations and time of a model, batch by batch."""
-
-    def __init__(self, model: Any, placement: Placement):
-        self.model = model
-        self.placement = placement
-        self.is_sparse = model.config.model_type == "comet_bert"
-        self.statistics: list[RoutingStatistics] = []
-        self.flops = self.tokens = 0
-        self.seconds = 0.0
-
-    def run(self, batch: dict[str, Tensor]) -> Any:
-        """The outputs of the model."""
-        routings: list[Routing] = []
+    is_sparse = model.config.model_type == "comet_bert"
+    statistics: list[RoutingStatistics] = []
+    outputs: list[tuple[Index, Any]] = []
+    flops = tokens = 0
+    loss = seconds = 0.0
+    for rows in evaluation_batches(features, EVALUATION_BATCH):
+        batch, routings = features.batch(rows), list[Routing]()
         started = time.perf_counter()
-        moved = self.placement.move(batch)
-        with self.placement.autocast():
-            outputs = self.model(**moved, routings=routings) if self.is_sparse else self.model(**moved)
-        self.seconds += time.perf_counter() - started
-        self.tokens += int(batch["attention_mask"].sum())
-        rows, length = batch["input_ids"].shape
-        self.flops += batch_flops(self.model, rows, length, routings)
-        self.statistics = self.statistics or [RoutingStatistics() for _ in routings]
-        for statistics, routing in zip(self.statistics, routings, strict=True):
-            statistics.add(routing)
-        return outputs
-
-    def fields(self, rows: int) -> dict[str, Any]:
-        """The fields of an EvaluationRecord on ``rows`` rows."""
-        routing = by_layer(map(routing_record, self.statistics))
-        experts = [record.experts_per_sample for record in routing.values()]
-        return {
-            "experts_per_sample": float(np.mean(experts)) if experts else 1.0,
-            "flops_per_sample": self.flops / max(rows, 1),
-            "flops_per_token": self.flops / max(self.tokens, 1),
-            "tokens_per_second": self.tokens / max(self.seconds, 1e-9),
-            "parameters_effective": effective_parameters(self.model, experts),
-            "routing": routing,
-        }
+        with placement.autocast():
+            output = model(**placement.move(batch), **({"routings": routings} if is_sparse else {}))
+        seconds += time.perf_counter() - started
+        outputs.append((rows, output))
+        loss += len(rows) * float(output.loss) / len(features)
+        tokens += int(batch["attention_mask"].sum())
+        flops += batch_flops(model, *batch["input_ids"].shape, routings)
+        statistics = statistics or [RoutingStatistics() for _ in routings]
+        for sums, routing in zip(statistics, routings, strict=True):
+            sums.add(routing)
+    model.train(was_training)
+    metrics = (
+        class_metrics(task.metrics, _classes(features, outputs), features.targets["labels"])
+        if task.classes
+        else answer_metrics(_answers(features, outputs), features.table["answer_texts"], null_threshold)
+    )
+    routing_by_layer = by_layer(map(routing_record, statistics))
+    experts = [record.experts_per_sample for record in routing_by_layer.values()]
+    return EvaluationRecord(
+        loss=100 * loss,
+        tasks={task.name: {"loss": loss, **metrics}},
+        experts_per_sample=float(np.mean(experts)) if experts else 1.0,
+        flops_per_sample=flops / max(len(features), 1),
+        flops_per_token=flops / max(tokens, 1),
+        tokens_per_second=tokens / max(seconds, 1e-9),
+        parameters_effective=effective_parameters(model, experts),
+        routing=routing_by_layer,
+    )
 
 
 def by_layer(values: Iterable[T]) -> dict[str, T]:
@@ -127,16 +108,16 @@ def by_layer(values: Iterable[T]) -> dict[str, T]:
     return {f"layer {number}": value for number, value in enumerate(values, 1)}
 
 
-def _class_metrics(task: Task, features: Features, outputs: list[tuple[Index, Any]]) -> dict[str, float]:
+def _classes(features: Features, outputs: list[tuple[Index, Any]]) -> Index:
+    """The class of each row with the highest logit."""
     predicted = np.empty(len(features), np.int64)
     for rows, output in outputs:
         predicted[rows] = output.logits.argmax(-1).numpy(force=True)
-    return class_metrics(task.metrics, predicted, features.targets["labels"])
+    return predicted
 
 
-def _answer_metrics(
-    features: Features, outputs: list[tuple[Index, Any]], null_threshold: float
-) -> dict[str, float]:
+def _answers(features: Features, outputs: list[tuple[Index, Any]]) -> list[Answer]:
+    """The best answer to each question, over the windows on its context."""
     windows: list[list[Window]] = [[] for _ in range(len(features.table))]
     for rows, output in outputs:
         starts, ends = (logits.cpu().double().numpy() for logits in (output.start_logits, output.end_logits))
@@ -144,9 +125,7 @@ def _answer_metrics(
             offsets = features.offsets[row]
             window = Window(start[: len(offsets)], end[: len(offsets)], offsets)
             windows[features.example[row]].append(window)
-    contexts = features.table["context"]
-    answers = [best_answer(context, own) for context, own in zip(contexts, windows, strict=True)]
-    return answer_metrics(answers, features.table["answer_texts"].tolist(), null_threshold)
+    return [best_answer(*example) for example in zip(features.table["context"], windows, strict=True)]
 
 
 def batch_flops(model: Any, rows: int, length: int, routings: Sequence[Routing]) -> int:

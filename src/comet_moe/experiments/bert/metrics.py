@@ -17,10 +17,9 @@ Array = npt.NDArray[Any]
 
 
 def class_metrics(names: tuple[str, ...], predicted: Array, labels: Array) -> dict[str, float]:
-    """The metrics called ``names`` of (N,) classes: "accuracy", and of two classes "f1" and "matthews".
+    """The metrics of scikit-learn called ``names`` of (N,) classes; "f1" and "matthews" are of two classes.
 
-    They are those of scikit-learn. F1 is that of class 1, and 0 where it is undefined; so is Matthews'
-    correlation.
+    F1 is that of class 1. It and Matthews' correlation are 0 where they are undefined.
     """
     from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 

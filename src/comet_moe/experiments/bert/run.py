@@ -10,13 +10,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-import transformers
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers.utils import logging
 
-from comet_moe.exceptions import CometError, RunError
+import comet_moe.bert  # noqa: F401 - its models register with the Auto classes of transformers
+from comet_moe.exceptions import CometError, RunError, needs_extra
 from comet_moe.experiments.bert.tasks import Task, find_task
 from comet_moe.experiments.config import BertConfig, Override, check_same_settings, load_bert_config
 from comet_moe.experiments.config.loader import build_config
@@ -29,6 +28,10 @@ from comet_moe.files import (
     write_atomically,
     write_error,
 )
+
+with needs_extra("bert", "comet_moe.bert"):
+    import transformers
+    from transformers.utils import logging
 
 WEIGHTS, CONFIGURATION = "model.safetensors", "config.json"
 MODEL_FILES = (
@@ -73,6 +76,11 @@ class BertFolder(RunFolder):
             return zlib.crc32((self.finished_model() / WEIGHTS).read_bytes())
         except OSError as error:
             raise RunError(f"{self.path} has no weights ({error.strerror}): train it again") from error
+
+    def trained_model(self) -> Any:
+        """The model with the weights of the best epoch, in eval mode."""
+        path = str(self.finished_model())
+        return load_model(path, find_task(self.config().task), use_safetensors=True)
 
     def drop_model(self) -> None:
         """Remove the weights of the best epoch."""
@@ -136,8 +144,7 @@ def resolve_run(
         resume: continue the run in the folder with its saved configuration. A setting that differs from it is
             an error, unless it belongs to a stage that has not begun.
     """
-    gate = "dense" if config.stage == "finetune" else config.gate.name
-    folder = BertFolder(out or Path("runs") / default_name(config.recipe, gate, config.seed))
+    folder = BertFolder(out or Path("runs") / default_name(config.recipe, config.gate_name, config.seed))
     if folder.state() == "empty":
         return folder, with_machine(config)
     folder.check_resumes(resume)
@@ -189,47 +196,32 @@ def load_checkpoint(path: str, task: Task, seed: int) -> Any:
     Every weight but those of a head must be in the checkpoint, and it may have no others but those of heads.
     """
     load_configuration(path)
-    with loading(path), torch.random.fork_rng(devices=[]):
+    names = dict(enumerate(task.classes))
+    labels = {"id2label": names, "label2id": {name: number for number, name in names.items()}}
+    options = {**labels, "ignore_mismatched_sizes": True} if names else {}
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        if task.kind == "answers":
-            return load_weights(transformers.BertForQuestionAnswering, path, HEADS, dtype=torch.float32)
-        names = dict(enumerate(task.classes))
-        return load_weights(
-            transformers.BertForSequenceClassification,
-            path,
-            HEADS,
-            dtype=torch.float32,
-            id2label=names,
-            label2id={name: number for number, name in names.items()},
-            ignore_mismatched_sizes=True,
-        )
+        return load_model(path, task, HEADS, dtype=torch.float32, **options)
 
 
-def load_model(path: str) -> Any:
-    """A model that a run saved, dense or sparse, in eval mode; its weights are complete or refused."""
-    with loading(path):
-        config = transformers.AutoConfig.from_pretrained(path, trust_remote_code=False)
-        name = (config.architectures or [""])[0]
-        auto: Any = (
-            transformers.AutoModelForQuestionAnswering
-            if name.endswith("ForQuestionAnswering")
-            else transformers.AutoModelForSequenceClassification
-        )
-        return load_weights(auto, path, use_safetensors=True).eval()
-
-
-def load_weights(kind: Any, path: str, heads: tuple[str, ...] = (), **options: Any) -> Any:
-    """``kind.from_pretrained`` without code from the checkpoint, and with every weight or none.
+def load_model(path: str, task: Task, heads: tuple[str, ...] = (), **options: Any) -> Any:
+    """A BERT for ``task``, dense or sparse, in eval mode; no code from the checkpoint is run.
 
     Args:
-        kind: a class of transformers.
         path: a folder, or a name on the hub.
-        heads: prefixes of weights that may be missing, unexpected or of another shape.
+        task: decides the kind of head.
+        heads: prefixes of weights that may be missing, unexpected or of another shape; all others may not.
         options: of ``from_pretrained``.
     """
-    model, report = kind.from_pretrained(
-        path, trust_remote_code=False, weights_only=True, output_loading_info=True, **options
+    kind: Any = (
+        transformers.AutoModelForSequenceClassification
+        if task.classes
+        else transformers.AutoModelForQuestionAnswering
     )
+    with loading(path):
+        model, report = kind.from_pretrained(
+            path, trust_remote_code=False, weights_only=True, output_loading_info=True, **options
+        )
     mismatched = [key[0] if isinstance(key, tuple) else key for key in report["mismatched_keys"]]
     keys = {"lacks": report["missing_keys"], "has the unexpected": report["unexpected_keys"]}
     for problem, names in (keys | {"has another shape of": mismatched}).items():

@@ -188,6 +188,11 @@ class BertConfig(Section):
         return self.gate.name.endswith("+")
 
     @property
+    def gate_name(self) -> str:
+        """Name of the gate in results: a teacher is "dense"."""
+        return "dense" if self.stage == "finetune" else self.gate.name
+
+    @property
     def num_experts(self) -> int:
         """Number of experts per layer; 1 without a mixture."""
         return 1 if isinstance(self.gate, DenseConfig) else self.experts.count

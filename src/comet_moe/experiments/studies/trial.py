@@ -71,6 +71,6 @@ def runner_for(config: AnyConfig) -> Runner:
     """The runner of trials with configurations like ``config``."""
     if isinstance(config, TrainConfig):
         return RecipeRunner()
-    from comet_moe.experiments.bert.trials import StudentRunner
+    from comet_moe.experiments.bert.stages import StudentRunner
 
     return StudentRunner()

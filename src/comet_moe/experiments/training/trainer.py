@@ -2,7 +2,7 @@
 
 Read :class:`Trainer` from :meth:`Trainer.run` down. What differs between models is given to it: a recipe's
 trainer is made by :mod:`comet_moe.experiments.training.build`, that of a BERT by
-:mod:`comet_moe.experiments.bert.build`.
+:mod:`comet_moe.experiments.bert.stages`.
 
 What is random in an epoch is seeded by (seed, epoch, rank). A run that was killed resumes from its last
 checkpoint and ends with the same result, bit for bit at the same number of threads.

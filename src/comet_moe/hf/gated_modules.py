@@ -1,13 +1,14 @@
-"""Token ids and padding for gates inside the models of transformers.
+"""Modules with a gate inside the models of transformers: their tokens, and their description.
 
-A mixture of transformers gets hidden states only. Hooks bring it the rest: the model hands ``input_ids`` and
-``attention_mask`` to its layers as one more keyword argument, and each layer to the mixtures in it. As an
-argument of the layer it is also there when gradient checkpointing computes the layer again.
+A mixture of transformers gets hidden states only. Hooks add token ids and padding. The model passes
+``input_ids`` and ``attention_mask`` to its layers as one more keyword argument. Each layer passes them to the
+mixtures in it. Gradient checkpointing keeps the arguments of a layer, also when it is recomputed.
 
 Shapes: B sequences, T tokens of this forward pass (1 per step in ``generate`` with a cache), p features.
 """
 
 import inspect
+import warnings
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -15,16 +16,21 @@ from torch import Tensor, nn
 
 from comet_moe.exceptions import needs_extra
 from comet_moe.gates import Gate, GateWrapper, HashGate
+from comet_moe.hf.description import Description, describe_gates
 
 with needs_extra("hf", "comet_moe.hf"):
     from transformers import PreTrainedModel
     from transformers.modeling_layers import GradientCheckpointingLayer
 
 ARGUMENT = "routing_tokens"
+"""Name of the argument that brings the tokens to the layers."""
+
+FIELD = "comet_moe"
+"""Name of the field that describes the gates in the configuration of a model."""
 
 
 class Tokens(NamedTuple):
-    """What gates need to know of a batch beside its hidden states.
+    """The inputs of gates other than hidden states.
 
     Attributes:
         ids: (B, T) or None.
@@ -40,7 +46,7 @@ class TokenReader(nn.Module):
 
     Attributes:
         gate: the gate.
-        tokens: those of the current forward pass; None where the model does not hand them on.
+        tokens: those of the current forward pass; None where the model does not pass them on.
     """
 
     gate: Gate
@@ -57,10 +63,10 @@ class TokenReader(nn.Module):
     def with_tokens(self, x: Tensor, gate: Gate) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """What ``gate`` reads: ``x`` as (B, T, p), from that or (B·T, p), and its keys and mask."""
         ids, mask = self.tokens or (None, None)
-        if ids is None and needs_keys(gate):
+        if ids is None and isinstance(innermost(gate), HashGate):
             raise ValueError(
-                "a hash gate routes by token id, and the mixture got none: call the model with input_ids, or "
-                "choose another gate for a model that does not pass them on to its layers"
+                "a hash gate routes by token id, and the mixture got no ids: call the model with input_ids, "
+                "or choose another gate"
             )
         known = mask if ids is None else ids
         if known is None:
@@ -74,18 +80,18 @@ class TokenReader(nn.Module):
         return x.reshape(*known.shape, x.shape[-1]), ids, mask
 
 
-def needs_keys(gate: Gate) -> bool:
-    """Whether ``gate``, or the gate inside it, routes by key."""
+def innermost(gate: Gate) -> Gate:
+    """``gate`` without the gates that are wrapped around it."""
     while isinstance(gate, GateWrapper):
         gate = gate.gate
-    return isinstance(gate, HashGate)
+    return gate
 
 
 def pass_tokens(model: nn.Module) -> None:
     """Make ``model`` give its tokens to every :class:`TokenReader` in it; a second call changes nothing.
 
-    Models whose ``forward`` takes no further keyword arguments, and mixtures that are in no layer of
-    transformers, are left as they are: their gates know neither ids nor padding.
+    Models whose ``forward`` takes no further keyword arguments are left as they are. So are mixtures outside
+    of the layers of transformers. Their gates get neither ids nor padding.
     """
     for owner, layers in _layers_with_readers(model):
         parameters = inspect.signature(owner.forward).parameters
@@ -123,7 +129,7 @@ def _has_hook(module: nn.Module, kind: type) -> bool:
 
 
 class _SendTokens:
-    """A hook before ``forward`` of a model: puts its tokens among the arguments that go to the layers."""
+    """A hook before ``forward`` of a model: adds its tokens to the arguments of the layers."""
 
     def __init__(self, parameters: list[str]):
         self._position = {name: place for place, name in enumerate(parameters)}
@@ -153,3 +159,30 @@ class _ReceiveTokens:
             if isinstance(module, TokenReader):
                 module.tokens = tokens
         return args, kwargs
+
+
+def store_description(model: Any) -> None:
+    """Describe the gates in ``model`` in its configuration, which ``save_pretrained`` writes.
+
+    A gate that cannot be described is a warning: the model works, but its gates cannot be loaded again.
+    Nothing happens to a model without a configuration.
+    """
+    config = getattr(model, "config", None)
+    if config is None:
+        return
+    readers = {
+        name: module for name, module in base_of(model).named_modules() if isinstance(module, TokenReader)
+    }
+    try:
+        description: Description = describe_gates({name: reader.gate for name, reader in readers.items()})
+    except ValueError as error:
+        warnings.warn(f"the gates of this model cannot be loaded once it is saved: {error}", stacklevel=3)
+        return
+    description["mixtures"] = {name: reader.describe() for name, reader in readers.items()}
+    setattr(config, FIELD, description)
+
+
+def base_of(model: Any) -> nn.Module:
+    """The model without its head: names in it are the same for every head."""
+    base: nn.Module = getattr(model, "base_model", model)
+    return base

@@ -11,10 +11,10 @@ import numpy.typing as npt
 import pandas as pd
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from comet_moe.exceptions import RecipeError
-from comet_moe.experiments.bert.tasks import Task, find_task
-from comet_moe.experiments.bert.texts import read_texts
+from comet_moe.experiments.bert.tasks import Task, find_task, read_texts
 from comet_moe.experiments.config import BertConfig
 
 Index = npt.NDArray[np.int64]
@@ -56,81 +56,72 @@ class Features:
         """(rows,) number of tokens."""
         return np.array([len(row) for row in self.ids], np.int64)
 
+    def checksum(self) -> int:
+        """CRC-32 of tokens and targets."""
+        arrays = [np.concatenate(self.ids), *self.targets.values()]
+        return zlib.crc32(b"".join(array.tobytes() for array in arrays))
+
     def batch(self, rows: Index) -> dict[str, Tensor]:
         """The arguments of the model for ``rows``: (B, T) with T of the longest row, and targets (B,)."""
-        longest = max(len(self.ids[row]) for row in rows)
-        ids = np.full((len(rows), longest), self.padding, np.int64)
-        mask, types = np.zeros_like(ids), np.zeros_like(ids)
-        for index, row in enumerate(rows):
-            length = len(self.ids[row])
-            ids[index, :length], mask[index, :length] = self.ids[row], 1
-            if self.types:
-                types[index, :length] = self.types[row]
-        arrays = {"input_ids": ids, "attention_mask": mask} | (
-            {"token_type_ids": types} if self.types else {}
-        )
-        arrays |= {name: values[rows] for name, values in self.targets.items()}
-        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+        lengths = torch.tensor([len(self.ids[row]) for row in rows])
+        arrays = {"input_ids": self._padded(self.ids, rows, self.padding)}
+        arrays["attention_mask"] = (torch.arange(int(lengths.max())) < lengths.unsqueeze(1)).long()
+        if self.types:
+            arrays["token_type_ids"] = self._padded(self.types, rows, 0)
+        return arrays | {name: torch.from_numpy(values[rows]) for name, values in self.targets.items()}
+
+    def _padded(self, values: list[Index], rows: Index, padding: int) -> Tensor:
+        return pad_sequence([torch.from_numpy(values[row]) for row in rows], True, padding)
 
 
 def encode(task: Task, table: pd.DataFrame, tokenizer: Any, max_length: int, stride: int) -> Features:
     """The rows of ``table`` as tokens, cut to ``max_length``; windows on long contexts share ``stride``."""
-    if task.kind == "answers":
-        return _encode_questions(table, tokenizer, max_length, stride)
-    columns = [table[name].tolist() for name in ("a", "b") if name in table]
-    encoded = tokenizer(*columns, truncation=True, max_length=max_length)
-    return Features(
-        ids=_ragged(encoded["input_ids"]),
-        types=_ragged(encoded.get("token_type_ids", [])),
-        targets={"labels": table["label"].to_numpy(np.int64)},
-        padding=_padding(tokenizer),
-        table=table,
+    more: dict[str, Any] = {}
+    if task.classes:
+        columns = [table[name].tolist() for name in ("a", "b") if name in table]
+        encoded = tokenizer(*columns, truncation=True, max_length=max_length)
+        targets = {"labels": table["label"].to_numpy(np.int64)}
+    else:
+        # Three special tokens, the stride and at least one more token of the context fit beside a question.
+        most = min(MAX_QUESTION_TOKENS, max_length - stride - 4)
+        encoded = tokenizer(
+            _cut_questions(table["question"].str.strip().tolist(), tokenizer, most),
+            table["context"].tolist(),
+            truncation="only_second",
+            max_length=max_length,
+            stride=stride,
+            return_overflowing_tokens=True,
+            return_offsets_mapping=True,
+        )
+        example, offsets = (
+            np.array(encoded["overflow_to_sample_mapping"], np.int64),
+            _context_offsets(encoded),
+        )
+        answers = table[["answer_texts", "answer_starts"]].iloc[example].itertuples(index=False)
+        spans = [_answer_span(window, *answer) for window, answer in zip(offsets, answers, strict=True)]
+        targets = dict(zip(("start_positions", "end_positions"), np.array(spans, np.int64).T, strict=True))
+        more = {"example": example, "offsets": offsets}
+    ids, types = (
+        [np.array(row, np.int64) for row in encoded.get(name, [])] for name in ("input_ids", "token_type_ids")
     )
+    return Features(ids, types, targets, int(tokenizer.pad_token_id or 0), table, **more)
 
 
-def _encode_questions(table: pd.DataFrame, tokenizer: Any, max_length: int, stride: int) -> Features:
-    encoded = tokenizer(
-        _cut_questions(
-            table["question"].tolist(), tokenizer, min(MAX_QUESTION_TOKENS, max_length - stride - 4)
-        ),
-        table["context"].tolist(),
-        truncation="only_second",
-        max_length=max_length,
-        stride=stride,
-        return_overflowing_tokens=True,
-        return_offsets_mapping=True,
-    )
-    example = np.array(encoded["overflow_to_sample_mapping"], np.int64)
+def _context_offsets(encoded: Any) -> list[Index]:
+    """(T, 2) of each window: the characters of its tokens in the context, -1 for other tokens."""
     offsets = []
     for window, characters in enumerate(encoded["offset_mapping"]):
         in_context = np.array([sequence == 1 for sequence in encoded.sequence_ids(window)])
         offsets.append(np.where(in_context[:, None], np.array(characters, np.int64), -1))
-    spans = [
-        _answer_span(offsets[window], table["answer_texts"].iloc[row], table["answer_starts"].iloc[row])
-        for window, row in enumerate(example)
-    ]
-    starts, ends = np.array(spans, np.int64).T
-    return Features(
-        ids=_ragged(encoded["input_ids"]),
-        types=_ragged(encoded.get("token_type_ids", [])),
-        targets={"start_positions": starts, "end_positions": ends},
-        padding=_padding(tokenizer),
-        table=table,
-        example=example,
-        offsets=offsets,
-    )
+    return offsets
 
 
 def _cut_questions(questions: list[str], tokenizer: Any, most: int) -> list[str]:
-    """``questions`` without what is after their token number ``most``.
-
-    Three special tokens, the stride and at least one more token of the context must fit beside a question.
-    """
-    stripped = [question.strip() for question in questions]
-    encoded = tokenizer(stripped, add_special_tokens=False, return_offsets_mapping=True)
+    """``questions`` without what is after their token number ``most``."""
+    encoded = tokenizer(questions, add_special_tokens=False, return_offsets_mapping=True)
     return [
         question if len(offsets) <= most else question[: offsets[most - 1][1]]
-        for question, offsets in zip(stripped, encoded["offset_mapping"], strict=True)
+        for question, offsets in zip(questions, encoded["offset_mapping"], strict=True)
     ]
 
 
@@ -143,14 +134,6 @@ def _answer_span(offsets: Index, texts: list[str], starts: list[int]) -> tuple[i
     first = np.flatnonzero(in_context & (offsets[:, 0] <= begin) & (offsets[:, 1] > begin))
     last = np.flatnonzero(in_context & (offsets[:, 0] < stop) & (offsets[:, 1] >= stop))
     return (int(first[0]), int(last[0])) if len(first) and len(last) else (0, 0)
-
-
-def _ragged(rows: list[list[int]]) -> list[Index]:
-    return [np.array(row, np.int64) for row in rows]
-
-
-def _padding(tokenizer: Any) -> int:
-    return int(tokenizer.pad_token_id or 0)
 
 
 def training_batches(
@@ -205,20 +188,15 @@ def load_task_data(config: BertConfig, tokenizer: Any) -> TaskData:
     task = find_task(config.task)
     texts = read_texts(task, Path(config.data.path), config.data.seed, config.data.train_rows)
     max_length, stride = config.data.max_length, config.data.stride
-    if task.kind == "answers" and stride >= max_length // 2:
+    if not task.classes and stride >= max_length // 2:
         raise RecipeError(f"data.stride must be below half of data.max_length, {max_length}, got {stride}")
     splits = {name: encode(task, rows, tokenizer, max_length, stride) for name, rows in texts.splits.items()}
     meta = {
         "name": task.name,
         "rows": {name: len(features) for name, features in splits.items()},
         "tokens": {name: int(features.lengths.sum()) for name, features in splits.items()},
-        "checksums": {name: _checksum(features) for name, features in splits.items()},
+        "checksums": {name: features.checksum() for name, features in splits.items()},
         "files": dict(texts.files),
         "notes": list(texts.notes),
     }
     return TaskData(task, tokenizer, splits, meta)
-
-
-def _checksum(features: Features) -> int:
-    arrays = [np.concatenate(features.ids), *features.targets.values()]
-    return zlib.crc32(b"".join(array.tobytes() for array in arrays))

@@ -1,0 +1,127 @@
+"""Sparse students of a dense BERT: their sizes, their first weights, and their distance from the teacher.
+
+Shapes: B sentences, T tokens, p features, L layers, C classes.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from comet_moe.bert.convert import convert_bert, sparse_config
+from comet_moe.bert.gating import build_layer_gate
+from comet_moe.exceptions import RecipeError
+from comet_moe.experiments.bert.tokens import TaskData
+from comet_moe.experiments.config import BertConfig
+from comet_moe.experiments.config.schema import DenseConfig
+from comet_moe.experiments.training.batches import steps_per_epoch
+from comet_moe.hf.feed_forward import count_neurons
+
+
+def discrepancy(student: Any, teacher: Any, mask: Tensor) -> Tensor:
+    """D = Σ over the L+1 hidden states of their mean squared difference, plus that of the predictions.
+
+    The latter is the symmetric divergence of the classes; for answers, the mean of that of starts and ends.
+
+    Args:
+        student, teacher: outputs of the models, with hidden states.
+        mask: (B, T) bool, False where a token is padding, which does not count.
+    """
+    keep = mask.unsqueeze(-1)
+    count = mask.sum() * student.hidden_states[0].shape[-1]
+    pairs = zip(student.hidden_states, teacher.hidden_states, strict=True)
+    hidden = torch.stack([((s - t) * keep).square().sum() / count for s, t in pairs]).sum()
+    if not hasattr(student, "start_logits"):
+        return hidden + symmetric_divergence(student.logits, teacher.logits)
+    # Padding has probability 0; its logits are finite, so that differences of logarithms are not NaN.
+    starts, ends = (
+        symmetric_divergence(
+            *(getattr(output, name).masked_fill(~mask, -1e4) for output in (student, teacher))
+        )
+        for name in ("start_logits", "end_logits")
+    )
+    return hidden + (starts + ends) / 2
+
+
+def symmetric_divergence(student: Tensor, teacher: Tensor) -> Tensor:
+    """½ Σ (p - q)(log p - log q) / B of the softmaxes p and q of two (B, C): (KL(p, q) + KL(q, p)) / 2."""
+    log_p, log_q = student.log_softmax(-1), teacher.log_softmax(-1)
+    return 0.5 * ((log_p.exp() - log_q.exp()) * (log_p - log_q)).sum() / len(student)
+
+
+def check_student(config: BertConfig, dense: Any) -> None:
+    """Refuse settings of a student that do not fit a dense BERT.
+
+    Args:
+        config: configuration of the student.
+        dense: transformers' configuration of the dense BERT.
+    """
+    names = ("experts.count", "experts.size", "experts.shared")
+    try:
+        count, size, shared = expert_sizes(config, dense.intermediate_size)
+        count_neurons(dense.intermediate_size, count, size, shared, names)
+        settings = {"num_experts": count, "expert_size": size, **_settings(config, steps=1)}
+        build_layer_gate(sparse_config(dense, **settings), 0)
+    except ValueError as error:  # fits the schema, not the others: a hash gate that routes by sentence
+        raise RecipeError(f"recipe {config.recipe}: {error}") from error
+
+
+def build_student(config: BertConfig, teacher: Any, data: TaskData, importance: Tensor | None) -> Any:
+    """The student of ``config`` before its first step, its gates drawn from the seed.
+
+    Args:
+        config: configuration of the student.
+        teacher: a dense BERT.
+        data: rows of the task.
+        importance: (L, neurons) of the teacher's neurons; None to assign neurons to experts in their order.
+    """
+    check_student(config, teacher.config)
+    count, size, shared = expert_sizes(config, teacher.config.intermediate_size)
+    train = data.splits["train"]
+    frequencies = None
+    if getattr(config.gate, "balanced", False):  # by how often each token occurs in the train rows
+        ids = torch.cat([torch.from_numpy(row) for row in train.ids])
+        frequencies = torch.bincount(ids, minlength=teacher.config.vocab_size)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        return convert_bert(
+            teacher,
+            experts=count,
+            expert_size=size,
+            shared=shared,
+            importance=importance,
+            frequencies=frequencies,
+            **_settings(config, steps_per_epoch(len(train), config.training.batch_size)),
+        )
+
+
+def expert_sizes(config: BertConfig, neurons: int) -> tuple[int, int, int]:
+    """Experts per layer, neurons of each, and how many of these all experts have.
+
+    Without a mixture there is one expert, with at most the ``neurons`` of the teacher's layer. For
+    ``dense-wide`` it has the neurons of all experts, otherwise those of k.
+    """
+    experts, gate = config.experts, config.gate
+    if not isinstance(gate, DenseConfig):
+        return experts.count, experts.size, experts.shared
+    size = min(neurons, experts.size * (experts.count if gate.name == "dense-wide" else gate.k))
+    return 1, size, min(experts.shared, size)
+
+
+def _settings(config: BertConfig, steps: int) -> dict[str, Any]:
+    """Fields of a CometBertConfig, for ``steps`` optimiser steps per epoch."""
+    search, experts = config.search, config.experts
+    return {
+        "gate": config.gate.name,
+        **config.gate.model_dump(exclude={"name", "balanced", "warmup_epochs"}),
+        "warmup_steps": getattr(config.gate, "warmup_epochs", 0) * steps,
+        "route_by": experts.route_by,
+        "execution": experts.execution,
+        "hash_seed": 1000 * config.seed,
+        "search_steps": search.epochs * steps if config.uses_search else 0,
+        "zeta": search.zeta,
+        "tau": search.tau,
+        "sinkhorn_iterations": search.iterations,
+        "gumbel": search.gumbel,
+        "search_lr_factor": search.lr_factor,
+    }
