@@ -41,7 +41,7 @@ def print_report(report: "TableReport") -> None:
 
 
 def write_recipe(report: "TableReport", path: Path, options: dict[str, Any], out: Path) -> None:
-    """Write the recipe ``table`` for this table, with every column's kind, to be edited."""
+    """Write a recipe for this table with the kind of every column, for the user to edit."""
     import yaml
 
     from comet_moe.experiments.config.loader import read_recipe
