@@ -37,7 +37,7 @@ class RoutingMonitor:
 
     Args:
         model: any module with gates in it.
-        interval: every how many training passes of a gate a batch is added to its statistics.
+        interval: number of training passes between two batches in the statistics of a gate.
         window: number of the last batches in the statistics of a gate.
         names: names of the gates in the order of ``model.modules()``; by default their names in the model.
         log: where :meth:`log` writes. A TensorBoard ``SummaryWriter``, a W&B run, ``wandb``, ``mlflow``, a
