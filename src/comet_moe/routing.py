@@ -262,7 +262,7 @@ class Routing:
         return routing
 
     def renumbered(self, order: Tensor) -> "Routing":
-        """This routing with expert order[i] in place of expert i; ``order`` is a permutation (n,)."""
+        """This routing with expert order[i] instead of expert i; ``order`` is a permutation (n,)."""
         return self._move(order, self.num_experts, contributions=None)
 
     def embedded(self, experts: Tensor, num_experts: int) -> "Routing":

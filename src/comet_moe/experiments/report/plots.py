@@ -88,7 +88,7 @@ PLOTS = (
     Plot(
         key="seeds",
         title="Test loss of each gate",
-        text="Each point is a run; the bar beside the points is their mean with its standard error.",
+        text="Each point is a run; the bar next to the points is their mean with its standard error.",
         gates=_gates_in("means"),
         has_legend=False,
     ),
