@@ -16,7 +16,6 @@ DOCUMENT_WORDS = 30
 NOT_YET = (
     "README.md",
     "CONTRIBUTING.md",
-    "SECURITY.md",
     *(
         f"src/comet_moe/{name}"
         for name in (
@@ -40,7 +39,7 @@ NOT_YET = (
         )
     ),
 )
-"""Files and folders whose sentences are still too long."""
+"""Files and folders that still have long sentences or words to avoid."""
 
 UNITS = (
     "batch|epoch|expert|gate|layer|line|page|row|run|sample|second|selector|step|study|task|token|tree|trial"
@@ -56,6 +55,12 @@ AVOID = {
     r"\bbudget buys\b": "loss by number of trials",
     r"\bpenalt(y|ies)\b": "auxiliary loss",
     r"\b(Lesson|Fitting|Watch|GateAround|nobody_looks)\b": "the plain name",
+    r"\bmend(s|ed|ing)?\b": "fix",
+    r"\bfiles? of strangers\b|\bstrangers' files?\b": "untrusted files",
+    r"\btold on (standard error|stderr)\b": "reported on stderr",
+    r"\b(not|no \w+ (is|was)) shown to\b": "no significant difference",
+    r"\bnearest to a gain\b": "the closest it gets to a gain",
+    r"\bfor want of\b": "for lack of",
 }
 ALLOWED = {"tests/test_language.py", "CHANGELOG.md", "tests/gates/test_golden.py"}
 PLOTS = ("src/comet_moe/experiments/report/", "tests/experiments/report/")  # a figure is an HTML element
@@ -75,7 +80,7 @@ def test_no_file_uses_words_of_the_old_dialect(pattern):
     found = [
         f"{name}:{number}: {line.strip()}"
         for name in tracked_files()
-        if not ("figure" in pattern and name.startswith(PLOTS))
+        if not ("figure" in pattern and name.startswith(PLOTS)) and not name.startswith(NOT_YET)
         for number, line in enumerate((ROOT / name).read_text(encoding="utf-8").splitlines(), start=1)
         if search.search(line)
     ]
