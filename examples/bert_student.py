@@ -1,11 +1,11 @@
-"""A dense BERT into a sparse student: neurons scored, distributed over experts, distilled with the Trainer.
+"""Turn a dense BERT into a sparse student: score neurons, distribute them over experts, and distil.
 
     python examples/bert_student.py --model DIR --data train.csv [--gate comet+]
     python examples/bert_student.py --quick
 
-``--model`` is a folder or hub name of a fine-tuned BERT for classification, ``--data`` a table with the
-columns ``text`` and ``label`` (0, 1, ...). ``--quick`` makes a tiny BERT of random weights and token ids, and
-needs neither. The whole of the paper's experiments is ``comet-moe bert run``; this is the short form.
+``--model`` is a folder or hub name of a fine-tuned BERT for classification. ``--data`` is a table with the
+columns ``text`` and ``label`` (0, 1, ...). ``--quick`` needs neither: it uses a tiny BERT with random weights
+and token ids. This is a short form of ``comet-moe bert run``, which runs the paper's experiments.
 """
 
 import argparse
@@ -83,7 +83,7 @@ def main() -> None:
         trainer = Distillation(
             teacher, model=student, args=arguments, train_dataset=rows, data_collator=collate
         )
-        MoECallback().add_to(trainer)  # moves the search, logs whether the gates route
+        MoECallback().add_to(trainer)  # advances the search, logs whether the gates route
         trainer.train()
 
     student.eval()

@@ -2,10 +2,10 @@
 
     python examples/causal_lm.py --data input.txt --gate comet+ --seed 0
 
-The model is a Mixtral of transformers over bytes, about 5 million parameters with 8 experts per layer, 2 of
-them per token. Gates: "topk" is the model's own router with its load-balancing loss, "dense" a Llama as
-costly per token as the two experts, "dense-wide" a Llama as large as all eight; the others replace the
-router. A tenth of the text is held out. ``--quick`` trains a smaller model for a few seconds.
+The model is a Mixtral of transformers over bytes, with about 5 million parameters. It has 8 experts per layer
+and uses 2 of them per token. The gate "topk" is the model's own router with its load-balancing loss. "dense"
+is a Llama with the compute of two experts per token, and "dense-wide" a Llama as large as all eight. Other
+gates replace the router. A tenth of the text is held out. ``--quick`` trains a smaller model in seconds.
 """
 
 import argparse
@@ -67,7 +67,7 @@ def main() -> None:
             rows = random_rows(train, sizes)
             loss = model(input_ids=rows, labels=rows).loss
             if monitor is not None:
-                loss = loss + monitor.aux_loss  # of the gates; the model's own is in its loss
+                loss = loss + monitor.aux_loss  # of the gates; the model's own auxiliary loss is in its loss
             optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -159,7 +159,7 @@ def random_rows(text: Tensor, sizes: dict[str, int]) -> Tensor:
 
 @torch.no_grad()
 def evaluate(model: nn.Module, text: Tensor, sizes: dict[str, int]) -> float:
-    """The mean loss per byte, in nats, over ``text`` in rows one after the other."""
+    """The mean loss per byte, in nats, over consecutive rows of ``text``."""
     model.eval()
     whole = len(text) // sizes["length"] * sizes["length"]
     total, rows = 0.0, text[:whole].reshape(-1, sizes["length"])
@@ -170,7 +170,7 @@ def evaluate(model: nn.Module, text: Tensor, sizes: dict[str, int]) -> float:
 
 
 class Specialisation:
-    """How bytes are shared out over the experts of each layer, by class and by part of the text."""
+    """The shares of the experts of each layer, by class of byte and by part of the text."""
 
     def __init__(self, model: nn.Module):
         self.names = [*CLASSES, "other"]
@@ -207,7 +207,7 @@ class Specialisation:
 def parts_of(rows: Tensor) -> Tensor:
     """The part of a play that each byte of ``rows`` (B, L) belongs to, as an index into PARTS.
 
-    A speaker's name is a line of its own that ends in a colon, after an empty line.
+    A speaker's name is a separate line that ends in a colon, after an empty line.
     """
     parts = torch.full_like(rows, PARTS.index("speech"))
     for row, part in zip(rows.tolist(), parts, strict=True):

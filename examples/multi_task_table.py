@@ -2,7 +2,7 @@
 
     python examples/multi_task_table.py [--data my.csv --targets bought,spend] [--quick]
 
-Without ``--data`` a made-up table of customers is used. Kinds of columns are inferred.
+Without ``--data`` it uses a synthetic table of customers. The kinds of columns are inferred.
 """
 
 import argparse
@@ -51,7 +51,7 @@ def score(true: pd.Series, predicted: pd.Series) -> float:
 
 
 def customers(rows: int) -> pd.DataFrame:
-    """Customers of a shop: what they buy depends on age and city, in another way for members."""
+    """Customers of a shop: what they buy depends on age and city, differently for members."""
     rng = np.random.default_rng(0)
     age, member = rng.uniform(18, 90, rows), rng.random(rows) < 0.4
     city = rng.choice(["Bern", "Oslo", "Rome"], rows)

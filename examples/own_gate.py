@@ -1,10 +1,10 @@
-"""A gate of your own, tested by ``check_gate``, with local search, in a mixture.
+"""Your own gate, tested by ``check_gate``, with local search, in a mixture.
 
     python examples/own_gate.py [--quick]
 
-The gate sends a row to the experts whose centres are nearest: g(x) = softmax over the k smallest distances of
--|x - c_i|². A gate is a subclass of ``Gate`` that sets ``num_experts`` and returns a ``Routing``; checks of
-the input, padding and float32 under autocast are around it.
+The gate sends a row to the experts with the nearest centres: g(x) = softmax over the k smallest distances of
+-|x - c_i|². A gate is a subclass of ``Gate`` that sets ``num_experts`` and returns a ``Routing``. The base
+class checks the input and handles padding and float32 under autocast.
 """
 
 import argparse
@@ -37,7 +37,7 @@ class NearestCentreGate(Gate):
 
 def main() -> None:
     """Check the gate, then train a mixture with it."""
-    parser = argparse.ArgumentParser(description="A gate of your own.")
+    parser = argparse.ArgumentParser(description="Your own gate.")
     parser.add_argument("--quick", action="store_true", help="fewer steps, a few seconds")
     steps = 50 if parser.parse_args().quick else 1000
 

@@ -1,9 +1,9 @@
-"""A mixture in a model of your own, with a monitor that says whether its gate routes.
+"""A mixture in your own model, with a monitor that says whether its gate routes.
 
     python examples/own_model.py [--gate comet] [--quick]
 
-The data has two kinds of rows, told apart by the sign of one feature, each with a formula of its own: experts
-that specialise pay here. The same model without a mixture is trained beside it.
+The data has two kinds of rows. The sign of one feature separates them, and each has its own formula, so
+specialised experts pay here. The script also trains the same model without a mixture.
 """
 
 import argparse
@@ -21,7 +21,7 @@ FEATURES, EXPERTS, HIDDEN = 16, 8, 32
 
 def main() -> None:
     """Train a mixture and a dense network of the same cost, and print both losses."""
-    parser = argparse.ArgumentParser(description="A mixture in a model of your own, with a monitor.")
+    parser = argparse.ArgumentParser(description="A mixture in your own model, with a monitor.")
     parser.add_argument("--gate", choices=["comet", "topk"], default="comet")
     parser.add_argument("--quick", action="store_true", help="fewer steps, a few seconds")
     options = parser.parse_args()
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def build_gate(name: str) -> Gate:
-    """Two experts per row in the end, with a loss that keeps the gate from using the same two always."""
+    """A gate that ends with two experts per row; a loss keeps it from always using the same two."""
     if name == "comet":
         return RegularizedGate(CometGate(FEATURES, EXPERTS, k=2), information=0.1)
     return RegularizedGate(TopKGate(FEATURES, EXPERTS, k=2), load_balance=0.01)
@@ -80,7 +80,7 @@ def train(model: nn.Module, steps: int, monitor: RoutingMonitor | None) -> None:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        comet_moe.step(model)  # a mixture: moves what moves with training
+        comet_moe.step(model)  # a mixture: advances schedules and biases
 
 
 @torch.no_grad()

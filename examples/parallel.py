@@ -2,8 +2,9 @@
 
     torchrun --nproc-per-node 4 examples/parallel.py [--quick]
 
-Every process takes its own rows. The experts are spread over the processes: rows travel to the process of
-their expert and back. Everything else is copied, and its gradients are averaged. It also runs alone.
+Every process takes its own rows. The experts are sharded over the processes, and rows travel to the process
+of their expert and back. Everything else is copied, and its gradients are averaged. It also runs in one
+process.
 """
 
 import argparse
@@ -40,7 +41,7 @@ class Model(nn.Module):
 
 
 def main() -> None:
-    """Train on all processes, and let the first one print."""
+    """Train on all processes; the first one prints."""
     parser = argparse.ArgumentParser(description="Data and expert parallelism.")
     parser.add_argument("--quick", action="store_true", help="few steps, a few seconds")
     steps = 10 if parser.parse_args().quick else 500
@@ -68,11 +69,11 @@ def train(device: str, steps: int) -> None:
     torch.manual_seed(0)  # the same weights everywhere
     model = Model().to(device)
     mesh = init_device_mesh(device, (size,), mesh_dim_names=("ep",))
-    expert_parallel(model, mesh["ep"])  # before data parallelism, which leaves the experts to it
+    expert_parallel(model, mesh["ep"])  # before data parallelism, which then skips the experts
     parallel = data_parallel(model, mesh)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
 
-    generator = torch.Generator().manual_seed(rank)  # other rows on every process
+    generator = torch.Generator().manual_seed(rank)  # different rows on every process
     for _ in range(steps):
         x = torch.randn(256 // size, FEATURES, generator=generator).to(device)
         predicted, aux_loss = parallel(x)

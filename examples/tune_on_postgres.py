@@ -2,9 +2,9 @@
 
     python examples/tune_on_postgres.py postgresql://user@host/database --data my.csv --targets bought
 
-Every machine runs the same command and takes trials from the same queue. A machine that is killed loses
-nothing: its trial is run again by another one. Put a password into PGPASSWORD or ~/.pgpass. Each machine ends
-with the table of all trials; ``sqlite`` in place of the address keeps the study on this machine.
+Every machine runs the same command and takes trials from the same queue. If a machine is killed, another one
+runs its trial again. Put a password into PGPASSWORD or ~/.pgpass. Each machine prints the table of all trials
+at the end. ``sqlite`` instead of the address keeps the study on this machine.
 """
 
 import argparse
@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def run(*arguments: str) -> None:
-    """Run comet-moe; its messages are those of this script."""
+    """Run comet-moe, with its messages on the streams of this script."""
     done = subprocess.run([sys.executable, "-m", "comet_moe", *arguments])
     if done.returncode:
         sys.exit(done.returncode)

@@ -2,8 +2,8 @@
 
     python examples/vision.py [--quick]
 
-scikit-learn's 8x8 digits, half of them inverted. One task is the digit, the other whether the image is
-inverted; the experts are shared and each task has a gate of its own.
+The images are scikit-learn's 8x8 digits, half of them inverted. One task is the digit, the other whether the
+image is inverted. The tasks share the experts, and each has its own gate.
 """
 
 import argparse

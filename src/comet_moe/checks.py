@@ -1,7 +1,7 @@
-"""Checks of arguments and inputs: each error names the value and the limit, and so the fix.
+"""Checks of arguments and inputs: each error names the value and the limit.
 
-Shapes and dtypes are always checked. Checks that read values (NaN, key range) would make an accelerator wait
-for the host, so by default they run for tensors on the CPU only; see :func:`set_value_checks`.
+Shapes and dtypes are always checked. Checks of values (NaN, key range) would synchronise an accelerator with
+the host. By default they run for tensors on the CPU only; see :func:`set_value_checks`.
 """
 
 import math
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 PLAIN_TENSOR_TYPES = (Tensor, torch.nn.Parameter)
-"""Types whose memory holds their values; subclasses (fake tensors, DTensor) are something else."""
+"""Types whose memory holds their values, unlike subclasses such as fake tensors and DTensor."""
 
 _TRACER = torch._C._TorchDispatchModeKey.PROXY
 
@@ -36,10 +36,11 @@ def set_value_checks(enabled: bool | None) -> None:
     """Set where tensor values (NaN, infinity, key range) are checked.
 
     Args:
-        enabled: True checks tensors on every device, which synchronises an accelerator with the host at each
-            call of a gate; False checks none; None is the default, tensors on the CPU. Tensors without values
-            of their own (in graphs, under ``torch.func`` transforms and dispatch modes, tensor subclasses,
-            on the meta device) are never checked.
+        enabled: None, the default, checks tensors on the CPU. False checks no tensors. True checks tensors on
+            every device, which synchronises an accelerator with the host at each call of a gate.
+
+    Some tensors are never checked: those in graphs, on the meta device, under ``torch.func`` transforms or
+    dispatch modes, and tensor subclasses.
 
     Example:
         >>> import torch, comet_moe
@@ -57,7 +58,7 @@ def set_value_checks(enabled: bool | None) -> None:
 
 @contextmanager
 def without_value_checks() -> Iterator[None]:
-    """Check no values within a ``with`` block or a decorated function, in this thread alone."""
+    """Turn value checks off within a ``with`` block or a decorated function, in this thread only."""
     _thread.without_checks += 1
     try:
         yield
@@ -66,7 +67,7 @@ def without_value_checks() -> Iterator[None]:
 
 
 def should_check_values(tensor: Tensor) -> bool:
-    """Whether the values of ``tensor`` are to be checked now."""
+    """Whether to check the values of ``tensor`` now."""
     if _value_checks is False or _thread.without_checks:
         return False
     return (tensor.is_cpu or _value_checks is True) and is_plain_eager(tensor)
@@ -75,7 +76,7 @@ def should_check_values(tensor: Tensor) -> bool:
 def is_plain_eager(tensor: Tensor) -> bool:
     """Whether Python code may branch on values of ``tensor``: eager mode, no transform, mode or subclass.
 
-    On the CPU that costs little; on an accelerator it synchronises with the host.
+    Reading values costs little on the CPU; on an accelerator it synchronises with the host.
     """
     return type(tensor) in PLAIN_TENSOR_TYPES and not (
         torch.compiler.is_compiling()
@@ -97,12 +98,12 @@ def has_dispatch_mode() -> bool:
 
 
 def in_tracer() -> bool:
-    """Whether ``make_fx`` records what runs: it sees torch's own operators, and neither loops nor values."""
+    """Whether ``make_fx`` is tracing; it records torch operators, but no Python loops and no values."""
     return torch._C._get_dispatch_mode(_TRACER) is not None and not torch.compiler.is_compiling()
 
 
 def in_forward_mode() -> bool:
-    """Whether forward-mode derivatives are computed, within ``torch.autograd.forward_ad.dual_level``."""
+    """Whether forward-mode differentiation is active (``torch.autograd.forward_ad.dual_level``)."""
     return torch.autograd.forward_ad._current_level >= 0
 
 
@@ -110,7 +111,7 @@ def at_least_one(name: str, value: int) -> int:
     """``value`` if it is an integer >= 1."""
     try:
         number = 0 if isinstance(value, bool) else index(value)
-    except (TypeError, ValueError, RuntimeError):  # of a text, an array, a tensor without one value
+    except (TypeError, ValueError, RuntimeError):  # a string, an array, a tensor with several values
         number = 0
     if number < 1:
         raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
@@ -145,7 +146,7 @@ def require_type(name: str, value: object, kind: type[Any]) -> None:
 
 
 def _is_finite(value: float) -> bool:
-    """Whether ``value`` is a number, and a finite one."""
+    """Whether ``value`` is a finite number."""
     if isinstance(value, bool | str | bytes):
         return False
     try:
@@ -170,7 +171,7 @@ def require_gate_input(x: Tensor, in_features: int | None) -> None:
 
 
 def require_finite(x: Tensor) -> None:
-    """``x`` must hold no NaN and no infinity. A finite sum proves it; only otherwise is every value read."""
+    """``x`` must hold no NaN and no infinity. A finite sum proves it; otherwise every value is read."""
     if not should_check_values(x) or math.isfinite(x.detach().sum().item()):
         return
     bad = int((~torch.isfinite(x)).sum())

@@ -1,6 +1,7 @@
-"""Does a gate route? A word for it, and what to try if it does not. No imports of the library, no torch.
+"""Does a gate route? The verdict in a word, and what to try if it does not.
 
-The numbers come from :mod:`comet_moe.statistics`, or from what a run has written of them.
+The numbers come from :mod:`comet_moe.statistics`, or from the files of a run. This module imports neither
+torch nor other modules of the library.
 """
 
 from collections.abc import Sequence
@@ -8,13 +9,13 @@ from math import log
 from typing import Literal
 
 STATIC_INFORMATION = 0.01
-"""Nats below which a gate decides the same for every sample, up to noise."""
+"""Information in nats below which a gate makes the same decision for every sample, up to noise."""
 
 COLLAPSED_RATIO = 1.1
-"""Experts of all samples together, divided by those of each one alone, below which samples share them.
+"""Below this ratio, samples share their experts.
 
-By weight that ratio is exp(information), with effective experts on both sides; by selection it is the number
-of effective experts divided by that of selected experts per sample.
+The ratio divides the experts of all samples together by the experts of one sample. By weight it is
+exp(information). By selection it is the effective experts divided by the selected experts per sample.
 """
 
 Verdict = Literal["routes", "static", "collapsed", "dense"]
@@ -40,13 +41,13 @@ def verdict(
     dead_experts: int,
     num_choices: int,
 ) -> Verdict:
-    """In a word, what a gate does with the samples of a data set.
+    """What a gate does with the samples of a data set, in a word.
 
-    - "dense": every sample uses every expert;
-    - "static": the same few experts, with the same weights, for every sample: information below 0.01 nats;
-    - "collapsed": the samples together use hardly more experts than each one alone. Either information is
-      below log 1.1 nats; or there are fewer than 1.1 effective experts per selected one while others are
-      dead, as where every sample selects the same two experts, only with different weights;
+    - "dense": every sample uses every expert.
+    - "static": every sample gets the same few experts with the same weights. Information is below 0.01 nats.
+    - "collapsed": all samples together use hardly more experts than one sample alone. Either information is
+      below log 1.1 nats. Or there are fewer than 1.1 effective experts per selected expert, and some experts
+      are dead. An example: all samples select the same two experts with different weights.
     - "routes": different samples go to different experts.
 
     Args:
@@ -65,7 +66,7 @@ def verdict(
 
 
 def explain(problem: Problem, gates: Sequence[str], numbers: str) -> str:
-    """One sentence for a warning: which gates do not route, by which numbers, and what to try.
+    """One sentence for a warning: which gates do not route, the numbers that show it, and what to try.
 
     Example:
         >>> from comet_moe.diagnosis import explain

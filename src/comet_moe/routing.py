@@ -1,7 +1,7 @@
 """The decision of a gate for a batch.
 
-Shapes: B samples (or any leading shape (B, ...) such as tokens), n experts, k trees or selectors,
-M pairs (sample, expert) of nonzero weight.
+Shapes: B samples, n experts, k trees or selectors, M pairs (sample, expert) of nonzero weight. Tokens have a
+leading shape (B, ...).
 """
 
 from copy import copy
@@ -24,10 +24,10 @@ class Pairs(NamedTuple):
 
 
 class Routing:
-    """The weights of the experts for each row of a batch, with the auxiliary loss and how they came about.
+    """The weights of the experts for each row of a batch, the auxiliary loss, and what the gate computed.
 
-    A routing is made from ``weights`` (B, ..., n), from pairs with :meth:`from_pairs`, or from a few slots
-    per row with :meth:`from_slots`; the other forms are computed when they are first asked for.
+    A routing is built from ``weights`` (B, ..., n), from pairs with :meth:`from_pairs`, or from a few slots
+    per row with :meth:`from_slots`. It computes the other forms when they are first read.
 
     Args:
         weights: (B, ..., n).
@@ -38,17 +38,17 @@ class Routing:
     Attributes:
         logits: (B, ..., n) router logits, or None for a gate that has none.
         selectors: (B, ..., k, n) tree or selector distributions before any permutation, or None.
-        contributions: (B, ..., k, n) what each tree or selector adds to the weights, or None. Sums to the
-            weights over k; dropped when experts are renumbered.
+        contributions: (B, ..., k, n) what each tree or selector adds to the weights, or None. Their sum over
+            k is the weights. Renumbering the experts drops them.
         mask: (B, ...) bool, False where a row is padding, or None.
-        candidates: (c,) indices of the experts that the gate chooses among, all others having weight 0;
-            None for all n.
+        candidates: (c,) indices of the experts that the gate chooses among; None for all n. All other experts
+            have weight 0.
         execution: "dense" or "sparse", how the mixture ran the experts; None before it has run.
-        expert_rows: how many (row, expert) pairs the mixture evaluated for this batch, for all its gates
-            together, a scalar tensor on an accelerator and in a graph; None before it has run.
-        most_experts: how many experts a row can have at most, whatever its values are; None if unknown.
-        gate_flops: floating-point operations of the gate's matrix products for this batch, where they depend
-            on the data; None where ``Gate.flops`` has them.
+        expert_rows: number of (row, expert) pairs that the mixture evaluated for this batch, over all gates.
+            It is a scalar tensor on an accelerator and in a graph, and None before the mixture has run.
+        most_experts: upper bound on the number of experts per row, for any values; None if unknown.
+        gate_flops: floating-point operations of the gate's matrix products for this batch if they depend on
+            the data, else None; see ``Gate.flops``.
 
     Example:
         >>> import torch
@@ -65,7 +65,7 @@ class Routing:
     """
 
     _is_masked = False
-    """Whether :meth:`masked` gave the rows of ``mask`` weight 0; a mask alone does not say so."""
+    """Whether :meth:`masked` has set the weights of padding to 0; having a ``mask`` does not imply it."""
 
     def __init__(
         self,
@@ -163,7 +163,7 @@ class Routing:
 
     @property
     def held_weights(self) -> Tensor:
-        """The weights in the form that the routing has already: (B, ..., n), of pairs (M,), or of slots."""
+        """The weights in the form that the routing already holds: (B, ..., n), of pairs (M,), or of slots."""
         if self._weights is not None:
             return self._weights
         return self.pairs().weight if self._slots is None else self._slots[1]
@@ -209,8 +209,8 @@ class Routing:
     def top(self, k: int) -> tuple[Tensor, Tensor]:
         """The k largest weights of each row and their experts: (B, ..., k) each, largest first.
 
-        The k experts of a row are different; those beyond the selected ones have weight 0. The weights carry
-        the gradient.
+        The k experts of a row are distinct. If fewer than k are selected, the others have weight 0. The
+        weights carry the gradient.
 
         Args:
             k: number of experts per row, 1..n.
@@ -262,11 +262,11 @@ class Routing:
         return routing
 
     def renumbered(self, order: Tensor) -> "Routing":
-        """This routing with expert order[i] in place of expert i; ``order`` is a permutation (n,)."""
+        """This routing with expert order[i] instead of expert i; ``order`` is a permutation (n,)."""
         return self._move(order, self.num_experts, contributions=None)
 
     def embedded(self, experts: Tensor, num_experts: int) -> "Routing":
-        """This routing over some of ``num_experts`` experts: expert i becomes experts[i], all different.
+        """This routing over some of ``num_experts`` experts: expert i becomes experts[i], all distinct.
 
         The others have weight 0 and a logit of minus infinity.
         """
@@ -296,7 +296,7 @@ class Routing:
         return routing
 
     def section(self, first: int, num_experts: int) -> "Routing":
-        """The weights of ``num_experts`` experts from ``first`` on, numbered from 0; nothing else is kept."""
+        """Only the weights of ``num_experts`` experts, starting at ``first`` and renumbered from 0."""
         last = first + num_experts
         if self._weights is not None:
             return Routing(weights=self._weights[..., first:last])
@@ -306,7 +306,7 @@ class Routing:
         return Routing.from_pairs(pairs, self.batch_shape, num_experts, is_ordered=True)
 
     def with_weights(self, weights: Tensor) -> "Routing":
-        """This routing with other ``weights`` (B, ..., n) of the rows that are not padding."""
+        """This routing with new ``weights`` (B, ..., n); padding keeps weight 0."""
         if self.mask is not None:
             weights = weights.masked_fill(~self.mask.unsqueeze(-1), 0.0)
         routing = self._with(weights=weights, contributions=None)
@@ -320,7 +320,7 @@ class Routing:
         return routing
 
     def _with(self, **changed: Any) -> "Routing":
-        """A copy with one form of the weights ``changed``; the other forms, computed from it, are dropped."""
+        """A copy with one form of the weights ``changed``; forms computed from the old one are dropped."""
         kept = {
             "aux_loss": self._aux_loss,
             "logits": self.logits,
@@ -348,7 +348,7 @@ class Routing:
 
 
 def _keeps_graph(weight: Tensor) -> bool:
-    """Whether what is computed from ``weight`` now, such as within ``torch.no_grad()``, has its gradient."""
+    """Whether a tensor computed from ``weight`` now keeps its gradient; not within ``torch.no_grad()``."""
     return torch.is_grad_enabled() or not weight.requires_grad
 
 
@@ -361,7 +361,7 @@ def _check_pairs(sample: Tensor, expert: Tensor, weight: Tensor) -> None:
 
 
 def _in_order(pairs: Pairs) -> Pairs:
-    """``pairs`` ordered by sample, as all that read them expect."""
+    """``pairs`` ordered by sample, as every reader expects."""
     order = pairs.sample.argsort(stable=True)
     return Pairs(pairs.sample[order], pairs.expert[order], pairs.weight[order])
 
@@ -372,7 +372,7 @@ def _place(values: Tensor, target: Tensor, size: int, fill: float = 0.0) -> Tens
 
 
 def _replace_unused(expert: Tensor, is_used: Tensor) -> Tensor:
-    """``expert`` (rows, k) with other experts, that the row does not use, where it is not used.
+    """``expert`` (rows, k) with each unused slot set to an expert that the row does not use.
 
     A row that uses j of its k slots leaves at least k - j of the experts 0..k-1 free.
     """

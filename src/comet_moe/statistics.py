@@ -1,15 +1,16 @@
 """Does a gate route? Statistics of its decisions, exact over any number of batches.
 
-With weights g (B, n), each row divided by its sum: m = mean_b g_b is the mean weight of each expert, and H
-the entropy in nats.
+The weights g (B, n) of each row are divided by their sum. m = mean_b g_b is the mean weight of each expert,
+and H the entropy in nats.
 
-- experts per sample: mean_b of the number of weights above 1e-5;
-- load: share of the samples that select an expert; load ratio: largest load / mean load, 1 if all are equal;
-- effective experts: exp(H(m)), from 1 (all weight on one expert) to n (equal weights);
+- experts per sample: mean over b of the number of weights above 1e-5.
+- load: share of the samples that select an expert.
+- load ratio: largest load / mean load, 1 if all loads are equal.
+- effective experts: exp(H(m)), from 1 (all weight on one expert) to n (equal weights).
 - information: H(m) - mean_b H(g_b), the mutual information between sample and expert in nats. It is 0 for a
-  gate that decides the same for every sample, and log n for a hard and perfectly balanced one.
+  gate that makes the same decision for every sample, and log n for a hard and perfectly balanced gate.
 
-:func:`comet_moe.diagnosis.verdict` has a word for them.
+:func:`comet_moe.diagnosis.verdict` sums them up in a word.
 """
 
 from math import exp, prod
@@ -23,7 +24,7 @@ SELECTED_WEIGHT = 1e-5
 
 
 class Weights(Protocol):
-    """What the statistics read of a routing."""
+    """The part of a routing that the statistics read."""
 
     batch_shape: torch.Size
     num_experts: int
@@ -91,15 +92,21 @@ class RoutingStatistics:
             self._sums[name] = self._sums[name] + value if name in self._sums else value
 
     def result(self) -> dict[str, Any]:
-        """Plain numbers and lists over all batches; at least one must have been added.
+        """Plain numbers and lists over all batches; at least one batch must have been added.
 
-        ``samples``, ``experts_per_sample``, ``share_of_samples`` (the loads) and ``share_of_weight`` (n
-        each), ``effective_experts``, ``information``, ``load_ratio``, ``dead_experts`` (those that no sample
-        selected), ``num_choices`` (experts that the gate chooses among; load ratio and dead experts are of
-        those); ``tree_entropy`` (mean over samples and trees, in nats), ``one_hot_trees`` (share) and
-        ``leaf_share`` (k lists of n, the mean distribution of each tree), all three None for a gate without
-        trees or selectors, and where not every batch has them, as evaluation need not compute them;
-        ``execution`` of the last batch.
+        - ``samples``, ``experts_per_sample``, ``effective_experts``, ``information``, ``load_ratio``.
+        - ``share_of_samples``: the load of each of the n experts.
+        - ``share_of_weight``: the mean weight of each of the n experts.
+        - ``dead_experts``: the experts that no sample selected.
+        - ``num_choices``: number of experts that the gate chooses among. The load ratio and the dead experts
+          count only these.
+        - ``tree_entropy``: mean over samples and trees, in nats.
+        - ``one_hot_trees``: share of the trees that are one-hot.
+        - ``leaf_share``: k lists of n numbers, the mean distribution of each tree.
+        - ``execution``: that of the last batch.
+
+        The three values about trees are None for a gate without trees or selectors. They are also None if a
+        batch lacks the selectors, which evaluation need not compute.
         """
         samples, sums = int(self._samples), self._sums
         count, weight, probability = sums["count"], sums["weight"], sums["probability"]
@@ -200,12 +207,12 @@ def _dense_sums(routing: Weights) -> dict[str, Tensor]:
 
 
 def _with_float64(tensor: Tensor) -> Tensor:
-    """``tensor``, on the CPU if its device has no float64, as MPS."""
+    """``tensor``, moved to the CPU if its device has no float64, as on MPS."""
     return tensor.cpu() if tensor.device.type == "mps" else tensor
 
 
 def _dense_probability(routing: Weights) -> tuple[Tensor, Tensor, Tensor]:
-    """Weights (rows, n), the same divided by the sum of their row, and these sums (rows, 1)."""
+    """Weights (rows, n), the weights divided by their row sums, and the row sums (rows, 1)."""
     weights = _with_float64(routing.weights).reshape(-1, routing.num_experts)
     row_sum = weights.sum(-1, keepdim=True)
     return weights, weights / row_sum.masked_fill(row_sum == 0, 1.0), row_sum
@@ -224,7 +231,7 @@ def _pair_sums(routing: Weights) -> dict[str, Tensor]:
 
 
 def _pair_probability(routing: Weights) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Sample, expert, weight (pairs,), weight divided by the sum of its row, and these sums (rows,)."""
+    """Sample, expert, weight (pairs,), the weight divided by its row sum, and the row sums (rows,)."""
     sample, expert, weight = (_with_float64(part) for part in routing.pairs())
     weight = weight.double()
     row_sum = weight.new_zeros(prod(routing.batch_shape)).index_add(0, sample, weight)
@@ -232,7 +239,7 @@ def _pair_probability(routing: Weights) -> tuple[Tensor, Tensor, Tensor, Tensor,
 
 
 def _tree_sums(selectors: Tensor, mask: Tensor | None) -> dict[str, Tensor]:
-    """Of (B, ..., k, n) distributions; a distribution of padding counts in none of the sums."""
+    """Sums over (B, ..., k, n) distributions; padding does not count."""
     trees = _with_float64(selectors).flatten(0, -3)  # (rows, k, n)
     mask = None if mask is None else _with_float64(mask)
     rows = torch.ones(len(trees), device=trees.device) if mask is None else mask.flatten().to(trees.dtype)

@@ -1,4 +1,4 @@
-"""What moves with training but is not moved by the optimiser: searches, warm-ups, balancing biases."""
+"""State that changes with training but not by the optimiser: searches, warm-ups, balancing biases."""
 
 from abc import ABC, abstractmethod
 
@@ -6,7 +6,7 @@ from torch import nn
 
 
 class Stepped(ABC):
-    """Base of the modules that :func:`step` moves."""
+    """Base class of the modules that :func:`step` updates."""
 
     @abstractmethod
     def step(self) -> None:
@@ -14,10 +14,10 @@ class Stepped(ABC):
 
 
 def step(model: nn.Module) -> None:
-    """Move all that moves with training in ``model``: call it once after each optimiser step.
+    """Advance the schedules and biases in ``model``: call it once after each optimiser step.
 
-    Local searches and warm-ups follow their schedules; the biases of loss-free balancing and the coefficient
-    of ReMoE follow the experts' loads since the last call. A module that several gates share is moved once.
+    Local searches and warm-ups follow their schedules. The biases of loss-free balancing and the coefficient
+    of ReMoE follow the experts' loads since the last call. A module that several gates share advances once.
 
     Example:
         >>> import torch, comet_moe

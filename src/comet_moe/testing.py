@@ -1,6 +1,6 @@
-"""The laws of a gate, to check on any gate: ours, or one of your own.
+"""The laws that every gate must satisfy, as checks for this library's gates and for your own.
 
-Each law is a function of a :class:`Case`. The first one that does not hold raises an AssertionError, which
+Each law is a function of a :class:`Case`. The first law that fails raises an AssertionError whose message
 begins with the name of the law.
 """
 
@@ -25,7 +25,7 @@ from comet_moe.stepping import step
 Factory = Callable[[int, int], Gate]
 P, N, ROWS = 12, 6, 40
 ROUNDING = 1e-5
-"""float32 sums over at most P·N terms of size 1 differ by less than this between orders of summation."""
+"""Two orders of summing at most P·N float32 terms of size 1 differ by less than this."""
 
 
 @dataclass
@@ -52,11 +52,11 @@ class Case:
 
 
 def check_gate(factory: Factory, num_keys: int | None = None) -> None:
-    """Raise an AssertionError that names the first law which the gates of ``factory`` break.
+    """Raise an AssertionError that names the first law that the gates of ``factory`` break.
 
     Args:
         factory: ``factory(in_features, num_experts)`` makes a gate.
-        num_keys: the gate's keys are 0..num_keys-1; needed for gates that read keys and are no HashGate.
+        num_keys: the gate's keys are 0..num_keys-1; needed for gates that read keys but are not a HashGate.
 
     Example:
         >>> from comet_moe.gates import TopKGate
@@ -117,7 +117,7 @@ def _called(case: Case, gate: Gate) -> set[str]:
 
 
 def deterministic(case: Case) -> None:
-    """Two passes agree to the last bit, in evaluation always, in training unless declared stochastic."""
+    """Two passes agree bit for bit: in evaluation always, in training unless declared stochastic."""
     for training in (True, False):
         gate = case.gate(training=training)
         if training and gate.stochastic:
@@ -128,7 +128,7 @@ def deterministic(case: Case) -> None:
 
 
 def rows_are_independent(case: Case) -> None:
-    """A row is routed like the same row in another batch: always in evaluation, in training unless declared.
+    """A row is routed as in any other batch: in evaluation always, in training unless declared.
 
     Tokens (B, L, p) are routed like the same rows flattened.
     """
@@ -181,7 +181,7 @@ def gradient(case: Case) -> None:
         loss.backward()
     idle = gate.idle_parameters()
     unknown = idle - {name for name, _ in gate.named_parameters()}
-    _must(not unknown, f"idle_parameters names {sorted(unknown)}, which are no parameters")
+    _must(not unknown, f"idle_parameters names {sorted(unknown)}, which are not parameters")
     for name, parameter in gate.named_parameters():
         if not parameter.requires_grad or parameter.numel() == 0:
             continue
@@ -229,7 +229,7 @@ def autocast(case: Case) -> None:
 def round_trip(case: Case) -> None:
     """state_dict, pickle and deepcopy keep everything that decides the routing."""
     gate = case.gate()
-    case.run(gate, case.x)  # anything that a pass leaves in the gate has to survive copying
+    case.run(gate, case.x)  # whatever a pass leaves in the gate must survive copying
     gate.eval()
     wanted = case.run(gate, case.x).weights
     with _seed(3):
@@ -245,7 +245,7 @@ def round_trip(case: Case) -> None:
 
 
 def evaluation(case: Case) -> None:
-    """Evaluation gives the weights of training unless declared otherwise, and an aux_loss of 0."""
+    """Evaluation gives the same weights as training unless declared otherwise, and an aux_loss of 0."""
     gate = case.gate()
     trained = case.run(gate, case.x).weights
     routing = case.run(gate.eval(), case.x)
@@ -264,14 +264,14 @@ def padding(case: Case) -> None:
     if routing.contributions is not None:
         _must(bool((routing.contributions[~mask] == 0).all()), "a row of padding has contributions")
     if not gate.stochastic:
-        # Keys belong to rows: those of the full batch are used, not new ones for the shorter batch.
+        # Each row keeps its key from the full batch.
         alone = case.gate()(case.x[mask], keys=case.keys(case.x)[mask])
         _close(routing.weights[mask], alone.weights, "weights with and without padding")
         _close(routing.aux_loss, alone.aux_loss, "aux_loss with and without padding")
 
 
 def state(case: Case) -> None:
-    """Only training moves buffers, padding does not, and :func:`comet_moe.step` moves no parameter."""
+    """Only training changes buffers, padding does not, and :func:`comet_moe.step` changes no parameter."""
     mask = torch.arange(ROWS) % 3 != 0
     gate, alone = case.gate(), case.gate()
     parameters = {name: parameter.detach().clone() for name, parameter in gate.named_parameters()}
@@ -295,7 +295,7 @@ def state(case: Case) -> None:
 def dense_equals_sparse(case: Case) -> None:
     """Skipping experts of weight 0 changes neither the output nor any gradient.
 
-    So a weight of 0 must have a derivative of 0; see :class:`comet_moe.MultiGateMoE`.
+    This requires that a weight of 0 has a derivative of 0; see :class:`comet_moe.MultiGateMoE`.
     """
     for x in (case.x, 1e4 * case.x):
         results = {}

@@ -89,7 +89,7 @@ PLAIN = [make_row("dense", 50.0), make_row("dense-per-task", 48.0, 0.001)]
             [make_row("dense", 50.0), make_row("topk", 51.0, 0.9)],
             "Use dense: its test loss is the lowest of 2.",
         ),
-        ([make_row("dense", 50.0), make_row("topk", 49.0, 0.2)], "Use dense, one network as costly"),
+        ([make_row("dense", 50.0), make_row("topk", 49.0, 0.2)], "Use dense, one network with the cost"),
         ([make_row("dense", 50.0), make_row("topk", 49.0, 0.01, 1050.0)], "a dense network of the same cost"),
         # As on MovieLens-100K, where a dense network of as many operations was level with Top-2.
         (
@@ -100,7 +100,7 @@ PLAIN = [make_row("dense", 50.0), make_row("dense-per-task", 48.0, 0.001)]
         ([make_row("dense", None), make_row("topk", None)], "No run is complete"),
         (
             [*PLAIN, make_row("comet", 47.9, 1e-4, p_per_task=0.3)],
-            "Use dense-per-task, one network for each task, together as costly as the selected experts: ",
+            "Use dense-per-task, one network per task, together with the cost of the selected experts: ",
         ),
         (
             [*PLAIN, make_row("comet", 46.0, 1e-5, p_per_task=1e-4)],
@@ -109,7 +109,7 @@ PLAIN = [make_row("dense", 50.0), make_row("dense-per-task", 48.0, 0.001)]
         (PLAIN, "of the same cost (dense, p = 0.001), and it has no gate."),
         (
             [make_row("dense", 50.0), make_row("dense-wide", 48.0, 0.01, 4000.0)],
-            "Use dense-wide: its test loss is below that of dense (p = 0.010). It takes 4.0 times as many",
+            "Use dense-wide: it beats dense (p = 0.010). It takes 4.0 times as many",
         ),
     ],
 )

@@ -294,7 +294,7 @@ def bad_arguments(mesh):
         ),
         ("mesh must have 1 dimension", Network(), grid),
         ("Linear has no experts", nn.Linear(2, 2), mesh),
-        ("are spread over ranks already", moe, mesh),
+        ("are sharded over ranks already", moe, mesh),
     ):
         with pytest.raises(ValueError, match=re.escape(message)):
             expert_parallel(module, wrong_mesh)

@@ -10,9 +10,9 @@ sys.path.append(str(Path(__file__).parents[1]))
 import raw
 
 NETWORKS = {
-    "k1/runs/dense": "dense, as costly as 1 expert",
-    "k2/runs/dense": "dense, as costly as 2 experts",
-    "slow/runs/dense": "dense, as costly as 1 expert, learning rate 5e-5",
+    "k1/runs/dense": "dense, compute of 1 expert",
+    "k2/runs/dense": "dense, compute of 2 experts",
+    "slow/runs/dense": "dense, compute of 1 expert, learning rate 5e-5",
     "one-expert/runs/comet": "COMET with one tree",
     "no-entropy/runs/comet": "COMET without entropy loss",
 }

@@ -14,7 +14,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 import raw
 
 LABELS = {
-    "dense": "dense, as costly as two experts",
+    "dense": "dense, compute of two experts",
     "dense-wide": "dense, as large as all experts",
     "topk": "Top-2, the model's own, load balance 0.01",
     "sigmoid": "sigmoid Top-2, balancing bias",

@@ -59,7 +59,7 @@ def main(path: Path) -> None:
     heads += ["p, below dense", "p, below dense-per-task"]
     print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
     print_row("dense: one expert for both tasks", dense)
-    print_row("dense-per-task: one expert for each task", per_task, summary_of(dense))
+    print_row("dense-per-task: one expert per task", per_task, summary_of(dense))
     apart = [result for result in comet if not shares_experts(result)]
     print_row("COMET and COMET+: runs whose tasks have no expert in common", apart)
     print_row("COMET and COMET+: the other runs", [result for result in comet if shares_experts(result)])

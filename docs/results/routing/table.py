@@ -10,7 +10,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 import raw
 
 NETWORKS = {
-    "dense": "dense: one expert as costly as two",
+    "dense": "dense: one expert with the compute of two",
     "softmax": "Softmax",
     "topk": "Top-2",
     "comet": "COMET",

@@ -13,7 +13,7 @@ import raw
 
 NETWORKS = {
     "trees": "boosted trees (scikit-learn), one model per task",
-    "dense": "dense: one expert as costly as two",
+    "dense": "dense: one expert with the compute of two",
     "mmoe": "MMoE (Softmax)",
     "ple": "PLE (Softmax)",
     "topk": "Top-2",

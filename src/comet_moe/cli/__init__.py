@@ -13,11 +13,11 @@ from comet_moe.cli._errors import INTERRUPTED
 from comet_moe.exceptions import CometError, needs_extra
 
 REQUIRED = ("typer", "rich", "pydantic", "yaml", "pandas", "pyarrow", "sklearn", "PIL", "pooch")
-"""The modules of the extra ``cli``."""
+"""The modules that the extra ``cli`` installs."""
 
 
 def main() -> None:
-    """Run the command line; without the extra ``cli``, exit with code 2 and say how to install it."""
+    """Run the command line; without the extra ``cli``, exit with code 2 and print how to install it."""
     try:
         _check_surroundings()
         with _interruptible_imports():
@@ -34,10 +34,10 @@ def main() -> None:
 
 @contextmanager
 def _interruptible_imports() -> Iterator[None]:
-    """Let Ctrl-C end the process at once while torch is being imported; elsewhere it is a KeyboardInterrupt.
+    """Let Ctrl-C end the process at once while torch is imported; later it is a KeyboardInterrupt.
 
-    Torch drops a KeyboardInterrupt that stops its own import of numpy: the command would go on, or fail with
-    another error, as a part of numpy is missing. Nothing that must be cleaned up exists at that time.
+    Torch swallows a KeyboardInterrupt during its import of numpy. The command would then continue, or fail
+    with another error because numpy is incomplete. At that time there is nothing to clean up.
     """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
@@ -48,7 +48,7 @@ def _interruptible_imports() -> Iterator[None]:
 
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield  # ignored, as in the background of a shell, or handled by the caller
+        yield  # SIGINT is ignored (a background job), or the caller handles it
         return
     signal.signal(signal.SIGINT, interrupt)
     try:
@@ -64,5 +64,5 @@ def _check_surroundings() -> None:
                 raise ModuleNotFoundError(name=module)
     try:
         os.getcwd()
-    except OSError:  # without one, torch's libraries end the process
-        raise CometError("the working directory does not exist any more: change to another one") from None
+    except OSError:  # without a working directory, torch's libraries end the process
+        raise CometError("the working directory no longer exists: change to another one") from None

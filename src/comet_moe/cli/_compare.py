@@ -34,10 +34,10 @@ from comet_moe.gate_names import DENSE_KINDS
 LEVEL = 0.05
 
 SAME_COST = 1.1
-"""A network with at most so many times the operations of another is as costly.
+"""Two networks have the same cost if the ratio of their operations is at most this.
 
-Targets with gates of their own select more experts together than each of them, so that a mixture may take
-more operations than `dense`, whose cost is that of the experts of one target.
+Targets with separate gates select more experts together than one target alone. A mixture may therefore take
+more operations than `dense`, which costs as much as the experts of one target.
 """
 
 Row = dict[str, Any]
@@ -48,7 +48,7 @@ class Comparison:
     """Networks and boosted trees on one prepared table.
 
     Attributes:
-        folder: of the study.
+        folder: folder of the study.
         dataset: the prepared table.
         tasks: its targets.
     """
@@ -59,8 +59,8 @@ class Comparison:
 
     @classmethod
     def prepare(cls, options: StudyOptions) -> "Comparison":
-        """Prepare the table once, before the workers need it; its errors come before any training."""
-        # With each gate, since a setting may be one that the recipe's own gate does not have.
+        """Prepare the table once before the workers start, so that its errors come before any training."""
+        # With each gate, since the recipe's own gate may not have every setting.
         choices = [[f"gate={gate}"] for gate in options.gates or ()] or [[]]
         configs = [load_train_config(options.recipe, [*options.settings, *choice]) for choice in choices]
         config = configs[0]  # their data and losses are the same
@@ -68,7 +68,7 @@ class Comparison:
         return cls(options.out, dataset, table_tasks(read_schema(dataset.meta), config.loss))
 
     def rows(self, tree_seeds: int) -> list[Row]:
-        """One row per gate, as in `comet-moe table`, and one of the boosted trees if ``tree_seeds`` > 0."""
+        """One row per gate, as in `comet-moe table`, and a row of boosted trees if ``tree_seeds`` > 0."""
         (study,) = read_studies([self.folder])
         rows = compare_gates(study)
         if not tree_seeds:
@@ -82,7 +82,7 @@ class Comparison:
         return next((_loss(row) for row in rows if row["gate"] == "dense"), None)
 
     def _trees(self, seeds: int) -> list[ResultRecord]:
-        """The results of the trees, fitted where the study folder does not have them yet."""
+        """The results of the trees; those missing from the study folder are fitted."""
         file = self.folder / TREES_FILE
         records = read_lines(file, ResultRecord) if file.exists() else []
         for seed in range(len(records), seeds):
@@ -112,29 +112,26 @@ def recommend(rows: Sequence[Row]) -> str:
     (p, plain), found = against, format_p_equation(against[0])
     if p >= LEVEL:
         return (
-            f"Use {plain}, {_AS_COSTLY_AS_SELECTED[plain]} as costly as the selected experts: {name} has the "
-            f"lowest test loss, but not significantly lower ({found})."
+            f"Use {plain}, {_SAME_COST_AS_SELECTED[plain]} with the cost of the selected experts: {name} has "
+            f"the lowest test loss, but the difference is not significant ({found})."
         )
     times = best["flops_per_sample_mean"] / complete[plain]["flops_per_sample_mean"]
     if times <= SAME_COST:
         return (
-            f"Use {name}: its test loss is below that of a dense network of the same cost ({plain}, "
-            f"{found}), and it {_routes(best)}."
+            f"Use {name}: it beats a dense network of the same cost ({plain}, {found}), and it "
+            f"{_routes(best)}."
         )
     if name in DENSE_KINDS:
-        return (
-            f"Use {name}: its test loss is below that of {plain} ({found}). It takes {times:.1f} times as "
-            f"many operations."
-        )
+        return f"Use {name}: it beats {plain} ({found}). It takes {times:.1f} times as many operations."
     return (
-        f"Use {name} or a wider dense network: the test loss of {name} is below that of {plain} "
-        f"({found}), and it {_routes(best)}, but it takes {times:.1f} times as many operations. Compare it "
-        f"with a dense network as costly: --gates {plain} with a larger --set gate.k."
+        f"Use {name} or a wider dense network: {name} beats {plain} ({found}) and {_routes(best)}, but it "
+        f"takes {times:.1f} times as many operations. Compare it with a dense network of the same cost: "
+        f"--gates {plain} with a larger --set gate.k."
     )
 
 
-_AS_COSTLY_AS_SELECTED = {"dense": "one network", "dense-per-task": "one network for each task, together"}
-"""The networks without a mixture that a gate is to be better than."""
+_SAME_COST_AS_SELECTED = {"dense": "one network", "dense-per-task": "one network per task, together"}
+"""The networks without a mixture that a gate must beat."""
 
 
 def _routes(row: Row) -> str:
@@ -184,12 +181,12 @@ def _tree_row(like: Row, records: Sequence[ResultRecord], loss: Summary | None, 
 
 
 MAIN_METRICS = {"binary": "auc", "multiclass": "accuracy", "regression": "mse", "count": "mae"}
-"""The metric of each kind of task that the table shows; the others are in the page and in --json."""
+"""The metric of each kind of task in the table; the page and --json have the others."""
 
 _NOTES = (
-    "Mean ± standard error over seeds, on the test rows. p: one-sided t-test that the test loss is below "
-    "that of dense, one network as costly as the experts that one target selects, or of scikit-learn's "
-    "boosted trees.",
+    "Mean ± standard error over seeds, on the test rows. p: one-sided t-test that the test loss is lower "
+    "than that of dense, one network with the cost of the experts that one target selects, or of "
+    "scikit-learn's boosted trees.",
 )
 
 
@@ -228,7 +225,7 @@ def _cells(row: Row, metrics: Sequence[str], is_best: bool) -> list[Cell]:
 
 
 def _places(mean: float | None) -> int:
-    """Decimal places that leave at least four digits: a squared error may be in the thousands."""
+    """Decimal places that show at least four digits, since a squared error may be in the thousands."""
     return 4 if mean is None or abs(mean) < 10 else 2 if abs(mean) < 1000 else 0
 
 

@@ -1,4 +1,4 @@
-"""What a verb shows of runs: progress on standard error, and the metrics of a finished run.
+"""The display of runs: progress on standard error, and the metrics of a finished run.
 
 On a terminal, progress is a live table; elsewhere it is one line per epoch or per finished run.
 """
@@ -54,7 +54,7 @@ class RunRow:
         return (self.progress.epoch - 1 + self.progress.step / self.progress.steps) / self.epochs
 
     def seconds_left(self) -> float | None:
-        """Estimated from the speed so far, for all epochs; None while there is nothing to estimate from."""
+        """Estimated from the speed so far, for all epochs; None before the first step."""
         share = self.share_done()
         if self._first_step is None or not self._first_step[1] < share < 1:
             return None
@@ -79,11 +79,11 @@ class RunRow:
 
 
 class LiveRuns:
-    """A live table of runs; where standard error is not a terminal, one line per finished run.
+    """A live table of runs; without a terminal, one line per finished run.
 
     Args:
         rows: the runs.
-        log_epochs: where standard error is not a terminal, one line per epoch as well.
+        log_epochs: without a terminal, also print one line per epoch.
     """
 
     def __init__(self, rows: list[RunRow], log_epochs: bool = False):
@@ -176,7 +176,7 @@ def print_result(folder: Any, result: "ResultRecord", as_json: bool) -> None:
 
 
 def print_summary(summary: "SummaryRecord", title: str) -> None:
-    """Print losses, metrics of each task, experts per sample and what each gate does under ``title``."""
+    """Print losses, metrics of each task, experts per sample and each gate's verdict under ``title``."""
     echo(title)
     for name, value, decimals in (
         (f"{summary.test_split} loss x100", summary.test_loss, 3),

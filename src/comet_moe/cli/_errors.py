@@ -1,4 +1,4 @@
-"""Which exceptions are a user's mistake, the sentence that explains them, and exit codes."""
+"""Exceptions that are user errors, the sentence that explains each, and exit codes."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ INTERRUPTED = 130
 
 
 def describe_error(error: Exception) -> str | None:
-    """One sentence for a mistake of the user; None for a defect of ours, which needs its traceback."""
+    """One sentence for a user error; None for a bug in this library, which needs its traceback."""
     if hasattr(error, "format_message"):  # typer's exceptions for wrong options and arguments
         return _describe_usage_error(error)
     if isinstance(error, CometError):

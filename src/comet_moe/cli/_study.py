@@ -1,4 +1,4 @@
-"""Run a study from the command line: its workers, a live display of the trials, and a summary at the end."""
+"""Run a study from the command line: workers, a live display of the trials, and a final summary."""
 
 import json
 import os
@@ -28,7 +28,7 @@ from comet_moe.experiments.studies.storage import STORAGE_ERRORS, storage_error
 from comet_moe.experiments.studies.study import StudyHandle, StudyOptions, open_study
 
 REFRESH_SHARE = 0.05
-"""Part of the time that may be spent on reading the storage."""
+"""Largest share of the time to spend on reading the storage."""
 
 
 def run_study(options: StudyOptions, workers: int | None, as_json: bool) -> None:
@@ -39,8 +39,8 @@ def run_study(options: StudyOptions, workers: int | None, as_json: bool) -> None
 def work_on_study(options: StudyOptions, workers: int | None, resume_command: str) -> "StudyDisplay":
     """Run the study, or some of its gates, to its end with workers on this machine.
 
-    Ctrl-C and SIGTERM, by which batch systems stop a job, release the trials that are running and print the
-    command that resumes the study.
+    Ctrl-C and SIGTERM (the signal of batch systems) release the running trials and print the command that
+    resumes the study.
     """
     try:
         study = open_study(options)
@@ -66,15 +66,15 @@ def work_on_study(options: StudyOptions, workers: int | None, resume_command: st
 
 
 class _Terminated(KeyboardInterrupt):
-    """SIGTERM, where it is handled as Ctrl-C is."""
+    """Raised for SIGTERM, which is handled like Ctrl-C."""
 
 
 @contextmanager
 def _sigterm_as_interrupt() -> Iterator[Callable[[], None]]:
-    """Gives a function that raises ``_Terminated`` if a SIGTERM has arrived in the block.
+    """Yields a function that raises ``_Terminated`` if a SIGTERM has arrived in the block.
 
-    The signal itself raises nothing: a worker that is being started, or a call of the storage, is finished
-    first. A handler of the caller, or a SIGTERM that is ignored, is left as it is.
+    The signal itself raises nothing, so that starting a worker or a call of the storage can finish. If the
+    caller handles or ignores SIGTERM, that does not change.
     """
     arrived = threading.Event()
 
@@ -116,7 +116,7 @@ def _resume_command(options: StudyOptions) -> str:
 
 
 class StudyDisplay:
-    """The trials of all machines and the workers of this one: a live table, or lines without a terminal."""
+    """Trials of all machines and workers of this machine: a live table, or lines without a terminal."""
 
     def __init__(self, study: StudyHandle, pool: WorkerPool):
         self.study = study
@@ -139,7 +139,7 @@ class StudyDisplay:
         return sum(trial.is_finished for trial in self.selected_trials)
 
     def refresh(self, now: bool = False) -> None:
-        """Read the storage and update ``trials.jsonl``; does nothing before it is time, unless ``now``."""
+        """Read the storage and update ``trials.jsonl``, if it is time or ``now`` is set."""
         started = time.monotonic()
         if started < self._next_refresh and not now:
             return
@@ -205,7 +205,7 @@ class StudyDisplay:
         return Text("; ".join(parts), style="dim")
 
     def _seconds_left(self) -> float | None:
-        """From the mean time per trial since the start; trials of the selected gates are run in turn."""
+        """Estimated from the mean time per trial since the start; the selected gates take turns."""
         finished = self.num_finished()
         if finished == self._finished_at_start:
             return None
@@ -213,7 +213,7 @@ class StudyDisplay:
         return seconds_per_trial * (len(self.selected_trials) - finished)
 
     def _log_finished(self, before: list[TrialRecord]) -> None:
-        """Print one line per trial that has finished and had not ``before``, if there is no terminal."""
+        """Print one line per trial that finished since ``before``, if there is no terminal."""
         if self.console.is_terminal:
             return
         trials = self.trials

@@ -1,4 +1,4 @@
-"""Text for a terminal: names from files must not control it, and a lost terminal must not end a training."""
+"""Text for a terminal: names from files cannot control it, and losing it does not end a training."""
 
 import re
 import sys
@@ -10,7 +10,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2
 
 
 def printable(text: str) -> str:
-    r"""``text`` with control characters as escapes, but for tabs and line ends.
+    r"""``text`` with control characters as escapes, except tabs and line ends.
 
     Example:
         >>> printable("red \x1b[31m\n")

@@ -1,4 +1,4 @@
-"""The command line: one file per verb; what a verb needs is imported when it is called."""
+"""The command line: one file per verb; each verb imports its modules when it is called."""
 
 import sys
 from typing import Annotated
@@ -69,7 +69,7 @@ def options(
 def run() -> None:
     """Run the command line: exit code 2 and one sentence for a user's mistake, 130 for Ctrl-C.
 
-    A study that SIGTERM has stopped has 143.
+    The exit code of a study stopped by SIGTERM is 143.
     """
     try:
         # Typer returns the exit code, which is 130 after Ctrl-C.

@@ -1,4 +1,4 @@
-"""``comet-moe bench``: what the library costs, as ratios."""
+"""``comet-moe bench``: the cost of the library, as ratios of times."""
 
 import json
 from dataclasses import asdict
@@ -34,9 +34,9 @@ NAMES = (
 
 def bench(
     measurements: Annotated[
-        list[str] | None, typer.Argument(help=f"Which measurements, by default all: {', '.join(NAMES)}.")
+        list[str] | None, typer.Argument(help=f"Measurements to run, by default all: {', '.join(NAMES)}.")
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="A selection that takes about a minute.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Run a part that takes about a minute.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     svg: Annotated[
         Path | None,
@@ -62,7 +62,7 @@ def bench(
 
     keep_freed_memory()  # as a training does
     if "bfloat16" in (measurements or NAMES):
-        check_bfloat16()  # first: it can help only before oneDNN is used
+        check_bfloat16()  # first, because it must run before oneDNN is used
     progress = Console(stderr=True)
     results = []
     for name in measurements or NAMES:

@@ -172,7 +172,7 @@ def run(
 
 
 def _overrides(settings: list[str] | None, **options: str | None) -> list[tuple[list[str], Any]]:
-    """What was given on the command line, as keys and values."""
+    """The options given on the command line, as keys and values."""
     from comet_moe.experiments.config import parse_setting
 
     keys = {"gate": ["gate"], "model": ["model", "path"], "data": ["data", "path"]}

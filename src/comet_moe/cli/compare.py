@@ -1,4 +1,4 @@
-"""``comet-moe compare``: which gate, if any, pays on your own table."""
+"""``comet-moe compare``: whether a mixture pays on your own table, and with which gate."""
 
 import json
 import shlex
@@ -44,7 +44,7 @@ def compare(
         str | None,
         typer.Option(
             help="Gates to compare, separated by commas (+ is local search).",
-            show_default=f"{','.join(DEFAULT_GATES)}; with several targets dense-per-task, too",
+            show_default=f"{','.join(DEFAULT_GATES)}; also dense-per-task if there are several targets",
         ),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, max=10_000, help="Number of seeds per gate.")] = DEFAULT_SEEDS,
@@ -176,7 +176,7 @@ def _gates(given: str | None, num_targets: int, resume: bool) -> list[str] | Non
 
 
 def _train(options: "StudyOptions", seeds: int, workers: int | None, minutes: float | None) -> None:
-    """Run all seeds, or with a time budget one seed of every gate after the other."""
+    """Run all seeds; with a time budget, run one seed of every gate at a time."""
     from dataclasses import replace
 
     from comet_moe.cli._study import work_on_study

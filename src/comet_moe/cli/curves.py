@@ -35,9 +35,9 @@ def curves(
 ) -> None:
     """Show test loss and routing by number of trials, and how many fewer trials a gate needs than another.
 
-    For 1, 2, 5, 10, ... trials drawn at random: the test loss (times 100) of the one with the lowest
-    validation loss. The speedup of a gate over a baseline is the ratio of the numbers of trials that reach
-    the same loss; --json has it at every budget, the tables at half and all of the baseline's trials.
+    For 1, 2, 5, 10, ... trials drawn at random, it shows the test loss (times 100) of the trial with the
+    lowest validation loss. The speedup of a gate over a baseline is the ratio of the numbers of trials that
+    reach the same loss. The tables show it at half and all of the baseline's trials, --json at every budget.
     """
     from comet_moe.cli.table import print_tables, warn_left_out
     from comet_moe.experiments.studies.loss_by_trials import (

@@ -1,4 +1,4 @@
-"""``comet-moe data``: lists data sets, prepares them for training, and looks into your own tables."""
+"""``comet-moe data``: lists data sets, prepares them for training, and inspects your own tables."""
 
 import json
 import shutil
@@ -131,8 +131,8 @@ def inspect(
 ) -> None:
     """Show the columns of your own table: kinds, missing values, examples, and warnings.
 
-    Warnings name columns that give a target away, and dates that are read as text. With -o it writes a recipe
-    for `comet-moe train`.
+    Warnings name columns that leak a target, and dates that are read as text. With -o it writes a recipe for
+    `comet-moe train`.
     """
     from dataclasses import asdict
 

@@ -1,4 +1,4 @@
-"""``comet-moe demo``: gates on images of two kinds, in under two minutes and without a download."""
+"""``comet-moe demo``: gates on two kinds of images, in under two minutes and without a download."""
 
 import json
 from pathlib import Path
@@ -30,8 +30,8 @@ def demo(
 ) -> None:
     """Train six gates and a dense network of the same cost on two overlapping digits, and compare them.
 
-    Each image shows two of scikit-learn's bundled digits, one at the top left and one at the bottom right;
-    half of the images are inverted, so that experts can specialise. A mixture of 8 small convolutional
+    Each image shows two of scikit-learn's bundled digits, one at the top left and one at the bottom right.
+    Half of the images are inverted, so that experts can specialise. A mixture of 8 small convolutional
     experts classifies both digits, with one gate per digit. Nothing is downloaded.
     """
     from tempfile import TemporaryDirectory
@@ -113,7 +113,7 @@ def _print(results: list[dict[str, Any]]) -> None:
     console.print(table)
     console.print(
         "experts: selected per sample, of 8. nats: information between image and expert, mean over the two "
-        "gates, at most log 8 = 2.08. dense: no mixture, one expert as costly as two. +: local search. "
+        "gates, at most log 8 = 2.08. dense: no mixture, one expert with the cost of two. +: local search. "
         "One seed is too few to rank the gates."
     )
 

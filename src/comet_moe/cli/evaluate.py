@@ -1,4 +1,4 @@
-"""``comet-moe evaluate``: the metrics of a finished run again, from its saved weights."""
+"""``comet-moe evaluate``: computes the metrics of a finished run again, from its saved weights."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -12,14 +12,12 @@ def evaluate(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
     device: Annotated[
         Literal["auto", "cpu", "cuda", "mps"] | None,
-        typer.Option(
-            help="Where the model runs; auto: an accelerator if there is one.", show_default="that of the run"
-        ),
+        typer.Option(help="Device; auto is an accelerator if there is one.", show_default="that of the run"),
     ] = None,
     precision: Annotated[
         Literal["float32", "bfloat16", "float16"] | None,
         typer.Option(
-            help="Of the products of experts and heads; float16 is for CUDA only.",
+            help="Precision of experts and heads; float16 is for CUDA only.",
             show_default="that of the run",
         ),
     ] = None,
@@ -27,7 +25,7 @@ def evaluate(
 ) -> None:
     """Evaluate the saved weights of a run on its validation and test splits.
 
-    The metrics equal those in result.json, on the device and in the precision that the run was trained with.
+    On the device and in the precision of the training, the metrics equal those in result.json.
     """
     from comet_moe.cli._display import print_summary
     from comet_moe.experiments.training.load import evaluate_run

@@ -20,7 +20,7 @@ def export(
     ] = "dense",
     precision: Annotated[
         Literal["float32", "bfloat16"],
-        typer.Option(help="Of the products of experts and heads; bfloat16 for the format torch only."),
+        typer.Option(help="Precision of experts and heads; bfloat16 is for the format torch only."),
     ] = "float32",
     output: Annotated[
         Path | None,

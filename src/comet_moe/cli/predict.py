@@ -1,4 +1,4 @@
-"""``comet-moe predict``: predictions of a trained model of ratings or of a table, for new rows."""
+"""``comet-moe predict``: predictions for new rows, by a trained model of ratings or of a table."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ def predict(
         Path,
         typer.Argument(
             metavar="RUN",
-            help="Folder of a finished run of ratings or of a table; of a study, its best run is used.",
+            help="Folder of a finished run on ratings or a table, or of a study, whose best run is used.",
         ),
     ],
     table: Annotated[
@@ -35,11 +35,11 @@ def predict(
     ],
     device: Annotated[
         Literal["auto", "cpu", "cuda", "mps"],
-        typer.Option(help="Where the model runs; auto: an accelerator if there is one."),
+        typer.Option(help="Device; auto is an accelerator if there is one."),
     ] = "auto",
     precision: Annotated[
         Literal["float32", "bfloat16", "float16"],
-        typer.Option(help="Of the products of experts and heads; float16 is for CUDA only."),
+        typer.Option(help="Precision of experts and heads; float16 is for CUDA only."),
     ] = "float32",
     escape_formulas: Annotated[
         bool,
@@ -59,10 +59,10 @@ def predict(
     Ratings: the probability of `watched`, and the rating in the data's units. A user or an item that was not
     in the data of the run gets the mean of the trained embeddings. The column `known` says which of the two
     were in the data: both, user, item or neither. A hash gate gives an unknown user the expert of a known
-    one, chosen by the id.
+    user, chosen by the id.
 
-    Tables: probabilities of classes, and numbers in the data's units, for each row in its order. Columns may
-    be in any order; further ones are ignored. Categories that were never seen in training are counted.
+    Tables: class probabilities, and numbers in the data's units, in the order of the rows. Columns may be in
+    any order; other columns are ignored. Categories that are new since training are counted.
     """
     from comet_moe.exceptions import WriteError
     from comet_moe.experiments.models import TableModel
@@ -106,7 +106,7 @@ def _best_run(study: Path) -> Path:
             if losses and min(losses) < row.validation_loss:
                 echo(
                     f"note: boosted trees had a lower one, {min(losses):.2f} against "
-                    f"{row.validation_loss:.2f}; they are scikit-learn's, and a study keeps no model of them",
+                    f"{row.validation_loss:.2f}; they are scikit-learn's, and a study does not save them",
                     err=True,
                 )
             return Path(row.run)

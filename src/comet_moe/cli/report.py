@@ -18,7 +18,7 @@ def report(
 ) -> None:
     """Write one HTML page: tables with p-values, losses by epoch and by trials, cost, routing, settings.
 
-    The file is complete: it loads nothing from the network and can be sent as it is.
+    The file is self-contained: it loads nothing from the network.
     """
     from comet_moe.experiments.report import write_report
     from comet_moe.files import require_file_path

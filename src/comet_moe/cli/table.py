@@ -31,8 +31,8 @@ def table(
 ) -> None:
     """Compare gates: mean test loss, experts per sample, whether they route, metrics and t-tests.
 
-    For a tuning study the means are over the best 5 % of the trials by validation loss, as in the paper; for
-    an ablation or for runs over all complete ones. Losses are times 100.
+    For a tuning study the means are over the best 5 % of the trials by validation loss, as in the paper. For
+    an ablation or for runs they are over all complete ones. Losses are times 100.
     """
     from comet_moe.experiments.studies.reading import read_studies
     from comet_moe.experiments.studies.render import flatten_row, to_csv, to_tex

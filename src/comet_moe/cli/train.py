@@ -64,7 +64,7 @@ def train(
                 command = shlex.join(["comet-moe", "train", recipe, "--out", str(folder.path), "--resume"])
                 with ExitStack() as stack:
                     processes.on_main(lambda: stack.enter_context(folder.lock()))
-                    # Again, since another process may have trained until now.
+                    # Checked again, since another process may have been training until now.
                     folder, config = processes.on_main(
                         lambda: resolve_run(recipe, settings or [], out, resume)
                     )
@@ -92,7 +92,7 @@ def _train(
         dataset_facts(dataset), f"prepare the data set {dataset.name} on all machines from the same files"
     )
     trainer = build_trainer(config, dataset, folder, processes)
-    # Not before: a mistake in the settings leaves no folder behind.
+    # Not earlier, so that a wrong setting leaves no folder behind.
     processes.on_main(lambda: start_run(folder, config, dataset))
     if not processes.is_main:
         return trainer.run()

@@ -1,4 +1,4 @@
-"""Experts: stacks of networks of one shape, run densely or only where they are selected."""
+"""Experts: stacks of networks of one shape, run on all samples or only on those that select them."""
 
 from comet_moe.experts.base import Experts
 from comet_moe.experts.convolutional import ConvExperts

@@ -11,7 +11,7 @@ from comet_moe.kernels.mix import Epilogue
 
 
 def identity(x: Tensor) -> Tensor:
-    """``x``; a named function, so that modules that hold it can be pickled."""
+    """Return ``x``; a named function, so that modules that hold it can be pickled."""
     return x
 
 
@@ -34,7 +34,7 @@ def get_activation(name: str) -> Callable[[Tensor], Tensor]:
 def check_output(output: Tensor, leading: tuple[int, ...], source: str, rows: Tensor) -> None:
     """``output`` must be a tensor (*leading, ...) with at least one more dimension; ``source`` made it.
 
-    Compiled loops read as many rows as the plan has, so a stack that returns fewer must not reach them.
+    Compiled loops read as many rows as the plan has. An output with fewer rows must not reach them.
     """
     if not isinstance(output, Tensor):
         raise ValueError(f"{source} must return a tensor, got {type(output).__name__}")
@@ -52,16 +52,17 @@ def count_linear_flops(module: nn.Module) -> int:
 
 
 class Experts(nn.Module, ABC):
-    """n experts of one shape, with a dense and a sparse way to run them, which agree.
+    """n experts of one shape, with a dense and a sparse execution that agree.
 
-    A stack of your own subclasses this. A list of modules needs none: ``MoE`` takes an ``nn.ModuleList``.
+    Subclass it for your own stack of experts. For a list of modules, ``MoE`` takes an ``nn.ModuleList``.
 
     Attributes:
         num_experts: n.
         input_rank: dimensions of one sample: 1 for features, 3 for images (C, H, W).
-        only_pairs: whether a mixture can run (sample, expert) pairs only, whatever its ``execution``: some of
-            the experts are on other ranks.
-        takes_offsets: whether there is :meth:`sorted_rows`, which accelerators and graphs run sparsely by.
+        only_pairs: whether the stack can run only (sample, expert) pairs, for any ``execution`` of the
+            mixture, because some experts are on other ranks.
+        takes_offsets: whether the stack has :meth:`sorted_rows`, the sparse execution of accelerators and
+            graphs.
 
     Example:
         >>> import torch
@@ -94,7 +95,7 @@ class Experts(nn.Module, ABC):
     def forward(self, rows: Tensor, counts: list[int] | Tensor | None = None) -> Tensor:
         """:meth:`dense` on all rows, :meth:`sparse` with ``counts``, or :meth:`sorted_rows` with offsets.
 
-        Mixtures call the stack itself, so that hooks run, such as those of ``fully_shard``.
+        Mixtures call the stack itself so that hooks run, for example those of ``fully_shard``.
         """
         if isinstance(counts, Tensor):
             if counts.dtype != torch.int32:
@@ -103,14 +104,14 @@ class Experts(nn.Module, ABC):
         return self.dense(rows) if counts is None else self.sparse(rows, counts)
 
     def sorted_rows(self, rows: Tensor, offsets: Tensor) -> Tensor:
-        """As :meth:`sparse`, with counts that only the device knows; in stacks with ``takes_offsets``.
+        """Like :meth:`sparse`, with counts that stay on the device; for stacks with ``takes_offsets``.
 
         Args:
-            rows: ``(M, *input)``, sorted by expert; those after the last offset belong to none.
+            rows: ``(M, *input)``, sorted by expert; rows after the last offset belong to no expert.
             offsets: (n,) int32, where the rows of each expert end.
 
         Returns:
-            ``(M, *output)``, anything finite in the rows of no expert.
+            ``(M, *output)``, with any finite values in rows of no expert.
         """
         raise NotImplementedError(f"{type(self).__name__} has no sorted_rows: leave takes_offsets False")
 

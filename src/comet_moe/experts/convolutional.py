@@ -15,8 +15,8 @@ from comet_moe.experts.grouped_linear import GroupedLinear, sorted_linear
 class ConvExperts(Experts):
     """n CNNs: for each filter count a convolution, ReLU and 2x2 max pooling; then ReLU dense layers.
 
-    Convolutions are unpadded. Without dense layers the flattened maps are the output. ReLU is computed after
-    the pooling, on a quarter of the values: outputs and gradients are those of ReLU before it.
+    Convolutions are unpadded. Without dense layers the flattened maps are the output. ReLU runs after the
+    pooling, on a quarter of the values. Outputs and gradients are the same as with ReLU before it.
 
     Args:
         num_experts: n.
@@ -146,7 +146,7 @@ def _convolve(rows: Tensor, layers: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
 
 
 def _channels_last(x: Tensor) -> Tensor:
-    """``x`` (·, C, H, W) in the order of memory that convolutions on a CPU prefer; vmap has no such order."""
+    """``x`` (·, C, H, W) in the memory format that CPU convolutions prefer; vmap has no memory formats."""
     if not torch.compiler.is_compiling() and checks.in_functorch_transform():
         return x
     return x.contiguous(memory_format=torch.channels_last)

@@ -17,8 +17,8 @@ class FeedForwardExperts(Experts):
         in_features: p.
         hidden_features: width between the two layers.
         out_features: u; None means p.
-        activation: "gelu", "relu", "silu", "tanh", "identity", or "swiglu", whose first layer is twice as
-            wide: silu(a) · b of its halves.
+        activation: "gelu", "relu", "silu", "tanh", "identity", or "swiglu". The first layer of "swiglu" is
+            twice as wide, and silu(a) · b combines its halves a and b.
         dropout: probability of a zero in training.
 
     Example:

@@ -1,4 +1,4 @@
-"""n linear maps of one shape, on shared rows, on rows of their own, or on groups of rows."""
+"""n linear maps of one shape, on shared rows, on separate rows, or on groups of rows."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +13,7 @@ from comet_moe.kernels.grouped_mm import can_group, grouped_mm, grouped_mm_backw
 from comet_moe.kernels.sorted_mm import sorted_mm
 
 ALIGNED = 8
-"""Numbers of 16 bits in 16 bytes."""
+"""Number of 16-bit values in 16 bytes."""
 
 
 class GroupedLinear(nn.Module):
@@ -64,13 +64,13 @@ class GroupedLinear(nn.Module):
 
 
 def sorted_linear(rows: Tensor, weight: Tensor, bias: Tensor, offsets: Tensor) -> Tensor:
-    """As :func:`grouped_linear`, with static shapes and nothing that the host has to read.
+    """Like :func:`grouped_linear`, with static shapes and no value that the host must read.
 
     Args:
         rows: (M, in), sorted by expert.
         weight, bias: (n, out, in), (n, out).
-        offsets: (n,) int32, where the rows of each expert end; rows after the last one are of no expert, and
-            their outputs and gradients are 0.
+        offsets: (n,) int32, where the rows of each expert end. Rows after the last offset belong to no
+            expert; their outputs and gradients are 0.
     """
     rows, weight, bias = _autocast(rows, weight, bias)
     outputs, inputs = weight.shape[1:]
@@ -87,7 +87,7 @@ def sorted_linear(rows: Tensor, weight: Tensor, bias: Tensor, offsets: Tensor) -
 
 
 def _autocast(rows: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """All in the type of autocast, if it is on; float64 stays."""
+    """The tensors in the dtype of autocast if it is on; float64 is kept."""
     if torch.is_autocast_enabled(rows.device.type) and rows.dtype != torch.float64:
         dtype = torch.get_autocast_dtype(rows.device.type)
         return rows.to(dtype), weight.to(dtype), bias.to(dtype)
@@ -111,7 +111,7 @@ def grouped_linear(rows: Tensor, weight: Tensor, bias: Tensor, counts: list[int]
 class _GroupedLinear(torch.autograd.Function):
     """Contiguous slices of rows, one matrix product per expert that has rows, no copies.
 
-    As in ``F.linear``, a product that no gradient needs is not computed, and its factor not saved.
+    As in ``F.linear``, a product that no gradient needs is not computed, and its factor is not saved.
     """
 
     @staticmethod
@@ -130,7 +130,7 @@ class _GroupedLinear(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         rows, weight = ctx.saved_tensors
         rows_need_grad, weight_needs_grad, bias_needs_grad, _ = ctx.needs_input_grad
-        if torch.is_grad_enabled():  # for second derivatives: the same by operators that have one
+        if torch.is_grad_enabled():  # for second derivatives: differentiable operators
             slices = grad.split(ctx.counts)
             return (
                 torch.cat([g @ w for g, w in zip(slices, weight, strict=True)]) if rows_need_grad else None,
@@ -161,7 +161,7 @@ class _GroupedLinear(torch.autograd.Function):
 
 
 def _slices(counts: list[int]) -> Iterator[tuple[int, int, int]]:
-    """Of each expert that has rows: expert, first row, and the row after the last."""
+    """For each expert that has rows: the expert, its first row, and the row after its last."""
     stop = 0
     for expert, count in enumerate(counts):
         start, stop = stop, stop + count

@@ -15,7 +15,7 @@ from comet_moe.kernels.mix import Epilogue
 class MLPExperts(Experts):
     """f_e(x) = h_L with h_0 = x and h_l = dropout(activation(W_{e,l} h_{l-1} + b_{e,l})).
 
-    With one layer these are :class:`DenseExperts`.
+    With one layer they equal :class:`DenseExperts`.
 
     Args:
         num_experts: n.

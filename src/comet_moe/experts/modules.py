@@ -11,7 +11,7 @@ from comet_moe.experts.base import Experts, check_output
 
 
 class ModuleExperts(Experts):
-    """A list of modules of one signature, ``(m, *input) -> (m, *output)``.
+    """A list of modules with one signature, ``(m, *input) -> (m, *output)``.
 
     Args:
         modules: the experts.
@@ -41,7 +41,7 @@ class ModuleExperts(Experts):
         self.input_rank = checks.at_least_one("input_rank", input_rank)
 
     def flops(self) -> int:
-        """Not known for any module: count it with ``torch.utils.flop_counter``."""
+        """Raise an error: the operations of arbitrary modules are unknown."""
         raise ValueError(
             "the operations of an nn.ModuleList of experts are not known; count them with "
             "torch.utils.flop_counter"
@@ -66,7 +66,7 @@ class ModuleExperts(Experts):
         used: list[int] = []
         unused: list[nn.Parameter] = []
         for expert, group in enumerate(rows.split(counts)):
-            if len(group) or (not len(rows) and not outputs):  # one runs on an empty batch, for the shape
+            if len(group) or (not len(rows) and not outputs):  # an empty batch runs one expert, for the shape
                 outputs.append(self.one(group, expert))
                 used.append(expert)
             else:
@@ -76,7 +76,7 @@ class ModuleExperts(Experts):
 
 
 def _check_same_shape(outputs: Sequence[Tensor], experts: Sequence[int]) -> None:
-    """All outputs must have the shape of the first, their number of rows aside."""
+    """All outputs must have the shape of the first, except for the number of rows."""
     shape = outputs[0].shape[1:]
     for expert, output in zip(experts, outputs, strict=True):
         if output.shape[1:] != shape:

@@ -1,6 +1,6 @@
 """Which (sample, expert) pairs run, and how their outputs are combined.
 
-Shapes: B rows, n experts, T gates (tasks), M pairs that at least one gate asks for, u outputs.
+Shapes: B rows, n experts, T gates (tasks), M pairs that at least one gate selects, u outputs.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ Execution = Literal["auto", "dense", "sparse"]
 
 
 def check_execution(value: str) -> Execution:
-    """``value`` if it is a way to run experts."""
+    """``value`` if it is a valid execution mode."""
     if value not in get_args(Execution):
         raise ValueError(f'execution must be "auto", "dense" or "sparse", got {value!r}')
     return cast(Execution, value)
@@ -28,15 +28,15 @@ def check_execution(value: str) -> Execution:
 def run_experts(
     experts: Experts, x: Tensor, routings: Sequence[Routing], execution: Execution, sparse_share: float
 ) -> Tensor:
-    """The mixtures of all routings, (B, *input) -> (B, T, *output); the routings record how it ran.
+    """The mixtures of all routings, (B, *input) -> (B, T, *output); the routings record the execution.
 
     Args:
         experts: the stack.
         x: (B, *input).
         routings: T, over all experts of the stack.
         execution: "dense", "sparse", or "auto", which chooses for this batch.
-        sparse_share: "auto" is sparse when at most this share of the B·n pairs is active; in graphs and on
-            accelerators, when no more can be active, whatever the values are.
+        sparse_share: "auto" is sparse when at most this share of the B·n pairs is active. In graphs and on
+            accelerators the share is an upper bound that holds for any values.
     """
     is_compiling = torch.compiler.is_compiling()
     if experts.only_pairs:
@@ -82,7 +82,7 @@ def _record_execution(routings: Sequence[Routing], execution: str, expert_rows: 
 
 
 def plan_from_routings(routings: Sequence[Routing], rows: int) -> Plan:
-    """Every pair that at least one of the routings asks for, once."""
+    """Every pair that at least one of the routings selects, once."""
     if not all(routing.in_pairs for routing in routings):
         return plan_from_weights([routing.weights.flatten(0, -2) for routing in routings])
     experts = routings[0].num_experts
@@ -96,7 +96,7 @@ def plan_from_routings(routings: Sequence[Routing], rows: int) -> Plan:
 def _union(pairs: Sequence[Pairs], rows: int, experts: int) -> tuple[Tensor, Tensor, Tensor]:
     """The pairs of several routings, each once, ordered by sample, without ever forming (B, n)."""
     sample, expert, weight = (torch.cat(parts) for parts in zip(*pairs, strict=True))
-    check_range(sample, expert, rows, experts)  # else one row's expert n would be the next row's expert 0
+    check_range(sample, expert, rows, experts)  # otherwise expert n of one row would be expert 0 of the next
     unique, pair = (sample * experts + expert).unique(return_inverse=True)
     lengths = torch.tensor([len(of_gate.weight) for of_gate in pairs], device=sample.device)
     task = torch.repeat_interleave(torch.arange(len(pairs), device=sample.device), lengths)
@@ -115,7 +115,7 @@ def run_dense(experts: Experts, x: Tensor, routings: Sequence[Routing]) -> Tenso
 
 
 def run_indexed(experts: Experts, x: Tensor, routings: Sequence[Routing]) -> tuple[Tensor, int]:
-    """As :func:`run_sparse`, in a form that a graph can hold: for each expert, the indices of its rows.
+    """Like :func:`run_sparse`, in a form that can be traced: for each expert, the indices of its rows.
 
     Returns:
         (B, *input) -> (B, T, *output), and the number of pairs that ran, which is symbolic in a graph.

@@ -23,26 +23,25 @@ SPARSE_SHARE = 0.5
 class MultiGateMoE(nn.Module):
     """One mixture per task over the same experts: y_t = Σ_i g_t(x)_i f_i(x), plus f(x) of ``shared``.
 
-    A (sample, expert) pair is evaluated once, however many gates ask for it.
+    A (sample, expert) pair is evaluated once, even if several gates select it.
 
-    With dropout off, dense and sparse execution give the same outputs up to rounding, as long as all expert
-    outputs are finite. They give the same gradients for gates whose weights have a derivative of zero
-    wherever they are zero, as those of this library do. For another gate (a straight-through estimator, or a
-    weight that crosses zero) the gradients of the gate and of its input differ: dense execution adds the
-    term ⟨dL/dy, f_i(x)⟩ · dg(x)_i of every expert i of weight zero, sparse execution leaves it out.
+    Without dropout, dense and sparse execution give the same outputs up to rounding, if all expert outputs
+    are finite. They give the same gradients if every weight of zero has a derivative of zero, as in all gates
+    of this library. Other gates, such as straight-through estimators, may have different gradients. For an
+    expert i of weight zero, only dense execution adds the term ⟨dL/dy, f_i(x)⟩ · dg(x)_i.
 
     Args:
         experts: a stack of :mod:`comet_moe.experts`, or an ``nn.ModuleList`` of any modules
             (m, p) -> (m, u).
         gates: one per task.
-        execution: "dense" runs every expert on every sample; "sparse" only the pairs of nonzero weight;
-            "auto" chooses for each batch. In graphs and on accelerators, where counts cannot be read, it is
-            sparse if the gates cannot choose more than ``sparse_share`` of the experts for a row (Top-k and
-            hash gates know that beforehand), else dense; ``routing.execution`` says which ran.
+        execution: "dense" runs every expert on every sample; "sparse" runs only the pairs of nonzero weight;
+            "auto" chooses for each batch. In graphs and on accelerators, counts cannot be read. There "auto"
+            is sparse if the gates can select at most ``sparse_share`` of the experts for a row. Top-k and
+            hash gates know this bound. ``routing.execution`` says which one ran.
         sparse_share: "auto" is sparse when at most this share of the (sample, expert) pairs is active.
-        shared: a module that every row passes, whose output is added for each task.
-        joint: one choice of experts for all tasks of a row, in place of one choice per task.
-        regularizer: auxiliary losses over all gates together; its value is shared out over the routings.
+        shared: a module that runs on every row; its output is added for each task.
+        joint: one choice of experts for all tasks of a row, instead of one choice per task.
+        regularizer: auxiliary losses over all gates together, divided equally among the routings.
 
     Example:
         >>> import torch
@@ -133,7 +132,7 @@ class MultiGateMoE(nn.Module):
             routings = [routing.with_aux_loss(routing.aux_loss + aux_loss) for routing in routings]
         rows = x.flatten(0, len(batch_shape) - 1)
         mixed = run_experts(self.experts, rows, routings, self.execution, self.sparse_share)
-        # No one of several views from one function may be changed in place, as nn.ReLU(inplace=True) does.
+        # Autograd forbids in-place changes, such as nn.ReLU(inplace=True), of one of several views.
         by_gate = [mixed.squeeze(1)] if len(routings) == 1 else mixed.unbind(1)
         outputs = [y.unflatten(0, batch_shape) for y in by_gate]
         if self.shared is not None:
@@ -144,7 +143,7 @@ class MultiGateMoE(nn.Module):
         return outputs, routings
 
     def _check_routings(self, routings: Sequence[Routing], batch_shape: torch.Size) -> None:
-        """Gates of the user's own may return anything, and compiled loops trust shapes."""
+        """A custom gate may return any shape, and compiled loops do not check shapes."""
         experts = self.experts.num_experts
         for gate, routing in zip(self.gates, routings, strict=True):
             if routing.batch_shape != batch_shape or routing.num_experts != experts:
@@ -154,12 +153,12 @@ class MultiGateMoE(nn.Module):
                 )
 
     def flops(self, routings: Sequence[Routing]) -> int:
-        """Floating-point operations of the matrix products that made ``routings`` and the outputs with them.
+        """Floating-point operations of the matrix products behind ``routings`` and their outputs.
 
-        Gates, experts and the linear layers of ``shared``; the weighted sums themselves are not counted.
+        Gates, experts and the linear layers of ``shared`` count; the weighted sums do not.
 
         Args:
-            routings: as one call of this mixture returned them.
+            routings: the result of one call of this mixture.
         """
         expert_rows = routings[0].expert_rows
         if expert_rows is None:
@@ -191,8 +190,8 @@ class MoE(MultiGateMoE):
             (m, p) -> (m, u).
         gate: any gate.
         execution, sparse_share, shared: see :class:`MultiGateMoE`.
-        return_routing: whether ``moe(x)`` returns (y, routing); with False it returns y alone, so that the
-            mixture fits into an ``nn.Sequential``.
+        return_routing: whether ``moe(x)`` returns (y, routing). With False it returns only y, as an
+            ``nn.Sequential`` needs.
 
     Example:
         >>> import torch

@@ -1,8 +1,8 @@
 """Private and shared experts per task: CGC, and its layers stacked as PLE (Tang et al. 2020).
 
-Shapes: B rows, T tasks, p features, u outputs of an expert; each task has n_private experts of its own, and
-n_shared are shared, N = T·n_private + n_shared in all. Experts are numbered task by task, the shared ones
-last.
+Shapes: B rows, T tasks, p features, u outputs of an expert. Each task has n_private experts, and all tasks
+share n_shared experts: N = T·n_private + n_shared in total. Experts are numbered task by task, the shared
+ones last.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ BuildGate = Callable[[int, int], Gate]
 
 
 class CGC(nn.Module):
-    r"""Customized gate control: task t mixes its private experts and the shared ones, with a gate of its own.
+    r"""Customized gate control: the gate of task t mixes its private experts and the shared ones.
 
     .. math:: y_t = \sum_{i \in \mathrm{private}_t} g_t(x_t)_i \, f_i(x_t)
         + \sum_{i \in \mathrm{shared}} g_t(x_t)_i \, f_i(x_{\mathrm{shared}})
@@ -32,13 +32,13 @@ class CGC(nn.Module):
     Args:
         num_tasks: T.
         in_features: p.
-        private, shared: number of experts of each task, and of shared ones.
+        private, shared: number of private experts per task, and of shared experts.
         experts: ``experts(num_experts, in_features)`` builds a stack; called once per task and once for the
             shared experts.
         gate: ``gate(in_features, num_experts)`` builds a gate over the private and the shared experts of a
             task.
-        mixes_shared: whether there is also a shared output, with a gate over all experts: all layers of PLE
-            but the last have it.
+        mixes_shared: whether the layer also has a shared output, with a gate over all experts. All layers of
+            PLE except the last have it.
         execution, sparse_share: see :class:`~comet_moe.MultiGateMoE`.
 
     Example:
@@ -124,7 +124,7 @@ class CGC(nn.Module):
         batch_shape = groups[0].shape[:-1]
         routings = [
             gate(x, keys=keys, mask=mask) for gate, x in zip(self.gates, groups, strict=False)
-        ]  # the last gate, if there is one per group, reads the shared input
+        ]  # the gate of the shared output, if any, reads the shared input
         outputs: list[Tensor | None] = [None] * len(routings)
         first = expert_rows = 0
         for group, (stack, x) in enumerate(zip(self.stacks, groups, strict=True)):
@@ -143,7 +143,7 @@ class CGC(nn.Module):
         return [y.unflatten(0, batch_shape) for y in outputs if y is not None], routings
 
     def flops(self, routings: Sequence[Routing]) -> int:
-        """Floating-point operations of the gates and experts that made ``routings``; see ``MultiGateMoE``."""
+        """Floating-point operations of the gates and experts behind ``routings``; see ``MultiGateMoE``."""
         stack = self.stacks[0]
         assert isinstance(stack, Experts)
         total = int(routings[0].expert_rows or 0) * stack.flops()
@@ -162,8 +162,8 @@ class PLE(nn.Module):
     """Progressive layered extraction: layers of :class:`CGC`, each on the outputs of the one before.
 
     Args:
-        layers: number of layers; with 1 it is CGC.
-        out_features: u, what each expert of a layer returns, and so the features of the next layer.
+        layers: number of layers; one layer is CGC.
+        out_features: u, the outputs of each expert, and the features of the next layer.
         num_tasks, in_features, private, shared, experts, gate, execution, sparse_share: see :class:`CGC`.
 
     Example:
@@ -234,7 +234,7 @@ class PLE(nn.Module):
         return inputs, routings
 
     def flops(self, routings: Sequence[Routing]) -> int:
-        """Floating-point operations of the gates and experts that made ``routings``."""
+        """Floating-point operations of the gates and experts behind ``routings``."""
         total, first = 0, 0
         for layer in self.layers:
             assert isinstance(layer, CGC)

@@ -1,12 +1,14 @@
-"""Sparse execution without the host: static shapes, and counts that stay on the device.
+"""Sparse execution without host synchronisation: static shapes, and counts that stay on the device.
 
-For accelerators and graphs, where reading a count would make the host wait. Shapes: B rows, n experts, T
-gates, c slots per row (the most experts that the gates together can choose for a row), u outputs.
+It is for accelerators and graphs, where the host would wait for each count.
 
-Each row has c slots, those of its experts first. The B·c slots are sorted by expert, unused ones last; each
+Shapes: B rows, n experts, T gates, u outputs, c slots per row. c is the largest number of experts that all
+gates together can select for a row.
+
+Each row has c slots, the selected experts first. The B·c slots are sorted by expert, unused slots last. Each
 expert then has consecutive rows, whose ends are the offsets of ``F.grouped_mm``. Rows of unused slots are not
-multiplied, and their outputs are zeros. The inverse of the sorting brings the outputs back to their rows,
-where they are summed: gathers only, so that the result is the same every time.
+multiplied, and their outputs are zeros. The inverse permutation brings the outputs back to their rows, where
+they are summed. All of these are gathers, so the result is deterministic.
 """
 
 from collections.abc import Sequence
@@ -22,7 +24,7 @@ from comet_moe.kernels.mix import apply_epilogue, weights_dtype
 from comet_moe.routing import Routing
 
 STATIC_TYPES = (torch.float32, torch.bfloat16, torch.float16)
-"""Types that ``F.grouped_mm`` takes."""
+"""Dtypes that ``F.grouped_mm`` takes."""
 
 
 class StaticPlan(NamedTuple):
@@ -42,24 +44,24 @@ class StaticPlan(NamedTuple):
 
 
 def counts_are_known(x: Tensor) -> bool:
-    """Whether Python code can read values of ``x`` for free: eager mode, in the memory of the CPU."""
+    """Whether Python code can read values of ``x`` without waiting: eager mode, on the CPU."""
     return x.is_cpu and type(x) in PLAIN_TENSOR_TYPES and not torch.compiler.is_compiling()
 
 
 def can_run_static(experts: Experts, x: Tensor) -> bool:
-    """Whether ``experts`` can work on rows whose counts are on the device, in a graph for torch alone."""
+    """Whether ``experts`` can run with counts that stay on the device, in a graph of torch operators."""
     return experts.takes_offsets and x.dtype in STATIC_TYPES and not is_portable()
 
 
 def count_slots(routings: Sequence[Routing]) -> int:
-    """c: the most experts that all ``routings`` together can have for one row, known without their values."""
+    """c: upper bound on the experts that all ``routings`` together select for a row, for any values."""
     n = routings[0].num_experts
     bounds = [n if routing.most_experts is None else routing.most_experts for routing in routings]
     return min(n, sum(bounds))
 
 
 def make_plan(weights: Tensor, slots: int) -> StaticPlan:
-    """The plan of weights (B, T, n), of which at most ``slots`` experts per row are not 0 for all gates."""
+    """The plan of weights (B, T, n), in which at most ``slots`` experts per row have a nonzero weight."""
     rows, tasks, n = weights.shape
     active = (weights != 0).any(1)
     if slots == n:
@@ -80,7 +82,7 @@ def run_static(experts: Experts, x: Tensor, routings: Sequence[Routing]) -> tupl
     """The selected pairs only.
 
     Returns:
-        (B, *input) -> (B, T, *output), and how many pairs there were, a scalar on the device.
+        (B, *input) -> (B, T, *output), and the number of pairs, a scalar on the device.
     """
     slots = count_slots(routings)
     weights = torch.stack([routing.weights.flatten(0, -2) for routing in routings], 1)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 
 class Hook:
-    """Base of forward hooks that do nothing in a copy of the model, or in one loaded from a pickle."""
+    """Base class of forward hooks that do nothing in a copied or unpickled model."""
 
     def __reduce__(self) -> tuple[Callable[[], object], tuple[()]]:
         return _no_hook, ()

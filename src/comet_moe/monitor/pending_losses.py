@@ -1,4 +1,4 @@
-"""Auxiliary losses that wait to be read, and no longer than that."""
+"""Auxiliary losses that have not been read yet, kept only until they are."""
 
 import weakref
 from functools import partial
@@ -10,9 +10,9 @@ from comet_moe.routing import Routing
 
 
 class PendingLosses:
-    """Auxiliary losses of training passes that wait to be read.
+    """Auxiliary losses of training passes that have not been read yet.
 
-    Hooks on tensors hold no tensor, so that no graph keeps itself alive.
+    Hooks on tensors hold no tensor, because a graph would keep itself alive.
     """
 
     def __init__(self) -> None:
@@ -33,11 +33,11 @@ class PendingLosses:
         self._passes += 1
         self._waiting[self._passes] = routing.aux_loss
         weights = routing.held_weights
-        if weights.grad_fn is not None:  # a hook on a parameter would stay
+        if weights.grad_fn is not None:  # a hook on a parameter would not be freed
             weights.register_hook(partial(_end_pass, self._ended, self._passes))
 
     def read(self) -> Tensor:
-        """The sum of the losses since the last call; the same again if none was added."""
+        """The sum of the losses since the last call; the same value again if none was added."""
         self._was_ever_read = True
         if self._total is None:
             losses = list(self._waiting.values())
@@ -61,7 +61,7 @@ class PendingLosses:
         self.drop_graph()
 
     def refuse_lost(self, name: str, routing: Routing) -> None:
-        """Raise if the pass that is computed again first ran without gradients: its loss has none."""
+        """Raise an error if a recomputed pass first ran without gradients, since its loss has none."""
         node = torch._C._current_autograd_node()
         is_reentrant = node is not None and node.name() == "CheckpointFunctionBackward"
         if is_reentrant and self._was_ever_read and routing.aux_loss.requires_grad:

@@ -20,28 +20,28 @@ from comet_moe.routing import Routing
 
 
 class RoutingMonitor:
-    """Watches the gates of ``model`` within a ``with`` block, in any training loop.
+    """Monitors the gates of ``model`` within a ``with`` block, in any training loop.
 
-    A gate inside another gate (in a :class:`~comet_moe.PermutedGate`, say) is part of that one. A gate that
-    is called twice counts twice. What activation checkpointing computes again does not count. In a
+    A gate inside another gate, such as a :class:`~comet_moe.PermutedGate`, is part of the outer gate. A gate
+    that is called twice counts twice. Recomputation by activation checkpointing does not count. In a
     distributed run each process sees its own samples.
 
-    At every ``interval``-th training pass of a gate the batch is added to its window of statistics, on the
-    gate's device. When the window is full and shows that the gate has collapsed or is static, the monitor
-    warns, once per gate, by :class:`~comet_moe.CollapseWarning` or :class:`~comet_moe.StaticRoutingWarning`;
-    not while a gate is soft, and not about dense gates. Evaluation passes are accumulated separately.
+    Every ``interval``-th training pass of a gate adds its batch to the gate's window of statistics, on the
+    gate's device. If a full window shows a collapsed or static gate, the monitor warns once per gate:
+    :class:`~comet_moe.CollapseWarning` or :class:`~comet_moe.StaticRoutingWarning`. It does not warn while a
+    gate is soft, nor about dense gates. Evaluation passes are accumulated separately.
 
-    The hooks are removed at the end of the block. Copies and pickles of the model that are made within it are
-    not monitored. A compiled model must be called for the first time within the block, and its graph is split
-    at each gate.
+    The hooks are removed at the end of the block. Copies and pickles of the model made within the block are
+    not monitored. A compiled model must be called for the first time within the block. Its graph is split at
+    each gate.
 
     Args:
         model: any module with gates in it.
-        interval: training passes of a gate from one batch in its statistics to the next.
-        window: batches in the statistics of a gate, the last ones.
-        names: of the gates, in the order of ``model.modules()``; by default their names in the model.
-        log: where :meth:`log` writes: a TensorBoard ``SummaryWriter``, a W&B run or ``wandb``, ``mlflow``, a
-            logger of Lightning, any function of a dictionary, or a list of those.
+        interval: number of training passes between two batches in the statistics of a gate.
+        window: number of the last batches in the statistics of a gate.
+        names: names of the gates in the order of ``model.modules()``; by default their names in the model.
+        log: where :meth:`log` writes. A TensorBoard ``SummaryWriter``, a W&B run, ``wandb``, ``mlflow``, a
+            Lightning logger, a function of a dictionary, or a list of those.
 
     Attributes:
         gates: the gates by name.
@@ -122,17 +122,17 @@ class RoutingMonitor:
     def aux_loss(self) -> Tensor:
         """The auxiliary losses of all gates, a scalar to add to the training loss.
 
-        The sum over the training passes (gate in training mode, gradients enabled) since it was last read;
-        read again before the next training pass it has the same value. So a step may have one forward pass or
-        many, each batch of a gradient accumulation has its own, and evaluation in between changes nothing.
+        It is the sum over the training passes (gate in training mode, gradients enabled) since the last read.
+        Reading it again before the next training pass gives the same value. A step may have several forward
+        passes, and each batch of a gradient accumulation its own sum. Evaluation passes do not change it.
 
-        Once a backward pass has gone through it only the value is kept. Losses that are not read are dropped
-        by the first training pass after a backward pass through their forward pass: a monitor that is used
-        for its statistics alone keeps no graphs.
+        After a backward pass through it, only the value is kept. Unread losses are dropped at the first
+        training pass after a backward pass through their forward pass. A monitor used only for its statistics
+        therefore keeps no graphs.
         """
         if not self._was_called and self._handles:
             warnings.warn(
-                "no gate was called since the monitor was entered, so that aux_loss is 0: enter it with the "
+                "no gate was called since the monitor was entered, so aux_loss is 0: enter it with the "
                 "model itself, not a copy, and before the first call of a compiled model",
                 stacklevel=2,
             )
@@ -140,14 +140,13 @@ class RoutingMonitor:
         return self._losses.read()
 
     def statistics(self, evaluation: bool = False) -> dict[str, dict[str, Any]]:
-        """By gate, what :meth:`comet_moe.statistics.RoutingStatistics.result` has, and the ``verdict``.
+        """For each gate, :meth:`comet_moe.statistics.RoutingStatistics.result` and the ``verdict``.
 
-        ``execution`` is left out, since the gate does not know it. Gates that no batch was added for are
-        left out, too.
+        ``execution`` is left out, since the gate does not know it. Gates without a batch are left out, too.
 
         Args:
-            evaluation: False is over the window of training batches; True over all batches of the last
-                evaluation, that is, all passes in eval mode since the last one in training mode.
+            evaluation: False covers the window of training batches. True covers the last evaluation: all
+                passes in eval mode since the last pass in training mode.
         """
         return {
             name: statistics
@@ -156,16 +155,16 @@ class RoutingMonitor:
         }
 
     def log(self, step: int | None = None) -> dict[str, float]:
-        """Write the statistics if there are new ones since the last call; call it after every training step.
+        """Write statistics that are new since the last call; call it after every training step.
 
         Names are ``routing/GATE/information`` and so on, and ``routing_evaluation/GATE/...``.
 
         Args:
-            step: the training step to write them for, by default the number of training passes so far; W&B
-                has a count of its own.
+            step: the training step to write, by default the number of training passes so far. W&B keeps its
+                own count by default.
 
         Returns:
-            The values that were written; empty if there were none.
+            The values that were written, or an empty dict.
         """
         if not any(record.has_new for record in self._records.values()):
             return {}
@@ -185,7 +184,7 @@ class RoutingMonitor:
     def _observe(self, name: str, routing: Routing, mask: Tensor | None) -> None:
         """Add one call of a gate; ``routing`` need not be masked yet."""
         gate = self.gates[name]
-        if torch._C._current_graph_task_id() != -1:  # within a backward pass: a checkpoint computes again
+        if torch._C._current_graph_task_id() != -1:  # in a backward pass: a checkpoint recomputes
             self._losses.refuse_lost(name, routing)
             return
         self._was_called = True
@@ -194,7 +193,7 @@ class RoutingMonitor:
         record = self._records[name]
         if record.wants(gate.training, self.interval) and checks.is_plain_eager(routing.held_weights):
             with torch.no_grad():
-                # A copy, since forms of the weights that are computed here have no graph.
+                # A copy, since the forms of the weights computed here have no graph.
                 record.add(copy.copy(routing).masked(mask), gate.training)
             if gate.training:
                 self._warn(name)
@@ -223,7 +222,7 @@ class _GateHook(Hook):
 
 
 class _MixtureHook(Hook):
-    """The forward hook of a mixture that changes what its gates decide, or adds losses of them together."""
+    """The forward hook of a mixture that changes its gates' routings, or adds joint auxiliary losses."""
 
     def __init__(self, monitor: RoutingMonitor, names: list[str]):
         self._monitor = monitor
@@ -237,8 +236,8 @@ class _MixtureHook(Hook):
 def _outermost_gates(model: nn.Module) -> Iterator[tuple[str, Gate, MultiGateMoE | None]]:
     """Gates that are not inside another gate, each once: name in the model, gate, and a mixture.
 
-    The mixture is None unless it has a joint choice or losses over its gates, so that only it knows the
-    routings.
+    The mixture is None unless it has a joint choice or joint losses. In that case only the mixture has the
+    final routings.
     """
     seen: set[nn.Module] = set()
 

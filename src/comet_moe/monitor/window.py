@@ -1,4 +1,4 @@
-"""The statistics of one gate over its last batches, and what to tell the user about them."""
+"""The statistics of one gate over its last batches, and the warning about them."""
 
 from collections import deque
 from typing import Any
@@ -26,7 +26,7 @@ class GateRecord:
         self._is_evaluating = False
 
     def wants(self, training: bool, interval: int) -> bool:
-        """Count a pass; whether it is to be added."""
+        """Count a pass, and return whether to add it."""
         if not training:
             return True
         self._is_evaluating = False
@@ -48,7 +48,7 @@ class GateRecord:
         batch.add(routing)
 
     def is_full_again(self) -> bool:
-        """Whether no batch of the window was in it when this was last true."""
+        """Whether every batch in the window is new since this was last true."""
         assert self._window.maxlen is not None
         return self._added % self._window.maxlen == 0
 
@@ -57,7 +57,7 @@ class GateRecord:
         return _verdict(self._window[0].result()) == "dense"
 
     def result(self, evaluation: bool) -> dict[str, Any] | None:
-        """Of the window or the last evaluation; None if no batch was added."""
+        """The statistics of the window or of the last evaluation; None without a batch."""
         batches = self._window if not evaluation else [self._evaluation] if self._evaluation else []
         if not batches:
             return None
@@ -76,10 +76,10 @@ def _verdict(statistics: dict[str, Any]) -> Verdict:
 
 
 def make_warning(name: str, statistics: dict[str, Any]) -> CollapseWarning | None:
-    """What to tell the user about gate ``name``; None if it routes or is dense.
+    """The warning about gate ``name``; None if it routes or is dense.
 
     Args:
-        name: the gate's.
+        name: name of the gate.
         statistics: see :meth:`GateRecord.result`.
     """
     found: Verdict = statistics["verdict"]

@@ -1,11 +1,11 @@
-"""Where statistics are logged: TensorBoard, W&B, MLflow, loggers of Lightning, any function."""
+"""Where statistics are logged: TensorBoard, W&B, MLflow, Lightning loggers, any function."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 SCALARS = ("experts_per_sample", "effective_experts", "information", "load_ratio")
-"""What is logged of the statistics, beside the number of dead experts."""
+"""The statistics that are logged, in addition to the number of dead experts."""
 
 
 def scalars(statistics: dict[str, Any]) -> Iterator[tuple[str, float]]:
@@ -20,7 +20,7 @@ Writer = Callable[[dict[str, float], int | None, int], None]
 
 
 def make_writer(log: Any) -> Writer:
-    """What writes to ``log``, by the methods that it has."""
+    """The function that writes to ``log``, chosen by the methods that it has."""
     if callable(getattr(log, "add_scalar", None)):
         return partial(_write_tensorboard, log)
     if callable(getattr(log, "log_metrics", None)):
@@ -30,7 +30,7 @@ def make_writer(log: Any) -> Writer:
     if callable(log):
         return lambda values, step, passes: log(values)
     raise ValueError(
-        "log must be a TensorBoard SummaryWriter, a W&B run, mlflow, a logger of Lightning or a function of "
+        "log must be a TensorBoard SummaryWriter, a W&B run, mlflow, a Lightning logger or a function of "
         f"a dictionary, got {type(log).__name__}"
     )
 

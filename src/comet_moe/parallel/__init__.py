@@ -1,4 +1,4 @@
-"""Mixtures on many processes: experts on several ranks, data parallelism around them, and what that costs."""
+"""Mixtures on many processes: expert parallelism, data parallelism around it, and its traffic."""
 
 from comet_moe.parallel.clipping import clip_grad_norm_
 from comet_moe.parallel.data import data_parallel

@@ -1,4 +1,4 @@
-"""The norm of gradients that are spread over ranks in different ways."""
+"""The norm of gradients that are sharded over different meshes."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -13,11 +13,11 @@ from comet_moe import checks
 
 @torch.no_grad()
 def clip_grad_norm_(parameters: Iterable[nn.Parameter], max_norm: float, norm_type: float = 2.0) -> Tensor:
-    r"""As ``torch.nn.utils.clip_grad_norm_``, also for models with expert parallelism.
+    r"""Like ``torch.nn.utils.clip_grad_norm_``, also for models with expert parallelism.
 
     .. math:: g \leftarrow g \cdot \min(1, \frac{\mathrm{max\_norm}}{\|g\| + 10^{-6}})
 
-    torch's own takes tensors and ``DTensor`` of one mesh, not both. Returns the norm of all gradients.
+    The function of torch takes either tensors or ``DTensor`` of one mesh. Returns the norm of all gradients.
     """
     checks.not_negative("max_norm", max_norm)
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]

@@ -1,4 +1,4 @@
-"""Data parallelism around models whose experts may be spread over ranks."""
+"""Data parallelism for models whose experts may be sharded over ranks."""
 
 import warnings
 from typing import Any
@@ -15,23 +15,25 @@ from comet_moe.parallel.experts import join_ranks
 
 
 def data_parallel(module: nn.Module, mesh: DeviceMesh, **options: Any) -> DistributedDataParallel:
-    """``DistributedDataParallel`` over all ranks, for models with our mixtures.
+    """``DistributedDataParallel`` over all ranks, for models with mixtures of this library.
 
-    It averages gradients as ``DistributedDataParallel`` does, and in addition
+    It averages gradients as ``DistributedDataParallel`` does. It also averages
 
-    * those of experts that :func:`~comet_moe.parallel.expert_parallel` has spread over one dimension of
-      ``mesh`` over the other one;
-    * those of a local search while it lasts. After it U has no gradient any more, which
-      ``DistributedDataParallel`` itself takes only with ``find_unused_parameters``, a pass over the graph in
-      each step and a warning during the search. Here ``static_graph=True`` works too.
+    * the gradients of experts that :func:`~comet_moe.parallel.expert_parallel` has sharded over one dimension
+      of ``mesh``, over the other dimension;
+    * the gradient of a local search while the search is active.
 
-    Auxiliary losses are those of the whole batch, on every rank. Buffers are not broadcast: gates count the
-    rows of their own rank in them.
+    After the search its parameter U has no gradient. ``DistributedDataParallel`` alone then needs
+    ``find_unused_parameters``, which costs a pass over the graph in each step. Here ``static_graph=True``
+    works too.
+
+    Auxiliary losses are those of the whole batch, on every rank. Buffers are not broadcast, since gates count
+    the rows of their own rank in them.
 
     Args:
-        module: the model; each rank has the same.
+        module: the model, the same on each rank.
         mesh: all ranks, with one or two dimensions.
-        options: of ``DistributedDataParallel``.
+        options: options of ``DistributedDataParallel``.
     """
     checks.require_type("mesh", mesh, DeviceMesh)
     if mesh.ndim > 2 or mesh.size() != dist.get_world_size():
@@ -46,14 +48,14 @@ def data_parallel(module: nn.Module, mesh: DeviceMesh, **options: Any) -> Distri
         for name, parameter in module.named_parameters()
         if any(parameter is part.logits for part in module.modules() if isinstance(part, Permutation))
     }
-    # The official way to leave parameters out, for all its underscore: DDP's constructor reads it.
+    # The documented way to leave parameters out, despite its underscore: DDP's constructor reads it.
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, [*experts, *searches])
     with warnings.catch_warnings():
-        # torch 2.13 has another name for broadcast_buffers, which torch 2.8 does not know.
+        # torch 2.13 renames broadcast_buffers; torch 2.8 does not have the new name.
         warnings.simplefilter("ignore", FutureWarning)
         parallel = DistributedDataParallel(module, **{"broadcast_buffers": False, **options})
     if searches:
-        group = dist.new_group()  # of its own: its order among DDP's own collectives does not matter
+        group = dist.new_group()  # a separate group, since its order among DDP's collectives may vary
         for logits in searches.values():
             _average_gradient(parallel, logits, group)
     for weight in experts.values():

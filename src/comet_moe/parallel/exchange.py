@@ -1,6 +1,6 @@
-"""Rows travel to the ranks of their experts and back, with their gradients.
+"""Sends rows to the ranks of their experts and back, with their gradients.
 
-Shapes: M pairs (row, expert) of this rank, n experts, R ranks, p numbers of a row.
+Shapes: M pairs (row, expert) of this rank, n experts, R ranks, p features of a row.
 """
 
 from collections.abc import Sequence
@@ -19,10 +19,10 @@ class Traffic:
     """What this rank has sent to other ranks, forward and backward together.
 
     Attributes:
-        pairs: (row, expert) pairs of forward passes, those of experts on this rank included.
-        remote_pairs: those of them whose expert is on another rank.
+        pairs: (row, expert) pairs of forward passes, including experts on this rank.
+        remote_pairs: the pairs whose expert is on another rank.
         row_bytes: bytes of rows, outputs and their gradients.
-        count_bytes: bytes of the numbers of rows, 8 per expert of another rank and forward pass.
+        count_bytes: bytes of the row counts, 8 per forward pass for each expert on another rank.
     """
 
     pairs: int = 0
@@ -31,12 +31,14 @@ class Traffic:
     count_bytes: int = 0
 
     def reset(self) -> None:
-        """Start to count anew."""
+        """Set all counts to 0."""
         self.pairs = self.remote_pairs = self.row_bytes = self.count_bytes = 0
 
 
 class Exchange:
-    """The ranks that share n experts: rank r has ceil(n / R) of them from r · ceil(n / R) on, if there are.
+    """The ranks that share n experts.
+
+    Rank r has the experts from r · ceil(n / R) to (r + 1) · ceil(n / R) - 1, as far as they exist.
 
     Args:
         mesh: one-dimensional.
@@ -52,14 +54,14 @@ class Exchange:
         self.traffic = Traffic()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        return self  # copies of a stack talk to the same ranks
+        return self  # copies of a stack use the same ranks
 
     def plan(self, counts: Sequence[int], device: torch.device) -> "Journey":
-        """Tell every rank how many rows its experts get from here.
+        """Send every rank the number of rows that its experts get from this rank.
 
         Args:
-            counts: (n,) rows of this rank for each expert.
-            device: where the collectives of the group run.
+            counts: (n,) number of rows of this rank for each expert.
+            device: device of the group's collectives.
         """
         own = self.experts_of[self.rank]
         sent = torch.tensor(counts, dtype=torch.int64, device=device)
@@ -75,12 +77,12 @@ class Exchange:
 
 
 class Journey:
-    """One forward pass: how many rows go where.
+    """The row counts of one forward pass.
 
     Args:
         exchange: the ranks.
-        to: (R,) rows that this rank sends to each rank.
-        received: (R, experts of this rank) rows that come from each rank for each expert.
+        to: (R,) number of rows that this rank sends to each rank.
+        received: (R, experts of this rank) number of rows from each rank for each expert.
     """
 
     def __init__(self, exchange: Exchange, to: list[int], received: list[list[int]]):
@@ -91,27 +93,27 @@ class Journey:
 
     @property
     def counts(self) -> list[int]:
-        """Rows of each expert of this rank, from all ranks."""
+        """Number of rows of each expert of this rank, from all ranks."""
         return [sum(counts) for counts in zip(*self.received, strict=True)]
 
     def send(self, rows: Tensor) -> Tensor:
-        """Rows in the order of experts to the ranks of their experts: (M, p) -> (rows received, p).
+        """Send rows, sorted by expert, to the ranks of their experts: (M, p) -> (rows received, p).
 
-        What is returned is in the order of this rank's experts.
+        The received rows are sorted by this rank's experts.
         """
         arrived = _AllToAll.apply(rows, self.back, self.to, self.exchange)
         order = self._by_expert(rows.device)
         return arrived if order is None else _Permute.apply(arrived, order)
 
     def send_back(self, outputs: Tensor) -> Tensor:
-        """Outputs in the order of this rank's experts to where the rows came from: (M, u) in their order."""
+        """Send outputs, sorted by this rank's experts, back: (M, u) in the order of the rows sent."""
         order = self._by_expert(outputs.device)
         if order is not None:
             outputs = _Permute.apply(outputs, _inverse(order))
         return _AllToAll.apply(outputs, self.to, self.back, self.exchange)
 
     def _by_expert(self, device: torch.device) -> Tensor | None:
-        """The order that sorts rows, which arrive rank by rank, by expert; None if they are sorted."""
+        """The permutation from the order of ranks to the order of experts; None if both are the same."""
         experts = len(self.received[0])
         if experts < 2 or sum(count > 0 for count in self.back) < 2:
             return None
@@ -149,7 +151,7 @@ class _AllToAll(torch.autograd.Function):
     ) -> Tensor:
         ctx.arriving, ctx.leaving, ctx.exchange = arriving, leaving, exchange
         received = rows.new_empty(sum(arriving), rows.shape[1])
-        # As bytes: backends differ in the types that they can send, and gloo knows no bfloat16 everywhere.
+        # As bytes, since backends differ in their dtypes, and not every gloo supports bfloat16.
         source, target = rows.contiguous().view(torch.uint8), received.view(torch.uint8)
         dist.all_to_all_single(target, source, arriving, leaving, group=exchange.group)
         remote = sum(leaving) - leaving[exchange.rank]

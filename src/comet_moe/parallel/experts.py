@@ -1,4 +1,4 @@
-"""Experts on several ranks: each rank has some of them, and rows travel to theirs and back."""
+"""Expert parallelism: each rank has some of the experts, and rows travel to them and back."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,27 +23,27 @@ ModuleType = TypeVar("ModuleType", bound=nn.Module)
 def expert_parallel(
     module: ModuleType, mesh: DeviceMesh, batch_group: dist.ProcessGroup | None = None
 ) -> ModuleType:
-    """Spread the experts of every mixture in ``module`` over the ranks of ``mesh``, in place.
+    """Shard the experts of every mixture in ``module`` over the ranks of ``mesh``, in place.
 
-    Every parameter (n, ...) of a stack becomes a ``DTensor`` with placement ``Shard(0)``, under its old name.
-    Each rank routes rows of its own. A (row, expert) pair travels to the rank of the expert by
-    ``all_to_all_single`` and its output travels back, where the weighted sums are taken: per pair p numbers
-    go and u come back. A pair that several gates ask for travels once. Local search renumbers experts and
-    moves no weights.
+    Every parameter (n, ...) of a stack becomes a ``DTensor`` with placement ``Shard(0)`` and keeps its name.
+    Each rank routes its own rows. ``all_to_all_single`` sends each (row, expert) pair to the rank of the
+    expert and its output back to the rank of the row. A pair costs p numbers on the way there and u on the
+    way back. A pair that several gates select travels once. Local search renumbers experts and moves no
+    weights.
 
-    Gradients are means over the ranks, as those of ``DistributedDataParallel``: with a loss on each rank
-    whose mean over the ranks is the loss of the whole batch, every gradient is that of the whole batch.
-    Auxiliary losses are those of the whole batch on every rank. Parameters outside of the stacks stay as they
-    are; see :func:`~comet_moe.parallel.data_parallel` for their gradients.
+    Gradients are means over the ranks, as in ``DistributedDataParallel``. If the mean of the ranks' losses is
+    the loss of the whole batch, every gradient is the gradient of the whole batch. Auxiliary losses are those
+    of the whole batch on every rank. Parameters outside the stacks are unchanged; for their gradients see
+    :func:`~comet_moe.parallel.data_parallel`.
 
-    All ranks have to run forward and backward passes of the mixtures equally often, with any number of rows,
-    also none.
+    All ranks must run the same number of forward and backward passes of the mixtures. A rank may have any
+    number of rows, including none.
 
     Args:
-        module: a mixture, or a model with mixtures; on each rank of ``mesh`` the same one. The weights of the
-            first rank are taken.
-        mesh: one-dimensional, such as ``mesh["ep"]``.
-        batch_group: the ranks whose rows together are a batch; None for all.
+        module: a mixture or a model with mixtures, the same on each rank of ``mesh``. The weights of the
+            first rank are used.
+        mesh: a one-dimensional mesh, such as ``mesh["ep"]``.
+        batch_group: the ranks whose rows form one batch; None for all ranks.
 
     Returns:
         ``module``.
@@ -64,7 +64,7 @@ def expert_parallel(
         raise ValueError(f'mesh must have 1 dimension, such as mesh["ep"], got {mesh.ndim}')
     stacks = [stack for stack in module.modules() if isinstance(stack, Experts)]
     if not stacks:
-        raise ValueError(f"{type(module).__name__} has no experts to spread over ranks")
+        raise ValueError(f"{type(module).__name__} has no experts to shard over ranks")
     for stack in stacks:
         _check_stack(stack)
     for stack in stacks:
@@ -74,14 +74,14 @@ def expert_parallel(
 
 
 def join_ranks(module: nn.Module, batch_group: dist.ProcessGroup | None = None) -> None:
-    """Let the auxiliary losses in ``module`` be those of the rows of several ranks, on each of them.
+    """Compute the auxiliary losses in ``module`` over the rows of several ranks, on each of them.
 
-    :func:`expert_parallel` and :func:`~comet_moe.parallel.data_parallel` do it; it is for models in
-    ``fully_shard`` or ``DistributedDataParallel`` alone.
+    :func:`expert_parallel` and :func:`~comet_moe.parallel.data_parallel` call it. Call it yourself only for
+    models in ``fully_shard`` or ``DistributedDataParallel`` without them.
 
     Args:
         module: a model with gates.
-        batch_group: the ranks whose rows together are a batch; None for all.
+        batch_group: the ranks whose rows form one batch; None for all ranks.
     """
     ranks = Ranks(batch_group)
     for part in module.modules():
@@ -91,7 +91,7 @@ def join_ranks(module: nn.Module, batch_group: dist.ProcessGroup | None = None) 
 
 def _check_stack(stack: Experts) -> None:
     if isinstance(stack, ExpertParallel):
-        raise ValueError(f"the experts of {type(stack).__name__} are spread over ranks already")
+        raise ValueError(f"the experts of {type(stack).__name__} are sharded over ranks already")
     n = stack.num_experts
     for name, parameter in stack.named_parameters():
         if parameter.dim() == 0 or len(parameter) != n:
@@ -107,14 +107,14 @@ def _shard(stack: Experts, mesh: DeviceMesh) -> None:
             sharded = distribute_tensor(parameter.detach(), mesh, [Shard(0)])
             setattr(part, name, nn.Parameter(sharded, requires_grad=parameter.requires_grad))
     kind = type(stack)
-    # As fully_shard does it: the stack keeps its type for isinstance, and its parameters their names.
+    # As in fully_shard: isinstance checks and the names of parameters still work.
     stack.__class__ = type(f"Parallel{kind.__name__}", (ExpertParallel, kind), {"__doc__": kind.__doc__})
     parallel = cast(ExpertParallel, stack)
     parallel.exchange = Exchange(mesh, stack.num_experts)
 
 
 class ExpertParallel(Experts):
-    """What a stack gains whose experts are spread over ranks.
+    """Mixin of a stack whose experts are sharded over ranks.
 
     Attributes:
         exchange: the ranks, and how rows travel between them.
@@ -125,21 +125,21 @@ class ExpertParallel(Experts):
 
     @property
     def traffic(self) -> Traffic:
-        """What this rank has sent."""
+        """The bytes and pairs that this rank has sent."""
         return self.exchange.traffic
 
     def forward(self, rows: Tensor, counts: list[int] | Tensor | None = None) -> Tensor:
-        """Each expert, on whichever rank, on its own rows: (M, *input) -> (M, *output).
+        """Each expert, on any rank, on its own rows: (M, *input) -> (M, *output).
 
         Args:
             rows: (M, *input), those of expert 0 first, then those of expert 1, and so on.
             counts: (n,) number of rows of each expert.
         """
         if not isinstance(counts, list):
-            raise ValueError("experts that are spread over ranks run (sample, expert) pairs only")
+            raise ValueError("experts that are sharded over ranks run (sample, expert) pairs only")
         device = rows.device.type
         if rows.dtype == torch.float32 and torch.is_autocast_enabled(device):
-            rows = rows.to(torch.get_autocast_dtype(device))  # the first product would do it: half the bytes
+            rows = rows.to(torch.get_autocast_dtype(device))  # as the first product would: half the bytes
         journey = self.exchange.plan(counts, rows.device)
         arrived = journey.send(rows.flatten(1)).unflatten(1, rows.shape[1:])
         with _local_weights(self, self.exchange.size):
@@ -153,8 +153,8 @@ class ExpertParallel(Experts):
 def _local_weights(stack: nn.Module, size: int) -> Iterator[None]:
     """Within the block, the parameters of ``stack`` are those of this rank's experts, as plain tensors.
 
-    The gradient of a weight is a sum over the losses of all ranks; divided by their number it is a mean.
-    A rank without any expert gets one of zeros, which no row uses, so that outputs have a shape.
+    The gradient of a weight is a sum over the losses of all ranks; it is divided by their number. A rank
+    without experts gets one expert of zeros. No row uses it; it gives the outputs their shape.
     """
     replaced: list[tuple[nn.Module, str, nn.Parameter]] = []
     try:

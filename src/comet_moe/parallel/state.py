@@ -1,4 +1,4 @@
-"""Tensors that are spread over ranks as whole ones, and whole ones as such that are spread."""
+"""Converts DTensors to full tensors, and full tensors to DTensors."""
 
 from collections.abc import Mapping
 
@@ -7,9 +7,9 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 
 def full_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """``tensors`` with every ``DTensor`` as a whole tensor, on every rank; call it on all ranks.
+    """``tensors`` with every ``DTensor`` as a full tensor, on every rank; call it on all ranks.
 
-    So a model with expert parallelism is saved as one without:
+    It saves a model with expert parallelism like a model without it:
     ``save_file(full_tensors(model.state_dict()), path)``.
     """
     return {
@@ -18,7 +18,7 @@ def full_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def shard_like(tensor: Tensor, other: Tensor) -> Tensor:
-    """``tensor``, the same on all ranks, spread over ranks as ``other`` is; call it on all ranks."""
+    """``tensor``, the same on all ranks, sharded over ranks like ``other``; call it on all ranks."""
     if not isinstance(other, DTensor) or isinstance(tensor, DTensor) or tensor.shape != other.shape:
         return tensor
     return distribute_tensor(tensor, other.device_mesh, other.placements, src_data_rank=None)

@@ -1,6 +1,6 @@
-"""Data of the plots of losses, costs and settings, and the run folders that it comes from.
+"""Data for the plots of losses, costs and settings, and the run folders that it comes from.
 
-Everything that the plots get is plain data for a JSON block, with numbers rounded to a few digits.
+The plots get plain data from a JSON block, with numbers rounded to a few digits.
 """
 
 import json
@@ -21,7 +21,7 @@ from comet_moe.experiments.studies.table_defaults import TOP_PERCENT
 from comet_moe.experiments.training.records import EpochRecord, ResultRecord, RoutingRecord
 
 SHOWN_RUNS = 5
-"""Runs of a gate whose losses are drawn as lines; the band is the range of all runs that the table uses."""
+"""Number of runs per gate that are drawn as lines; the band is the range of all runs in the table."""
 
 TRIAL_COLUMNS = {
     "test": "test_loss",
@@ -55,7 +55,7 @@ class Run:
 
     @cached_property
     def routing(self) -> dict[str, RoutingRecord]:
-        """How the best weights use the experts on the test split: one record per task, or per layer."""
+        """Routing of the best weights on the test split: one record per task, or per layer."""
         return read_json(self.path / "result.json", ResultRecord).routing
 
     @cached_property
@@ -65,7 +65,7 @@ class Run:
 
     @property
     def environments(self) -> list[dict[str, Any]]:
-        """Versions and hardware at the start of the run and at each time it was resumed."""
+        """Versions and hardware at the start of the run and at each resume."""
         file = self.path / "environment.json"
         return read_json(file, _Mappings).root if file.is_file() else []
 
@@ -82,7 +82,7 @@ class Run:
 
     @property
     def best_epoch(self) -> int:
-        """The epoch whose weights were kept, from 1; the last one if that is not known."""
+        """The epoch whose weights were kept, from 1; the last epoch if it is unknown."""
         best = self.trial["best_epoch"]
         return len(self.epochs) if pd.isna(best) else int(best)
 
@@ -155,7 +155,7 @@ def _parameter_value(value: Any, parameter: dict[str, Any]) -> Any:
 
 
 def loss_curves(study: Study) -> dict[str, dict[str, Any]]:
-    """Losses by epoch of each gate: of its best runs, and the range of all runs that the table uses."""
+    """Losses by epoch of each gate: its best runs, and the range of all runs in the table."""
     runs = {gate: available_runs(gate, select_trials(study, gate, TOP_PERCENT)) for gate in study.gates}
     return {gate: _loss_curves(best_first) for gate, best_first in runs.items() if best_first}
 
@@ -180,16 +180,16 @@ def _loss_curves(runs: list[Run]) -> dict[str, Any]:
 
 
 def _range(curves: list[list[float | None]]) -> dict[str, list[float | None]]:
-    """Lowest and highest loss of each epoch, over the curves that have one there."""
+    """Lowest and highest loss of each epoch, over the curves that reach it."""
     losses = np.full((len(curves), max(map(len, curves))), np.nan)
     for row, curve in zip(losses, curves, strict=True):
         row[: len(curve)] = np.array(curve, dtype=float)
-    # fmin and fmax ignore NaN and, unlike nanmin and nanmax, do not warn where there is nothing else
+    # fmin and fmax ignore NaN and, unlike nanmin and nanmax, do not warn if all values are NaN
     return {"low": round_numbers(np.fmin.reduce(losses)), "high": round_numbers(np.fmax.reduce(losses))}
 
 
 def tuning_curves(study: Study) -> dict[str, dict[str, Any]]:
-    """Expected test loss of the best of s trials, and its 90 % band, of each gate with complete trials."""
+    """Expected test loss of the best of s trials and its 90 % band, for each gate with complete trials."""
     curves: dict[str, dict[str, list[Any]]] = {}
     for row in compute_loss_curves(study):
         curve = curves.setdefault(row["gate"], {"trials": [], "mean": [], "low": [], "high": []})

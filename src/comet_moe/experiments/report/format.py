@@ -7,9 +7,9 @@ from comet_moe.experiments.studies import render
 
 NO_BREAK_SPACE = "\u00a0"
 MISSING = "-"
-"""Text of a value that does not exist."""
+"""Text of a missing value."""
 SIGNIFICANT_DIGITS = 5
-"""Digits of the numbers that plots draw: more than a screen can show."""
+"""Significant digits of the numbers in plots: more than a screen can show."""
 
 
 def round_number(value: float | None, digits: int = SIGNIFICANT_DIGITS) -> float | None:

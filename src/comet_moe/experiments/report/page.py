@@ -20,7 +20,7 @@ def write_report(paths: Sequence[Path], out: Path) -> Path:
 
     Raises:
         StudyError: a folder has neither a study nor runs.
-        WriteError: ``out`` cannot be written; a file that was there is unchanged.
+        WriteError: ``out`` cannot be written; an existing file is unchanged.
         MissingExtraError: Jinja2 or plotly is not installed.
     """
     sections = [build_section(study, index) for index, study in enumerate(read_studies(paths))]
@@ -29,7 +29,7 @@ def write_report(paths: Sequence[Path], out: Path) -> Path:
 
 
 def check_extra() -> None:
-    """Raise MissingExtraError if Jinja2 or plotly is missing, for callers that have long work to do first."""
+    """Raise MissingExtraError if Jinja2 or plotly is missing; callers use it before long work."""
     with needs_extra("report", "writing a report"):
         import_module("jinja2")
         import_module("plotly.offline")
@@ -57,7 +57,7 @@ def render_page(sections: list[Section]) -> str:
 
 
 def _templates() -> Any:
-    """The Jinja2 environment: it escapes every text, and a name that a template does not get is an error."""
+    """The Jinja2 environment: it escapes every text, and an undefined name is an error."""
     import jinja2
 
     environment = jinja2.Environment(
@@ -67,7 +67,7 @@ def _templates() -> Any:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    # The filter tojson also escapes what would end a script element or a quoted attribute.
+    # The filter tojson also escapes text that would end a script element or a quoted attribute.
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     return environment
 

@@ -19,7 +19,7 @@ class Plot:
         key: its name in links, and the name of its figure if it has only one.
         title: the heading.
         text: how to read it; ``{noun}`` stands for "trial" or "run".
-        gates: the gates that a section's data has something to draw for.
+        gates: returns the gates that a section's data has values for.
         figures: names of the figures in the scripts, side by side.
         has_legend: whether it has a legend, which hides and shows gates.
     """
@@ -44,7 +44,7 @@ class PlotView:
 
 
 def build_plot(plot: Plot, data: Data, note: str = "") -> PlotView | None:
-    """``plot`` with the ``data`` of a section, ``note`` after its text; None if there is nothing to draw."""
+    """``plot`` with the ``data`` of a section and ``note`` after its text; None without data."""
     gates = plot.gates(data)
     figures = [name for name in plot.figures or (plot.key,) if _has_points(data, gates, name)]
     if not figures:
@@ -60,7 +60,7 @@ def build_plot(plot: Plot, data: Data, note: str = "") -> PlotView | None:
 
 
 def _has_points(data: Data, gates: list[str], figure: str) -> bool:
-    """Whether there is anything to draw: a figure of trials compares at least two, by values they have."""
+    """Whether there is data: a figure of trials needs at least two trials with values."""
     if figure not in TRIAL_COLUMNS:
         return bool(gates)
     return sum(value is not None for gate in gates for value in data["trials"][gate][figure]) > 1
@@ -88,7 +88,7 @@ PLOTS = (
     Plot(
         key="seeds",
         title="Test loss of each gate",
-        text="Each point is a run; the bar beside the points is their mean with its standard error.",
+        text="Each point is a run; the bar next to the points is their mean with its standard error.",
         gates=_gates_in("means"),
         has_legend=False,
     ),
@@ -155,18 +155,18 @@ ROUTING_PLOTS = (
         key="information",
         title="Information and effective experts by epoch",
         text="On the validation split, for the best run of each gate. Information is 0 for a gate that "
-        "decides the same for every sample, and at most log n for n experts. Effective experts tell how many "
-        "of them share the weight over all samples. The line is the mean over the gates of the model (one "
-        "per task, or one per layer); up to six gates have a band, the range of these.",
+        "makes the same decision for every sample, and at most log n for n experts. Effective experts count "
+        "how many experts share the weight over all samples. The line is the mean over the gates of the "
+        "model (one per task, or one per layer). With at most six gates, the band is their range.",
         gates=_gates_with_routing("epochs"),
         figures=("information", "effective"),
     ),
     Plot(
         key="load",
         title="Load of each expert",
-        text="Test samples that select an expert, divided by the ideal, the mean over the experts: 1 "
-        "everywhere in a balanced row. For the best run of each gate; each gate of its model, one per task "
-        "or layer, has its own row. A cross marks an expert that is never selected.",
+        text="Test samples that select an expert, divided by the mean over the experts. A balanced row is "
+        "1 everywhere. For the best run of each gate; each gate of its model, one per task or layer, has its "
+        "own row. A cross marks an expert that is never selected.",
         gates=_gates_with_routing("load"),
         has_legend=False,
     ),

@@ -1,4 +1,4 @@
-"""Data of the plots of one run's routing: by epoch, by expert, by group of samples; trees and permutations.
+"""Data for the plots of one run's routing: by epoch, expert and group of samples; trees, permutations.
 
 A model has one gate per task, or one per layer. In this module and in the scripts of the page, the ``owner``
 of a gate is the name of that task or layer.
@@ -15,16 +15,16 @@ Data = dict[str, Any]
 Item = TypeVar("Item")
 
 MAX_FRAMES = 40
-"""Positions of a slider, at most."""
+"""Maximum number of positions of a slider."""
 MAX_NUMBERS = 60_000
-"""Numbers of all positions of a slider together, at most: long and wide runs have a small page, too."""
+"""Maximum of numbers over all positions of a slider; it bounds the page of long and wide runs."""
 SMALLEST_ENTRY = 0.0005
 SMALLEST_ENTRY_WIDE = 0.005
-"""Smaller entries of a soft permutation are left out: with up to 100 experts, and with more."""
+"""Entries of a soft permutation below this are left out: up to 100 experts, and above."""
 
 
 def routing_data(run: Run) -> Data:
-    """What is known about the routing of ``run``; plots that it has no data for are left out."""
+    """The routing of ``run``; plots without data are left out."""
     plots = {
         "epochs": _epochs(run),
         "load": _load(run),
@@ -54,7 +54,7 @@ def _epochs(run: Run) -> Data:
 
 
 def _groups(run: Run) -> Data:
-    """Lift of each expert for each group of test samples, by owner and by what the samples are grouped by."""
+    """Lift of each expert for each group of test samples, by owner and by grouping."""
     return {
         owner: {
             name: {
@@ -97,7 +97,7 @@ def _convergence(run: Run) -> Data:
 
 
 def _permutation(run: Run) -> Data | None:
-    """Order, and matrix while it is soft, of each permutation; a frame only where they changed."""
+    """Order of each permutation, and its matrix while soft; a frame only where they changed."""
     frames: list[Data] = []
     for epoch in run.epochs:
         orders = [order for search in epoch.permutations for order in _by_tree(search, depth=1)]
@@ -190,7 +190,7 @@ def _records_with_trees(epoch: EpochRecord) -> list[tuple[int, str, list[list[fl
 def _order_positions(
     epoch: EpochRecord, gate: int, trees: int, positions: dict[tuple[int, ...], int]
 ) -> Data:
-    """For each tree of a gate the position of its order in ``positions``, which gets the orders it lacks."""
+    """The position of each tree's order in ``positions``, to which new orders are added."""
     if not epoch.permutations:
         return {}
     search = epoch.permutations[gate if len(epoch.permutations) > 1 else 0]
@@ -200,7 +200,7 @@ def _order_positions(
 
 
 def _thin_out(frames: Sequence[Item], numbers: int) -> list[Item]:
-    """Evenly spaced ``frames`` with the first and the last, as many as ``numbers`` per frame allow."""
+    """Evenly spaced ``frames`` with the first and the last, as many as ``numbers`` per frame allows."""
     limit = max(2, min(MAX_FRAMES, MAX_NUMBERS // max(numbers, 1)))
     if len(frames) <= limit:
         return list(frames)

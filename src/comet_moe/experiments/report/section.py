@@ -1,4 +1,4 @@
-"""A section of the page: one study, with the texts, tables and plots that there is data for."""
+"""A section of the page: one study, with its texts, tables and plots."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -22,12 +22,12 @@ from comet_moe.experiments.studies.table import compare_gates
 
 KINDS = {"tuning": "Tuning study", "ablation": "Ablation", "runs": "Runs"}
 MAX_FAILED_INDICES = 8
-"""Trials that failed for the same reason and are listed by number."""
+"""Maximum number of failed trials that are listed by number for one reason."""
 
 
 @dataclass(frozen=True)
 class Subsection:
-    """A heading, and the ``content`` that the template shows below it; ``key`` is its name in links."""
+    """A heading, the ``content`` that the template shows below it, and its name ``key`` in links."""
 
     key: str
     title: str

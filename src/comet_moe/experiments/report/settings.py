@@ -1,4 +1,4 @@
-"""How a study was made: settings, search space, data set and environment.
+"""The setup of a study: settings, search space, data set and environment.
 
 Values that all gates share are listed once.
 """
@@ -33,7 +33,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A data set: its facts, each with one or several lines of text, and the files it was made from."""
+    """A data set: its facts, each with one or several lines of text, and its source files."""
 
     facts: list[tuple[str, list[str]]]
     sources: SettingTable
@@ -53,7 +53,7 @@ class Settings:
 
 
 def build_settings(study: Study, runs: dict[str, Run]) -> Settings | None:
-    """Settings of ``study`` and of the best ``runs`` of its gates; None if nothing is known."""
+    """Settings of ``study`` and of the best ``runs`` of its gates; None if there are none."""
     if not (study.settings or runs or any(study.space.values())):
         return None
     configs = {gate: flatten(run.config) for gate, run in runs.items()}
@@ -88,7 +88,7 @@ def format_value(value: Any) -> str:
 
 
 def _environment(run: Run) -> Mapping:
-    """Environment at the start, and what had changed when the run was resumed."""
+    """Environment at the start, and its changes when the run was resumed."""
     values: dict[str, list[Any]] = {}
     for environment in run.environments:
         for name, value in environment.items():

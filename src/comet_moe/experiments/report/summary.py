@@ -26,7 +26,7 @@ Row = dict[str, Any]
 ABBREVIATIONS = ("auc", "mse", "f1")
 """Metrics whose name is written in capitals."""
 MAX_TASKS = 3
-"""Up to this number of tasks, each has columns for its metrics; for more, their means have columns."""
+"""Up to this number of tasks, each task has its own metric columns; above it, the columns are means."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,10 @@ class Cell:
 
     Args:
         text: the rounded number, or the word.
-        value: what the column is sorted by; None sorts last.
-        error: the standard error where it has a line of its own.
+        value: the sort key of the column; None sorts last.
+        error: the standard error, if it has its own line.
         is_significant: whether it is a p-value below 0.05.
-        has_asterisk: whether it is a test loss that is significantly lower than that of the other gate.
+        has_asterisk: whether it is a test loss significantly lower than that of the other gate.
     """
 
     text: str
@@ -50,7 +50,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Column:
-    """Name and unit of a column, and how it gets its cells."""
+    """Name and unit of a column, and the function that returns its cells."""
 
     name: str
     unit: str
@@ -101,11 +101,11 @@ VERDICTS = {
     "static": "it does not route: every sample gets the same experts",
     "collapsed": "it hardly routes: nearly all samples share their experts",
 }
-"""What a verdict means, after the name of the gate; `dense` needs a sentence of its own."""
+"""The meaning of a verdict, shown after the name of the gate; `dense` has its own sentence."""
 
 
 def does_the_best_route(rows: list[Row]) -> str:
-    """One sentence on the gate with the lowest test loss: does it route? Empty where that is not known."""
+    """One sentence: does the gate with the lowest test loss route? Empty if that is unknown."""
     best = next((row for row in rows if row["lowest"]), None)
     if best is None or best["verdict"] is None:
         return ""
@@ -119,7 +119,7 @@ def does_the_best_route(rows: list[Row]) -> str:
 
 
 def trial_noun(study: Study) -> str:
-    """What a row of the study's trials is called: "trial", or "run" where nothing was tuned."""
+    """The word for one row of the study: "trial", or "run" if nothing was tuned."""
     return "trial" if study.kind == "tuning" else "run"
 
 
@@ -155,7 +155,7 @@ def _caption(study: Study) -> str:
 
 
 def _note(study: Study, rows: list[Row]) -> str:
-    """Which tests the p-values come from."""
+    """The tests behind the p-values."""
     tests = []
     if any(row["p_search"] is not None for row in rows):
         tests.append("p vs no search: Welch's t-test against the same gate without local search")
@@ -242,7 +242,7 @@ def _metric_column(name: str, rows: list[Row]) -> Column:
 def metric_names(rows: list[Row]) -> list[str]:
     """Metrics that have a column: those of each task, or their means if there are many tasks.
 
-    The loss is left out, since its weighted sum has a column; so is accuracy where there is an AUC.
+    The loss is left out, since its weighted sum has a column. Accuracy is left out if there is an AUC.
     """
     names = list(dict.fromkeys(name for row in rows for name in row["metrics"]))
     tasks = {name.rpartition(".")[0] for name in names if "." in name}
@@ -256,7 +256,7 @@ def metric_names(rows: list[Row]) -> list[str]:
 
 
 def _trials_column(study: Study, rows: list[Row]) -> Column:
-    """Trials that the row is computed from, and complete ones where these are more."""
+    """Number of trials that the row uses, and of complete trials if it is larger."""
     name = f"{trial_noun(study)}s"
     if all(row["trials_used"] == row["trials_complete"] for row in rows):
         return Column(name, "", lambda row: Cell(str(row["trials_used"]), row["trials_used"]))

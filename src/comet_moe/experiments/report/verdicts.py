@@ -1,4 +1,4 @@
-"""The subsection "Does it route?": what each gate does, in a word and in numbers, and the plots of it."""
+"""The subsection "Does it route?": the verdict on each gate, the numbers behind it, and plots."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +21,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Verdicts:
-    """What routes.html shows: each row has a gate, a task or layer, a word and numbers as texts."""
+    """What routes.html shows: each row has a gate, a task or layer, a verdict and numbers as text."""
 
     headline: str
     rows: list[tuple[str, str, str, list[str]]]
@@ -29,7 +29,7 @@ class Verdicts:
 
 
 def build_verdicts(rows: list[Row], data: dict[str, Any]) -> Verdicts | None:
-    """The subsection from ``rows`` of the comparison and the ``data`` of the section; None without any."""
+    """The subsection from ``rows`` of the comparison and ``data`` of the section; None without either."""
     views = ((plot.title, build_plot(plot, data)) for plot in ROUTING_PLOTS)
     parts = [Part(title, view) for title, view in views if view is not None]
     lines = [line for row in rows for line in _lines(row)]
@@ -53,7 +53,7 @@ def _join(names: list[str]) -> str:
 
 
 def _lines(row: Row) -> list[tuple[str, str, str, list[str]]]:
-    """One line per task; one for the gate where there are many tasks or layers, or none recorded."""
+    """One line per task; one line for the gate if it has many tasks or layers, or none recorded."""
     if row["verdict"] is None:
         return []
     if not 0 < len(row["routing"]) <= MAX_TASKS:
