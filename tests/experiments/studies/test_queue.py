@@ -11,6 +11,7 @@ from functools import partial, partialmethod
 
 import optuna
 import pytest
+import sqlalchemy
 
 from comet_moe.exceptions import MissingExtraError, StudyError
 from comet_moe.experiments.studies import storage
@@ -403,6 +404,46 @@ def test_lost_connections_are_made_again(postgres_url):
     queue.finish(claim, RESULT)
     end_connections(postgres_url)
     assert queue.records(definition)[0].status == "complete"
+
+
+@NEEDS_POSTGRES
+def test_a_connection_that_is_lost_in_the_middle_of_a_transaction_is_made_again(postgres_url):
+    queue, definition = create_queue(postgres_url, trials=1, gates=["topk"])
+    queries = []
+
+    @sqlalchemy.event.listens_for(queue.storage.optuna.engine, "before_cursor_execute")
+    def end_once(connection, cursor, statement, *_):
+        if "FROM trials" in statement and not queries:
+            queries.append(statement)
+            end_connections(postgres_url)
+
+    assert [record.status for record in queue.records(definition)] == ["waiting"]
+    assert queries
+
+
+@NEEDS_POSTGRES
+def test_a_storage_that_is_read_only_for_a_while_is_tried_again(postgres_url, monkeypatch):
+    monkeypatch.setattr(storage, "RETRY_SECONDS", 0.0)
+    queue, definition = create_queue(postgres_url, trials=1, gates=["topk"])
+    claim = queue.claim(definition)
+    refused = []
+
+    @sqlalchemy.event.listens_for(queue.storage.optuna.engine, "handle_error")
+    def allow_writes(context):
+        if "read-only" in str(context.original_exception):
+            refused.append(context.statement)
+            set_read_only(postgres_url, False)
+
+    set_read_only(postgres_url, True)
+    queue.report(claim, 1, 2.0)
+    assert len(refused) == 1
+
+
+def set_read_only(url, is_read_only):
+    with psycopg_connection(url) as connection:
+        setting = f"default_transaction_read_only = {is_read_only}"
+        connection.execute(f"ALTER DATABASE {url.rsplit('/', 1)[1]} SET {setting}")
+    end_connections(url)  # a session keeps the settings that it started with
 
 
 @NEEDS_POSTGRES

@@ -20,7 +20,13 @@ with needs_extra("tune", "tuning"):
     import sqlalchemy
     from optuna.storages import RDBStorage
     from sqlalchemy.engine import Engine, make_url
-    from sqlalchemy.exc import ArgumentError, OperationalError, SQLAlchemyError
+    from sqlalchemy.exc import (
+        ArgumentError,
+        InternalError,
+        OperationalError,
+        PendingRollbackError,
+        SQLAlchemyError,
+    )
 
 T = TypeVar("T")
 
@@ -190,9 +196,13 @@ def _postgres_arguments(url: str) -> dict[str, Any]:
 
 
 def _is_outage(error: Exception) -> bool:
-    """Whether a connection was lost or refused."""
+    """Whether a connection was lost or refused, or the server takes no writes.
+
+    Optuna repeats some queries on the connection that was lost: a PendingRollbackError. A server that is
+    read-only for a while, or that ended an idle transaction, raises InternalError.
+    """
     wrapped = error.__cause__ if isinstance(error, optuna.exceptions.StorageInternalError) else error
-    return isinstance(wrapped, OperationalError)
+    return isinstance(wrapped, OperationalError | PendingRollbackError | InternalError)
 
 
 def _use_write_ahead_log(engine: Engine) -> None:
