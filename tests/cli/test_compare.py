@@ -7,10 +7,11 @@ import pandas as pd
 import pytest
 from command import comet_moe, refusal, succeed
 
-from comet_moe.cli._compare import recommend
 from comet_moe.cli.compare import _gates
 from comet_moe.experiments.studies.reading import read_lines
 from comet_moe.experiments.studies.records import TrialRecord
+from comet_moe.experiments.studies.render import number_cell
+from comet_moe.experiments.studies.winner import recommend
 from comet_moe.experiments.training.records import ResultRecord
 from made_tables import TASKS, customers, write_table
 
@@ -178,8 +179,6 @@ def test_many_numbers_as_a_binary_target_are_of_kind_regression(tmp_path):
     ("mean", "text"), [(0.81234, "0.8123"), (12.3456, "12.35"), (71935.8028, "71936"), (None, "")]
 )
 def test_a_metric_has_about_four_digits_whatever_its_size(mean, text):
-    from comet_moe.cli._compare import _places
-    from comet_moe.experiments.studies.render import number_cell
 
     assert number_cell(mean, 0.0, _places(mean)).text == text
 

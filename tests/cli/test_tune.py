@@ -11,7 +11,8 @@ import pytest
 import yaml
 from command import comet_moe, refusal, start_python, succeed
 
-from comet_moe.experiments.studies.study import StudyOptions, open_study
+from comet_moe.experiments.studies.definition import StudyOptions
+from comet_moe.experiments.studies.study import open_study
 from comet_moe.experiments.training.records import ResultRecord
 
 SMALL = [
@@ -357,9 +358,9 @@ def test_an_ablation_joins_the_study_in_the_storage_with_its_gates(tmp_path, sto
         storage=storage_url,
         name="shared",
     )
-    queue = open_study(options).queue
-    definition = queue.definition()
-    queue.finish(queue.claim(definition), ResultRecord(status="failed", reason="for this test"))
+    study = open_study(options)
+    queue = study.queue
+    queue.finish(queue.claim(study.definition), ResultRecord(status="failed", reason="for this test"))
     joined = succeed("ablate", "multidigits", "--out", tmp_path / "two", *words).json
     assert [(row["gate"], row["trials_failed"]) for row in joined["rows"]] == [("topk", 1)]
 

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from comet_moe.exceptions import StudyError
-from comet_moe.experiments.studies.results import Study, count_failed, count_pruned, rank_trials
+from comet_moe.experiments.studies.defaults import DEFAULT_REPEATS
+from comet_moe.experiments.studies.reading import Study, count_failed, count_pruned, rank_trials
 from comet_moe.experiments.studies.significance import summarise
-from comet_moe.experiments.studies.table_defaults import DEFAULT_REPEATS
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

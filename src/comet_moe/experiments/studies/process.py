@@ -1,4 +1,4 @@
-"""The process of a worker: what it is told, and that it ends when its parent does, however that ends."""
+"""The process of a worker: its configuration, and that it ends when its parent does, however that ends."""
 
 import multiprocessing
 import os

@@ -147,19 +147,6 @@ class Storage:
                 ) from error
             time.sleep(RETRY_SECONDS)
 
-    def set_heartbeat(self, seconds: int) -> None:
-        """Use the heartbeat that the study was created with."""
-        self.heartbeat = self.optuna.heartbeat_interval = seconds
-        self.optuna.grace_period = MISSED_HEARTBEATS * seconds
-
-    def close(self) -> None:
-        """Close all connections; of SQLite, everything is in its one file then."""
-        self.optuna.remove_session()
-        if self._backend == "sqlite":
-            with self.optuna.engine.connect() as connection:
-                connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
-        self.optuna.engine.dispose()
-
     @contextmanager
     def lock(self, name: str) -> Iterator[None]:
         """Exclude all other processes, on any machine, that lock ``name``; released when the process dies."""

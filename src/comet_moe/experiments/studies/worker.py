@@ -90,12 +90,13 @@ class _Worker:
         while True:
             definition = self.queue.definition()
             gates = self.config.only_gates or definition.gates
-            if not self.queue.fill(definition, gates):
-                return
             claim = self.queue.claim(definition, gates)
-            if claim is None or not self._attempt(definition, claim):
-                self._send(("idle",))
-                time.sleep(IDLE_SECONDS)
+            if claim is not None and self._attempt(definition, claim):
+                continue
+            if not self.queue.count_unfinished(definition, gates):
+                return
+            self._send(("idle",))
+            time.sleep(IDLE_SECONDS)
 
     def _attempt(self, definition: StudyDefinition, claim: Claim) -> bool:
         """Run a trial until it has a result or is released; False if another process has its run folder."""
