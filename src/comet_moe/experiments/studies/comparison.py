@@ -1,6 +1,7 @@
 """Gates and boosted trees on one table: the rows of `comet-moe compare`."""
 
 from collections.abc import Callable, Sequence
+from math import isfinite, nan
 
 from comet_moe.experiments.config import TrainConfig
 from comet_moe.experiments.studies.reading import read_lines, read_studies
@@ -70,8 +71,9 @@ class Comparison:
 
 def _tree_row(like: Row, records: Sequence[ResultRecord]) -> Row:
     """The boosted trees as a row with the fields of ``like``; trees without a finite loss do not count."""
-    used = [record for record in records if record.test_loss is not None]
-    loss = summarise([record.test_loss for record in used if record.test_loss is not None])
+    losses = [nan if record.test_loss is None else record.test_loss for record in records]
+    used = [record for record, loss in zip(records, losses, strict=True) if isfinite(loss)]
+    loss = summarise([loss for loss in losses if isfinite(loss)])
     row: Row = dict.fromkeys(like)
     row |= {name: like[name] for name in ("study", "kind", "recipe")}
     return row | {
