@@ -9,7 +9,9 @@ import pytest
 
 from comet_moe.exceptions import CometError, RecipeError, StudyError
 from comet_moe.experiments.config import load_config, load_search_space
+from comet_moe.experiments.studies import trial
 from comet_moe.experiments.studies.definition import StudyOptions
+from comet_moe.experiments.studies.folder import StudyFolder
 from comet_moe.experiments.studies.study import default_gates, open_study
 from comet_moe.experiments.training.records import ResultRecord
 
@@ -93,17 +95,29 @@ PRUNED = COMPLETE.model_copy(update={"status": "pruned", "reason": "pruned after
 FAILED = ResultRecord(status="failed", reason="the loss is nan at step 3 of epoch 1")
 
 
-@pytest.fixture
-def kept(tmp_path):
-    """The folder of a study with finished trials of each kind, of which only the two text files are kept."""
-    study = open_study(options(tmp_path, gates=["topk", "comet"], trials=2, prune="median"))
-    definition = study.definition
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """The text of ``study.json`` and ``trials.jsonl`` of a study with finished trials of each kind."""
+    path = tmp_path_factory.mktemp("written")
+    study = open_study(options(path, gates=["topk", "comet"], trials=2, prune="median"))
     for result in (COMPLETE, PRUNED, FAILED):
-        study.queue.finish(study.queue.claim(definition), result)
-    study.folder.write_trials(study.queue.records(definition))
-    for file in study.folder.path.glob("study.sqlite*"):
-        file.unlink()
-    return study.folder
+        study.queue.finish(study.queue.claim(study.definition), result)
+    assert [(trial.gate, trial.index) for trial in study.refresh()] == [
+        ("topk", 0),
+        ("topk", 1),
+        ("comet", 0),
+    ]
+    return study.folder.study_file.read_text(), study.folder.trials_file.read_text()
+
+
+@pytest.fixture
+def kept(tmp_path, written):
+    """The folder of that study, of which only the two text files are left."""
+    folder = StudyFolder(tmp_path / "study")
+    folder.path.mkdir()
+    folder.study_file.write_text(written[0])
+    folder.trials_file.write_text(written[1])
+    return folder
 
 
 def resume(folder, **changes):
@@ -216,6 +230,24 @@ def test_a_kill_while_a_study_is_restored_loses_no_trial(kept, monkeypatch):
     assert added
     resume(kept)
     assert kept.trials_file.read_text() == before
+
+
+def test_the_data_are_opened_once_for_all_models_and_for_what_is_read_later(tmp_path, monkeypatch):
+    opened = []
+    load = trial.load_dataset
+    monkeypatch.setattr(trial, "load_dataset", lambda config: opened.append(config.data) or load(config))
+    study = open_study(options(tmp_path, gates=["dense", "topk", "comet"], trials=2))
+    study.runner.dataset(study.base_config())
+    assert len(opened) == 1
+
+
+def test_a_handle_sees_trials_that_another_process_adds(tmp_path):
+    study = open_study(options(tmp_path, gates=["topk"], trials=1))
+    resume(study.folder, add_trials=1)
+    study.refresh()
+    assert (study.definition.trials, len(study.trials)) == (2, 2)
+    study.add_trials(1)
+    assert json.loads(study.folder.study_file.read_text())["trials"] == 3
 
 
 def test_a_study_that_was_kept_as_text_keeps_its_settings(kept):
