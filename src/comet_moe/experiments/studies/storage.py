@@ -66,13 +66,13 @@ def sqlite_url(path: Path) -> str:
 
 
 def without_password(url: str) -> str:
-    """``url`` as it may be printed or written to a file; the password can be in PGPASSWORD or ~/.pgpass."""
+    """``url`` as it may be printed or written to a file; the password belongs in PGPASSWORD or ~/.pgpass."""
     parsed = make_url(url)._replace(password=None)
     return parsed.difference_update_query(["password"]).render_as_string()
 
 
 def may_open(url: str, folder: Path) -> bool:
-    """Whether a storage that a study folder names is opened unasked: a file must be in the folder."""
+    """Whether the storage that a study folder names may be opened: an SQLite file must be in the folder."""
     backend, url = _parse_url(url)
     path = make_url(url).database
     return backend != "sqlite" or (path is not None and Path(path).resolve().parent == folder.resolve())
@@ -93,8 +93,8 @@ class Storage:
         heartbeat: seconds between two heartbeats of a running trial.
 
     Attributes:
-        one_call: held during a call, so that threads take turns with one connection: another one to SQLite,
-            opened when calls overlap, would keep files open.
+        one_call: lock that is held during a call, so that threads share one connection. A second connection
+            to SQLite would keep files open.
     """
 
     def __init__(self, url: str, heartbeat: int = 10):
@@ -124,10 +124,10 @@ class Storage:
             raise StudyError(f"storage {without_password(url)} cannot be used: {_reason(error)}") from error
 
     def retry(self, operation: Callable[[], T]) -> T:
-        """Call ``operation``, again and again while PostgreSQL is unreachable, at most for OUTAGE_SECONDS.
+        """Call ``operation``, and repeat it while PostgreSQL is unreachable, at most for OUTAGE_SECONDS.
 
-        Damaged values in the storage are a StudyError.
         An operation may have happened although its answer was lost, so that it must be possible to repeat it.
+        Damaged values in the storage are a StudyError.
         """
         deadline = time.monotonic() + OUTAGE_SECONDS
         while True:

@@ -46,14 +46,13 @@ def compare_gates(study: Study, top_percent: float = TOP_PERCENT) -> list[dict[s
     and COMET+ against ``best_existing``, the gate of ``EXISTING_GATES`` with the lowest mean test loss.
     ``p_search``: Welch's t-test of a gate with local search against the same without. ``p_dense`` and
     ``p_per_task``: Welch's t-test of a gate against ``dense`` and ``dense-per-task``, if the study has them.
-    ``asterisk``: the test that the paper marks is
-    significant, p_existing in a tuning study and p_search elsewhere. ``lowest``: the gate has the lowest mean
-    test loss of the study.
+    ``asterisk``: the test that the paper marks is significant, p_existing in a tuning study and p_search
+    elsewhere. ``lowest``: the gate has the lowest mean test loss of the study.
 
     ``information_mean``, ``effective_experts_mean``, ``load_ratio_mean`` and ``dead_experts_mean`` are also
-    over the gates of a model (one per task or layer), and ``routing`` has them for each of these gates, with
-    ``verdicts``, how many trials got each word, and ``verdict``, the word of most trials. The ``verdict`` of
-    the row has the words of all gates, such as "static / routes".
+    over the gates of a model (one per task or layer). ``routing`` has them for each of these gates. Its
+    ``verdicts`` count the trials with each word, and its ``verdict`` is the word of most trials. The
+    ``verdict`` of the row has the words of all gates, such as "static / routes".
     """
     gates = {name: _summarise_gate(study, name, top_percent) for name in study.gates}
     best_existing = _lowest(gates[name] for name in study.gates if name in EXISTING_GATES)

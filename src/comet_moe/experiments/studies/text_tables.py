@@ -35,16 +35,17 @@ _PAPER_NAMES = {
     "comet": "COMET",
 }
 _RESULT_NOTE = (
-    "Mean ± standard error over the trials used. Bold: the lowest mean of the study. p: one-sided t-tests, "
-    "against the best existing gate, which is in parentheses, and against the same gate without local search."
+    "Mean ± standard error over the trials used. Bold: the lowest mean of the study. p: one-sided t-tests "
+    "against the best existing gate (its name is in parentheses) and against the same gate without local "
+    "search."
 )
 _DENSE_NOTE = "p vs dense: Welch's one-sided t-test against dense, the network without a mixture."
 _ROUTING_NOTE = (
-    "routing: what the gates do in most of the trials used, in a word: routes (different samples have "
-    "different experts), static (every sample has the same), collapsed (nearly all samples share theirs) or "
-    "dense (every sample uses every expert); several words where tasks or layers differ. information: "
-    "between sample and expert in nats, 0 for a static gate. load ratio: largest load / mean load. Numbers "
-    "are means over the gates of a model."
+    "routing: what the gates do in most of the trials used. routes: different samples have different "
+    "experts. static: every sample has the same. collapsed: nearly all samples share theirs. dense: every "
+    "sample uses every expert. Where tasks or layers differ there are several words. information: between "
+    "sample and expert in nats, 0 for a static gate. load ratio: largest load / mean load. Numbers are means "
+    "over the gates of a model."
 )
 _TUNING_NOTE = (
     "Tuning: over the best {top_percent:g} % of the trials by validation loss; * where a gate is below the "
@@ -55,52 +56,55 @@ _OTHER_NOTE = (
     "gate without, with p < 0.05 in Welch's one-sided t-test."
 )
 CURVE_NOTE = (
-    "Test loss x100 of the trial with the lowest validation loss among that many trials drawn at random: "
-    "expected value, and the range of the middle 90 % of the draws."
+    "Test loss x100 of the best of that many trials, drawn at random; the best has the lowest validation "
+    "loss. Expected value, and in parentheses the range of the middle 90 % of the draws."
 )
 KEPT_ROUTING_NOTE = (
-    "Of the same trials: expected information between sample and expert in nats, and in parentheses the "
-    "expected number of effective experts, as means over the gates of a model."
+    "Of the same trials: expected information between sample and expert in nats. In parentheses: the "
+    "expected number of effective experts. Both are means over the gates of a model."
 )
 COMPARISON_NOTE = (
-    "Mean ± standard error over seeds, on the test rows. p: one-sided t-test that the test loss is below "
-    "that of dense, one network as costly as the experts that one target selects, or of scikit-learn's "
-    "boosted trees."
+    "Mean ± standard error over seeds, on the test rows. p: one-sided t-test against dense or against "
+    "scikit-learn's boosted trees. dense: one network with the compute of the experts that one target "
+    "selects."
 )
 SPEEDUP_NOTE = (
-    "loss: expected test loss of the baseline with half or all of its trials; baseline trials, gate trials: "
-    "the fewest with an expected loss as low; speedup: their ratio; 95 %, not reached: over bootstrap "
+    "loss: expected test loss of the baseline with half or all of its trials. baseline trials, gate trials: "
+    "the fewest with an expected loss as low. speedup: their ratio. 95 %, not reached: over bootstrap "
     "resamples of the trials."
 )
 
 
 def result_tables(results: Sequence[tuple[Study, list[Row]]]) -> list[TextTable]:
     """One table per study, all with the same columns, from studies and their `compare_gates`."""
-    metrics = list(
-        dict.fromkeys(
-            name for _, rows in results for row in rows for name in select_task_means(row["metrics"])
-        )
-    )
-    with_routing = any(row["verdict"] is not None for _, rows in results for row in rows)
-    with_dense = any(row["p_dense"] is not None for _, rows in results for row in rows)
-    with_pruned = any(row["trials_pruned"] for _, rows in results for row in rows)
+    every = [row for _, rows in results for row in rows]
+    metrics = dict.fromkeys(name for row in every for name in select_task_means(row["metrics"]))
     columns = [
         TextColumn("experts", "$n$"),
         TextColumn("gate", "Gate"),
         TextColumn("used/complete"),
         TextColumn("failed"),
-        *([TextColumn("pruned")] if with_pruned else []),
+        TextColumn("pruned"),
         TextColumn("test loss x100", r"Test Loss ($\times100$) $\downarrow$"),
         TextColumn("experts per sample", r"$n/s$ $\downarrow$"),
-        *([TextColumn("routing", "Routing")] if with_routing else []),
+        TextColumn("routing", "Routing"),
         *(TextColumn(name, escape_tex(name)) for name in metrics),
         TextColumn("p vs best existing"),
         TextColumn("p vs no search"),
-        *([TextColumn("p vs dense")] if with_dense else []),
+        TextColumn("p vs dense"),
     ]
-    optional = (with_routing, with_dense, with_pruned)
+    left_out = {
+        *([] if any(row["trials_pruned"] for row in every) else ["pruned"]),
+        *([] if any(row["verdict"] is not None for row in every) else ["routing"]),
+        *([] if any(row["p_dense"] is not None for row in every) else ["p vs dense"]),
+    }
+    shown = [number for number, column in enumerate(columns) if column.name not in left_out]
     return [
-        TextTable(study.title, columns, _result_cells(study, rows, metrics, *optional))
+        TextTable(
+            study.title,
+            [columns[number] for number in shown],
+            [[cells[number] for number in shown] for cells in _result_cells(study, rows, list(metrics))],
+        )
         for study, rows in results
     ]
 
@@ -152,9 +156,7 @@ def result_notes(results: Sequence[tuple[Study, list[Row]]], top_percent: float)
     return notes
 
 
-def _result_cells(
-    study: Study, rows: list[Row], metrics: list[str], with_routing: bool, with_dense: bool, with_pruned: bool
-) -> list[list[TextCell]]:
+def _result_cells(study: Study, rows: list[Row], metrics: list[str]) -> list[list[TextCell]]:
     places = choose_decimals(row["test_loss_se"] for row in rows)
     return [
         [
@@ -162,14 +164,14 @@ def _result_cells(
             _gate_cell(row["gate"]),
             TextCell(f"{row['trials_used']}/{row['trials_complete']}"),
             TextCell(str(row["trials_failed"] or "")),
-            *([TextCell(str(row["trials_pruned"] or ""))] if with_pruned else []),
+            TextCell(str(row["trials_pruned"] or "")),
             number_cell(row["test_loss_mean"], row["test_loss_se"], places, row["lowest"], row["asterisk"]),
             number_cell(row["experts_per_sample_mean"], row["experts_per_sample_se"], 2),
-            *([TextCell(row["verdict"] or "")] if with_routing else []),
+            TextCell(row["verdict"] or ""),
             *(_metric_cell(rows, row, name) for name in metrics),
             _existing_cell(row),
             TextCell(format_p_value(row["p_search"])),
-            *([TextCell(format_p_value(row["p_dense"]))] if with_dense else []),
+            TextCell(format_p_value(row["p_dense"])),
         ]
         for row in rows
     ]

@@ -24,8 +24,8 @@ PER_TASK = "dense-per-task"
 SAME_COST = 1.1
 """A network with at most so many times the operations of another is as costly.
 
-Targets with gates of their own select more experts together than each of them, so that a mixture may take
-more operations than `dense`, whose cost is that of the experts of one target.
+Targets with gates of their own select more experts together than each of them. So a mixture may take more
+operations than `dense`, which has the cost of the experts of one target.
 """
 
 Row = dict[str, Any]
