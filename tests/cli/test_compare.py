@@ -79,13 +79,15 @@ def test_several_targets_are_compared_with_one_expert_for_each(given, targets, r
 
 
 @pytest.mark.slow
-def test_a_time_budget_ends_with_fewer_seeds(tmp_path, table):
-    done = succeed(
-        *("compare", table, "--targets", "bought", "--gates", "dense,topk", "--seeds", "3", "--no-trees"),
-        *("--time-budget", "0.0001", *QUICK, "--out", tmp_path / "study", "--json"),
-    )
-    assert [row["trials_complete"] for row in done.json["rows"]] == [1, 1]
-    assert "time budget: 1 of 3 seeds per gate" in done.err
+def test_a_time_budget_ends_with_fewer_seeds_and_a_later_command_adds_the_rest(tmp_path, table):
+    command = ("compare", table, "--targets", "bought", "--gates", "dense", "--no-trees", *QUICK)
+    command += ("--out", tmp_path / "study", "--json")
+    for more in ((), ("--resume",)):
+        done = succeed(*command, "--seeds", "3", "--time-budget", "0", *more)
+        assert [row["trials_complete"] for row in done.json["rows"]] == [1]
+        assert "time budget: 1 of 3 seeds per gate" in done.err
+    done = succeed(*command, "--seeds", "2", "--resume")
+    assert [row["trials_complete"] for row in done.json["rows"]] == [2]
 
 
 @pytest.mark.parametrize(
