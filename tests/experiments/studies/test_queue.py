@@ -148,6 +148,18 @@ def test_a_released_trial_is_run_again_any_number_of_times(storage_url):
     assert queue.records(definition)[0].status == "waiting"
 
 
+def test_a_process_that_is_stopped_releases_what_it_has_claimed(storage_url, monkeypatch):
+    queue, definition = create_queue(storage_url, trials=3, gates=["topk"])
+    queue.finish(queue.claim(definition), RESULT)
+    queue.claim(definition)
+    with monkeypatch.context() as patch:
+        patch.setattr(optuna.Trial, "set_user_attr", interrupt)  # in the middle of a claim
+        with pytest.raises(KeyboardInterrupt):
+            queue.claim(definition)
+    queue.release_all()
+    assert [record.status for record in queue.records(definition)] == ["complete", "waiting", "waiting"]
+
+
 def test_a_trial_that_loses_too_many_workers_counts_as_failed(storage_url):
     queue, definition = create_queue(storage_url, trials=1, gates=["topk"])
     for attempt in range(MAX_LOST_WORKERS):
@@ -338,6 +350,7 @@ def test_a_worker_that_is_killed_while_it_claims_a_trial_has_not_started_it(stor
             patch.setattr(owner, step, interrupt)
             with pytest.raises(KeyboardInterrupt):
                 queue.claim(definition)
+        assert queue.records(definition)[0].status == "waiting"
     claim = queue.claim(definition)
     assert (claim.gate, claim.index, queue.claim(definition)) == ("topk", 0, None)
     queue.finish(claim, RESULT)

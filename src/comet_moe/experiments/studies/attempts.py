@@ -38,7 +38,12 @@ def state_of(attempts: list[FrozenTrial]) -> Literal["finished", "running", "wai
     is_ended = TrialState.COMPLETE in states or TrialState.PRUNED in states or has_failed
     if is_ended or _lost_too_many_workers(attempts):
         return "finished"
-    return "running" if TrialState.RUNNING in states else "waiting"
+    return "running" if any(map(_is_running, attempts)) else "waiting"
+
+
+def _is_running(attempt: FrozenTrial) -> bool:
+    """Whether a worker has started the attempt; one that is killed while it claims a trial has not."""
+    return attempt.state == TrialState.RUNNING and "worker" in attempt.user_attrs
 
 
 def _lost_too_many_workers(attempts: list[FrozenTrial]) -> bool:
@@ -59,7 +64,7 @@ def record_of(definition: StudyDefinition, gate: str, index: int, attempts: list
             reason, result = attributes.get("pruned"), attributes["result"]
         elif "reason" in attributes:
             status, reason = "failed", attributes["reason"]
-        elif attempt.state == TrialState.RUNNING:
+        elif _is_running(attempt):
             status = "running"
         worker = attributes.get("worker", worker)
         if status in FINISHED:

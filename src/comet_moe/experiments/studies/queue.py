@@ -191,10 +191,10 @@ class TrialQueue:
         study_id = self.storage.optuna.get_study_id_from_name(study.study_name)
         trial_id = self.storage.optuna.get_trial_id_from_study_id_trial_number(study_id, trial.number)
         claim = Claim(gate, index, trial.number, trial_id)
+        self._asked[claim] = trial
         # The heartbeat first: Optuna never treats a running trial without one as stale.
         self.storage.optuna.record_heartbeat(trial_id)
         trial.set_user_attr("worker", f"{socket.gethostname()}:{os.getpid()}")
-        self._asked[claim] = trial
         return claim
 
     @_retried
@@ -250,10 +250,17 @@ class TrialQueue:
         else:
             loss = math.inf if result.validation_loss is None else result.validation_loss
             self._end(claim, TrialState.COMPLETE, loss, result=kept)
+        del self._asked[claim]
 
     def release(self, claim: Claim) -> None:
         """Give the trial back, so that it is claimed again; does not count as a lost worker."""
         self._end(claim, TrialState.FAIL, released=True)
+        del self._asked[claim]
+
+    def release_all(self) -> None:
+        """Give back what this process has claimed and not finished."""
+        for claim in list(self._asked):
+            self.release(claim)
 
     @_retried
     def mark_lost(self, claim: Claim) -> None:

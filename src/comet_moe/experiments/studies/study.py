@@ -332,9 +332,8 @@ def _define_like(
     record: StudyRecord, gates: list[str], trials: int, settings: Sequence[str], options: StudyOptions
 ) -> StudyDefinition:
     """A study of the kind of ``record`` with these gates, trials and settings; the last of a key counts."""
-    settings = list(_by_key(settings).values())
-    known = {"kind": record.kind, "seed": record.seed, "prune": record.prune}
-    return _define_study(replace(options, gates=gates, trials=trials, settings=settings, **known))[0]
+    given = replace(options, gates=gates, trials=trials, settings=list(_by_key(settings).values()))
+    return _define_study(replace(given, kind=record.kind, seed=record.seed, prune=record.prune))[0]
 
 
 def _facts(definition: StudyDefinition) -> dict[str, Any]:

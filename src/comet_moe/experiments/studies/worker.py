@@ -86,6 +86,15 @@ class _Worker:
         self._last_sent = 0.0
 
     def run(self) -> None:
+        try:
+            self._run()
+        except BaseException:  # the trial is released before the worker ends, for whatever reason
+            # Without the storage the trial becomes stale by itself; the first error is the one to report.
+            with suppress(*STORAGE_ERRORS):
+                self.queue.release_all()
+            raise
+
+    def _run(self) -> None:
         while True:
             definition = self.queue.definition()
             gates = self.config.only_gates or definition.gates
@@ -103,15 +112,8 @@ class _Worker:
             if not is_locked:
                 self.queue.release(claim)
                 return False
-            try:
+            with suppress(TrialReassigned):
                 self._run_trial(definition, claim)
-            except TrialReassigned:
-                pass
-            except BaseException:  # the trial is released before the worker ends, for whatever reason
-                # Without the storage the trial becomes stale by itself; the first error is the one to report.
-                with suppress(*STORAGE_ERRORS):
-                    self.queue.release(claim)
-                raise
         self._send(("trial_ended",))
         return True
 
