@@ -53,14 +53,15 @@ WITHOUT_TORCH = (
         f"experiments.studies.{name}"
         for name in (
             "loss_by_trials",
+            "pool",
             "process",
             "reading",
             "records",
             "render",
-            "results",
             "significance",
-            "table",
+            "tables",
             "text_tables",
+            "winner",
         )
     ),
 )

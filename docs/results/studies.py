@@ -6,7 +6,7 @@ from typing import Any
 
 from comet_moe.experiments.studies.reading import read_studies
 from comet_moe.experiments.studies.significance import Summary
-from comet_moe.experiments.studies.table import compare_gates
+from comet_moe.experiments.studies.tables import compare_gates
 
 Row = dict[str, Any]
 """A network as `comet-moe table --json` has it."""

@@ -125,7 +125,7 @@ def test_no_changed_field_of_a_run_ends_in_a_traceback(copy, run, file):
 @pytest.mark.parametrize("name", ["study.json", "trials.jsonl"])
 def test_no_changed_field_of_a_study_ends_in_a_traceback(tmp_path, name):
     from comet_moe.experiments.studies.reading import read_studies
-    from comet_moe.experiments.studies.table import compare_gates
+    from comet_moe.experiments.studies.tables import compare_gates
 
     folder = write_study(tmp_path / "study", random_trials(["comet"], 3))
     lines = (folder / name).read_text().splitlines() if name.endswith("l") else [(folder / name).read_text()]

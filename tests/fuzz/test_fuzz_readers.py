@@ -29,7 +29,7 @@ from comet_moe.experiments.data.sets import images, jester
 from comet_moe.experiments.data.sets.ratings import read_pairs
 from comet_moe.experiments.data.table.source import TableSource, find_tables
 from comet_moe.experiments.studies.reading import read_studies
-from comet_moe.experiments.studies.table import compare_gates
+from comet_moe.experiments.studies.tables import compare_gates
 from comet_moe.experiments.training.records import CheckpointRecord
 from comet_moe.experiments.training.run import RunFolder
 

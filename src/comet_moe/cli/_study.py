@@ -6,7 +6,7 @@ import shlex
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -20,12 +20,12 @@ from rich.text import Text
 from comet_moe.cli._display import as_number, as_time
 from comet_moe.cli._errors import INTERRUPTED
 from comet_moe.cli._text import echo, printable
+from comet_moe.experiments.studies.definition import StudyOptions
 from comet_moe.experiments.studies.pool import WorkerPool, WorkerStatus
-from comet_moe.experiments.studies.process import EXIT_SIGTERM, WorkerConfig
-from comet_moe.experiments.studies.queue import best_trial, count_by_status
-from comet_moe.experiments.studies.records import FINISHED, TrialRecord
+from comet_moe.experiments.studies.process import EXIT_SIGTERM
+from comet_moe.experiments.studies.records import FINISHED, TrialRecord, best_trial, count_by_status
 from comet_moe.experiments.studies.storage import STORAGE_ERRORS, storage_error
-from comet_moe.experiments.studies.study import StudyHandle, StudyOptions, open_study
+from comet_moe.experiments.studies.study import StudyHandle, open_study
 
 REFRESH_SHARE = 0.05
 """Largest share of the time to spend on reading the storage."""
@@ -33,36 +33,45 @@ REFRESH_SHARE = 0.05
 
 def run_study(options: StudyOptions, workers: int | None, as_json: bool) -> None:
     """Run the study to its end with workers on this machine, and print a summary."""
-    _print_summary(work_on_study(options, workers, _resume_command(options)), as_json)
-
-
-def work_on_study(options: StudyOptions, workers: int | None, resume_command: str) -> "StudyDisplay":
-    """Run the study, or some of its gates, to its end with workers on this machine.
-
-    Ctrl-C and SIGTERM (the signal of batch systems) release the running trials and print the command that
-    resumes the study.
-    """
-    try:
+    with explain_stop(_resume_command(options)):
         study = open_study(options)
-        display = StudyDisplay(study, _worker_pool(study, workers, tuple(options.only_gates)))
-        with _sigterm_as_interrupt() as raise_if_terminated, display.live():
+        train(study, workers, options.only_gates)
+    _print_summary(study, as_json)
 
-            def on_poll() -> None:
-                raise_if_terminated()
-                display.refresh()
 
-            try:
-                if display.num_finished() < len(display.selected_trials):
-                    display.pool.run(on_poll)
-            finally:
-                with suppress(*STORAGE_ERRORS):
-                    display.refresh(now=True)
+@contextmanager
+def explain_stop(resume_command: str) -> Iterator[None]:
+    """Print how to resume the study when Ctrl-C, SIGTERM or a lost storage ends the block."""
+    try:
+        yield
     except KeyboardInterrupt as interrupt:
         echo(f"stopped: resume with `{resume_command}`", err=True)
         raise typer.Exit(EXIT_SIGTERM if isinstance(interrupt, _Terminated) else INTERRUPTED) from None
     except STORAGE_ERRORS as error:
         raise storage_error(error) from error
-    return display
+
+
+def train(study: StudyHandle, workers: int | None, only_gates: Sequence[str] = ()) -> None:
+    """Run the study, or some of its gates, to its end with workers on this machine.
+
+    Ctrl-C and SIGTERM, by which batch systems stop a job, release the trials that are running.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    size = workers or cores
+    pool = WorkerPool(study.worker_config(max(1, cores // size), only_gates), study.queue, size)
+    display = StudyDisplay(study, pool)
+    with _sigterm_as_interrupt() as raise_if_terminated, display.live():
+
+        def on_poll() -> None:
+            raise_if_terminated()
+            display.refresh()
+
+        try:
+            if display.num_finished() < len(display.selected_trials):
+                pool.run(on_poll)
+        finally:
+            with suppress(*STORAGE_ERRORS):
+                display.refresh(now=True)
 
 
 class _Terminated(KeyboardInterrupt):
@@ -93,22 +102,6 @@ def _sigterm_as_interrupt() -> Iterator[Callable[[], None]]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _worker_pool(study: StudyHandle, workers: int | None, only_gates: tuple[str, ...]) -> WorkerPool:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    size = workers or cores
-    config = WorkerConfig(
-        folder=study.folder.path.absolute(),
-        storage=study.queue.storage.url,
-        name=study.queue.name,
-        paths=study.paths,
-        threads=max(1, cores // size),
-        heartbeat=study.queue.storage.heartbeat,
-        keep_models=study.keep_models,
-        only_gates=only_gates,
-    )
-    return WorkerPool(config, study.queue, size)
-
-
 def _resume_command(options: StudyOptions) -> str:
     command = "tune" if options.kind == "tuning" else "ablate"
     only = ["--only-gates", ",".join(options.only_gates)] if options.only_gates else []
@@ -122,8 +115,6 @@ class StudyDisplay:
         self.study = study
         self.pool = pool
         self.console = Console(stderr=True)
-        self.definition = study.queue.definition()
-        self.trials: list[TrialRecord] = study.queue.records(self.definition)
         self._next_refresh = 0.0
         self._start_time = time.monotonic()
         self._finished_at_start = self.num_finished()
@@ -131,27 +122,19 @@ class StudyDisplay:
     @property
     def selected_trials(self) -> list[TrialRecord]:
         """The trials of the gates that are trained here."""
-        gates = self.pool.config.only_gates or self.definition.gates
-        return [trial for trial in self.trials if trial.gate in gates]
+        gates = self.pool.config.only_gates or self.study.definition.gates
+        return [trial for trial in self.study.trials if trial.gate in gates]
 
     def num_finished(self) -> int:
         """Selected trials that are complete, failed or pruned."""
         return sum(trial.is_finished for trial in self.selected_trials)
 
     def refresh(self, now: bool = False) -> None:
-        """Read the storage and update ``trials.jsonl``, if it is time or ``now`` is set."""
+        """Read the storage and update the study folder, if it is time or ``now`` is set."""
         started = time.monotonic()
         if started < self._next_refresh and not now:
             return
-        definition = self.study.queue.definition()
-        if definition != self.definition:  # trials were added, here or on another machine
-            self.definition = definition
-            self.study.write_study(definition)
-        trials = self.study.queue.records(definition)
-        if trials != self.trials:
-            self.study.folder.write_trials(trials)
-            known, self.trials = self.trials, trials  # before the lines: a Ctrl-C repeats none of them
-            self._log_finished(known)
+        self._log_finished(self.study.refresh())
         now_seconds = time.monotonic()
         self._next_refresh = now_seconds + max(1.0, (now_seconds - started) / REFRESH_SHARE)
 
@@ -168,13 +151,14 @@ class StudyDisplay:
         return Group(self._gate_table(), Text(), self._worker_table(), Text(), self._footer())
 
     def _gate_table(self) -> Table:
-        pruned = ("pruned",) if self.definition.prune else ()
+        definition, trials = self.study.definition, self.study.trials
+        pruned = ("pruned",) if definition.prune else ()
         table = _make_table(
             "gate", ("", "finished", "running", "failed", *pruned, "waiting", "best valid", "its test")
         )
-        for gate in self.definition.gates:
-            counts, best = count_by_status(self.trials, gate), best_trial(self.trials, gate)
-            planned = self.definition.trials
+        for gate in definition.gates:
+            counts, best = count_by_status(trials, gate), best_trial(trials, gate)
+            planned = definition.trials
             finished = sum(counts[status] for status in FINISHED)
             table.add_row(
                 gate,
@@ -196,7 +180,7 @@ class StudyDisplay:
         return table
 
     def _footer(self) -> Text:
-        running = sum(trial.status == "running" for trial in self.trials)
+        running = sum(trial.status == "running" for trial in self.study.trials)
         elsewhere = running - sum(worker.claim is not None for worker in self.pool.workers)
         seconds = self._seconds_left()
         parts = [] if seconds is None else [f"about {as_time(seconds)} left"]
@@ -212,14 +196,13 @@ class StudyDisplay:
         seconds_per_trial = (time.monotonic() - self._start_time) / (finished - self._finished_at_start)
         return seconds_per_trial * (len(self.selected_trials) - finished)
 
-    def _log_finished(self, before: list[TrialRecord]) -> None:
-        """Print one line per trial that finished since ``before``, if there is no terminal."""
+    def _log_finished(self, finished: list[TrialRecord]) -> None:
+        """Print one line per trial that has ``finished``, if there is no terminal."""
         if self.console.is_terminal:
             return
-        trials = self.trials
-        known = {(trial.gate, trial.index) for trial in before if trial.is_finished}
-        new = [trial for trial in trials if trial.is_finished and (trial.gate, trial.index) not in known]
-        for count, trial in enumerate(new, start=1 + len(known)):
+        trials = self.study.trials
+        known = sum(trial.is_finished for trial in trials) - len(finished)
+        for count, trial in enumerate(finished, start=1 + known):
             message = trial.reason or (
                 f"validation loss {as_number(trial.validation_loss)}, test loss {as_number(trial.test_loss)}"
             )
@@ -250,9 +233,9 @@ def _make_table(first: str, others: tuple[str, ...]) -> Table:
     return table
 
 
-def _print_summary(display: StudyDisplay, as_json: bool) -> None:
-    path, definition = display.study.folder.path, display.definition
-    rows = [_summarise_gate(display.trials, gate) for gate in definition.gates]
+def _print_summary(study: StudyHandle, as_json: bool) -> None:
+    path, definition = study.folder.path, study.definition
+    rows = [_summarise_gate(study.trials, gate) for gate in definition.gates]
     if as_json:
         echo(json.dumps({"study": str(path), "rows": rows}, allow_nan=False))
         return

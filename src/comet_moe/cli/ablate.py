@@ -19,8 +19,7 @@ from comet_moe.cli._study_options import (
     Workers,
 )
 from comet_moe.cli._text import split_names
-from comet_moe.experiments.studies.defaults import DEFAULT_GATES, DEFAULT_TRIALS
-from comet_moe.experiments.studies.table_defaults import MAX_TRIALS
+from comet_moe.experiments.studies.defaults import DEFAULT_GATES, DEFAULT_TRIALS, MAX_TRIALS
 
 
 def ablate(
@@ -65,7 +64,7 @@ def ablate(
     `comet-moe table` tests each gate with local search against the same gate without.
     """
     from comet_moe.cli._study import run_study
-    from comet_moe.experiments.studies.study import StudyOptions
+    from comet_moe.experiments.studies.definition import StudyOptions
 
     options = StudyOptions(
         kind="ablation",

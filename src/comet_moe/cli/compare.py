@@ -5,6 +5,7 @@ import shlex
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,11 +13,12 @@ import typer
 
 from comet_moe.cli._study_options import AsJson, Resume, Settings, Storage, Workers
 from comet_moe.cli._text import echo, split_names
+from comet_moe.experiments.studies.defaults import DEFAULT_GATES
 
 if TYPE_CHECKING:
-    from comet_moe.experiments.studies.study import StudyOptions
+    from comet_moe.experiments.studies.definition import StudyOptions
+    from comet_moe.experiments.studies.study import StudyHandle
 
-DEFAULT_GATES = ("dense", "softmax", "topk", "sigmoid", "comet", "comet+")
 DEFAULT_SEEDS = 3
 
 
@@ -44,7 +46,8 @@ def compare(
         str | None,
         typer.Option(
             help="Gates to compare, separated by commas (+ is local search).",
-            show_default=f"{','.join(DEFAULT_GATES)}; also dense-per-task if there are several targets",
+            show_default=f"{','.join(DEFAULT_GATES['comparison'])}; also dense-per-task if there are several "
+            "targets",
         ),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, max=10_000, help="Number of seeds per gate.")] = DEFAULT_SEEDS,
@@ -80,8 +83,13 @@ def compare(
     The columns' types are inferred; `comet-moe data inspect TABLE` shows them. The comparison is a study like
     those of `comet-moe tune`: it can be stopped, resumed, and run by several machines.
     """
-    from comet_moe.cli._compare import Comparison, print_comparison, recommend
+    from comet_moe.cli._study import explain_stop
+    from comet_moe.cli.table import print_tables
     from comet_moe.experiments.report import check_extra, write_report
+    from comet_moe.experiments.studies.comparison import Comparison
+    from comet_moe.experiments.studies.study import open_study
+    from comet_moe.experiments.studies.text_tables import COMPARISON_NOTE
+    from comet_moe.experiments.studies.winner import recommend
     from comet_moe.files import require_file_path
 
     check_extra()  # before the training, not after it
@@ -91,11 +99,17 @@ def compare(
     options = _study_options(
         table, targets, features, exclude, tasks, weights, gates, settings, out, storage, resume
     )
-    comparison = Comparison.prepare(options)
-    for note in comparison.dataset.meta.get("notes", []):
-        echo(f"note: {note}", err=True)
-    _train(options, seeds, workers, minutes)
-    rows = comparison.rows(seeds if trees else 0)
+    given = [argument for argument in sys.argv[1:] if argument != "--resume"]
+    with explain_stop(shlex.join(["comet-moe", *given, "--resume"])):
+        trials = None if resume else seeds if minutes is None else 1
+        study = open_study(replace(options, trials=trials))
+        comparison = Comparison(study)
+        for note in comparison.dataset.meta.get("notes", []):
+            echo(f"note: {note}", err=True)
+        _train(study, seeds, workers, minutes)
+    rows = comparison.rows(
+        seeds if trees else 0, lambda seed: echo(f"boosted trees {seed + 1}/{seeds}", err=True)
+    )
     file = write_report([out], page or out / "compare.html")
     recommendation = recommend(rows)
     if as_json:
@@ -113,7 +127,7 @@ def compare(
         }
         echo(json.dumps(message, allow_nan=False))
     else:
-        print_comparison(comparison, rows, recommendation)
+        print_tables([comparison.table(rows)], [COMPARISON_NOTE, recommendation], as_markdown=False)
         echo(f"page: {file}")
     if all(row["test_loss_mean"] is None for row in rows):
         raise typer.Exit(1)
@@ -132,7 +146,7 @@ def _study_options(
     storage: str | None,
     resume: bool,
 ) -> "StudyOptions":
-    from comet_moe.experiments.studies.study import StudyOptions
+    from comet_moe.experiments.studies.definition import StudyOptions
 
     names, kinds = split_names(targets, "--targets"), _pairs("--tasks", tasks)
     unknown = next((name for name in [*kinds, *_pairs("--weights", weights)] if name not in names), None)
@@ -171,29 +185,27 @@ def _gates(given: str | None, num_targets: int, resume: bool) -> list[str] | Non
         return split_names(given, "--gates")
     if resume:
         return None
-    dense, *mixtures = DEFAULT_GATES
+    dense, *mixtures = DEFAULT_GATES["comparison"]
     return [dense, *(["dense-per-task"] if num_targets > 1 else []), *mixtures]
 
 
-def _train(options: "StudyOptions", seeds: int, workers: int | None, minutes: float | None) -> None:
+def _train(study: "StudyHandle", seeds: int, workers: int | None, minutes: float | None) -> None:
     """Run all seeds; with a time budget, run one seed of every gate at a time."""
-    from dataclasses import replace
+    from comet_moe.cli._study import train
 
-    from comet_moe.cli._study import work_on_study
-
-    given = [argument for argument in sys.argv[1:] if argument != "--resume"]
-    command = shlex.join(["comet-moe", *given, "--resume"])
-    if minutes is None:
-        work_on_study(replace(options, trials=seeds), workers, command)
-        return
+    first = study.definition.trials
+    if minutes is None and seeds > first:
+        study.add_trials(seeds - first)
     started = time.monotonic()
-    work_on_study(replace(options, trials=1), workers, command)
-    for done in range(1, seeds):
-        used = time.monotonic() - started
-        if used * (done + 1) / done > 60 * minutes:
-            echo(f"time budget: {done} of {seeds} seeds per gate", err=True)
+    train(study, workers)
+    while (planned := study.definition.trials) < seeds:
+        trained = planned - first + 1
+        assert minutes is not None
+        if (time.monotonic() - started) * (trained + 1) / trained > 60 * minutes:
+            echo(f"time budget: {planned} of {seeds} seeds per gate", err=True)
             return
-        work_on_study(replace(options, gates=None, add_trials=1), workers, command)
+        study.add_trials(1)
+        train(study, workers)
 
 
 def _pairs(option: str, text: str | None) -> dict[str, str]:

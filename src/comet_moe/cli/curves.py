@@ -7,7 +7,7 @@ import typer
 
 from comet_moe.cli._study_options import AsJson, StudyPaths
 from comet_moe.cli._text import echo
-from comet_moe.experiments.studies.table_defaults import DEFAULT_REPEATS
+from comet_moe.experiments.studies.defaults import DEFAULT_REPEATS
 
 
 def curves(

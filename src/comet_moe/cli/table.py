@@ -8,11 +8,11 @@ import typer
 
 from comet_moe.cli._study_options import AsJson, StudyPaths
 from comet_moe.cli._text import echo
-from comet_moe.experiments.studies.table_defaults import TOP_PERCENT
+from comet_moe.experiments.studies.defaults import TOP_PERCENT
 
 if TYPE_CHECKING:
+    from comet_moe.experiments.studies.reading import Study
     from comet_moe.experiments.studies.render import TextTable
-    from comet_moe.experiments.studies.results import Study
 
 
 def table(
@@ -36,7 +36,7 @@ def table(
     """
     from comet_moe.experiments.studies.reading import read_studies
     from comet_moe.experiments.studies.render import flatten_row, to_csv, to_tex
-    from comet_moe.experiments.studies.table import compare_gates
+    from comet_moe.experiments.studies.tables import compare_gates
     from comet_moe.experiments.studies.text_tables import result_notes, result_tables, routing_tables
 
     studies = read_studies(paths)

@@ -19,8 +19,13 @@ from comet_moe.cli._study_options import (
     Workers,
 )
 from comet_moe.cli._text import split_names
-from comet_moe.experiments.studies.defaults import DEFAULT_GATES, DEFAULT_SEED, DEFAULT_TRIALS
-from comet_moe.experiments.studies.table_defaults import MAX_TRIALS, PruneMethod
+from comet_moe.experiments.studies.defaults import (
+    DEFAULT_GATES,
+    DEFAULT_SEED,
+    DEFAULT_TRIALS,
+    MAX_TRIALS,
+    PruneMethod,
+)
 
 
 def tune(
@@ -76,7 +81,7 @@ def tune(
     `comet-moe table`, `comet-moe curves` and `comet-moe report`.
     """
     from comet_moe.cli._study import run_study
-    from comet_moe.experiments.studies.study import StudyOptions
+    from comet_moe.experiments.studies.definition import StudyOptions
 
     options = StudyOptions(
         kind="tuning",

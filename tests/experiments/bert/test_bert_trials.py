@@ -11,7 +11,8 @@ from comet_moe.exceptions import RunError
 from comet_moe.experiments.bert.run import BertFolder
 from comet_moe.experiments.bert.stages import StudentRunner
 from comet_moe.experiments.config import override_config
-from comet_moe.experiments.studies.study import StudyOptions, open_study
+from comet_moe.experiments.studies.definition import StudyOptions
+from comet_moe.experiments.studies.study import open_study
 from tiny_bert import SMALL, sets, where
 
 STUDENT = [
@@ -98,7 +99,7 @@ def test_gates_with_settings_of_their_own_join_a_study_of_students_one_after_the
     shutil.copytree(tuned, out)
     for gate, settings in (("sigmoid", ["gates.sigmoid.k=2"]), ("relu", [])):
         options = StudyOptions("tuning", "bert-rte", out, settings=settings, add_gates=[gate])
-        definition = open_study(options).queue.definition()
+        definition = open_study(options).definition
     assert definition.gates == ["topk", "comet+", "sigmoid", "relu"]
     assert [definition.base[gate].gate.k for gate in ("sigmoid", "relu")] == [2, 1]
 

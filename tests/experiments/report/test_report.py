@@ -24,7 +24,7 @@ from comet_moe.experiments.report.format import (
 )
 from comet_moe.experiments.report.page import _read_asset
 from comet_moe.experiments.studies.reading import read_studies
-from comet_moe.experiments.studies.table import compare_gates
+from comet_moe.experiments.studies.tables import compare_gates
 from comet_moe.experiments.training.records import ResultRecord
 from comet_moe.gate_names import GATE_KINDS
 

@@ -1,8 +1,10 @@
-"""Studies keep prepared data in a folder of their own."""
+"""Studies share prepared data, which are the same for all of these tests."""
 
 import pytest
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("COMET_MOE_CACHE", str(tmp_path / "cache"))
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COMET_MOE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield

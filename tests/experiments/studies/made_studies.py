@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
+from comet_moe.experiments.studies.reading import Study, to_frame
 from comet_moe.experiments.studies.records import TrialRecord
-from comet_moe.experiments.studies.results import Study, to_frame
 
 GATES = ["softmax", "topk", "topk+", "dselect", "comet", "comet+"]
 MEANS = {

@@ -1,11 +1,22 @@
 """The definition of a study: checked when it is created, compared when it is resumed."""
 
+from pathlib import Path
+
 import pytest
 
 from comet_moe.exceptions import RecipeError, StudyError
-from comet_moe.experiments.studies.definition import check_same_study, define_study, parse_definition
+from comet_moe.experiments.studies.definition import (
+    StudyOptions,
+    check_same_study,
+    define_study,
+    parse_definition,
+)
 
 GATES = ["topk", "comet+"]
+
+
+def options(**given):
+    return StudyOptions(**{"kind": "tuning", "recipe": "multidigits", "out": Path("study")} | given)
 
 
 @pytest.fixture(scope="module")
@@ -46,10 +57,9 @@ def test_a_setting_of_the_user_for_one_gate_is_not_drawn(setting, gate, expected
     definition = define_study("tuning", "multidigits", ["comet", "comet+"], 3, settings=[setting])
     assert "gate.gamma" not in definition.space[gate]
     assert [definition.config(gate, index).gate.gamma for index in range(3)] == [expected] * 3
-    as_saved = {"kind": "tuning", "recipe": "multidigits", "gates": None, "trials": None, "seed": None}
-    check_same_study(definition, **as_saved, heartbeat=None, settings=[setting])
+    check_same_study(definition, options(settings=[setting]))
     with pytest.raises(StudyError, match=r"gate.gamma is 0.3 in the saved study, got 0.4"):
-        check_same_study(definition, **as_saved, heartbeat=None, settings=[setting.replace("0.3", "0.4")])
+        check_same_study(definition, options(settings=[setting.replace("0.3", "0.4")]))
 
 
 def test_a_setting_of_the_user_for_another_gate_changes_nothing(saved):
@@ -100,18 +110,9 @@ def test_a_definition_survives_json(saved):
     ],
 )
 def test_a_difference_from_the_saved_study_is_refused(saved, given, message):
-    as_saved = {
-        "kind": "tuning",
-        "recipe": "multidigits",
-        "gates": GATES,
-        "trials": 5,
-        "seed": 0,
-        "heartbeat": None,
-        "settings": [],
-    }
-    check_same_study(saved, **as_saved)
+    check_same_study(saved, options(gates=GATES, trials=5, seed=0))
     with pytest.raises(StudyError, match=message):
-        check_same_study(saved, **{**as_saved, **given})
+        check_same_study(saved, options(**given))
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,20 @@
 """Pruning: Optuna's pruners see one trial per index, whatever happened to its workers."""
 
 import json
+from dataclasses import replace
+from pathlib import Path
 
+import optuna
 import pytest
 from optuna.trial import TrialState
 
 from comet_moe.exceptions import StudyError
-from comet_moe.experiments.studies.definition import check_same_study, define_study
-from comet_moe.experiments.studies.queue import TrialQueue, TrialReassigned, best_trial
+from comet_moe.experiments.studies.definition import StudyOptions, check_same_study, define_study
+from comet_moe.experiments.studies.queue import TrialQueue, TrialReassigned
 from comet_moe.experiments.studies.reading import read_studies
+from comet_moe.experiments.studies.records import best_trial
 from comet_moe.experiments.studies.storage import Storage
-from comet_moe.experiments.studies.table import compare_gates
+from comet_moe.experiments.studies.tables import compare_gates
 from comet_moe.experiments.training.records import ResultRecord
 
 PRUNED = ResultRecord(status="pruned", reason="pruned after epoch 1 by median", epochs=1, seconds=0.5)
@@ -26,7 +30,6 @@ def create_queue(url, prune, trials=8):
     definition = queue.create(
         define_study("tuning", "multidigits", ["topk"], trials, settings=settings, prune=prune)
     )
-    queue.fill(definition)
     return queue, definition
 
 
@@ -49,13 +52,14 @@ def test_median_prunes_after_five_complete_trials_what_is_worse_than_half_of_the
     assert train(queue, definition, [11.0, 7.1]) == (5, 2)  # medians of epoch 1 and 2: 11 and 7
     assert train(queue, definition, [12.0, 3.0]) == (6, 1)
     assert train(queue, definition, [10.0, 6.9]) == (7, None)
-    assert queue.fill(definition) == 0
+    assert queue.count_unfinished(definition) == 0
     assert queue.claim(definition) is None
     records = queue.records(definition)
     assert [record.status for record in records] == ["complete"] * 5 + ["pruned"] * 2 + ["complete"]
     assert (records[5].reason, records[5].epochs, records[5].validation_loss) == (PRUNED.reason, 1, None)
     assert best_trial(records, "topk").index == 0
-    states = [trial.state for trial in queue._study("topk").get_trials()]
+    study = optuna.load_study(study_name="study/topk", storage=queue.storage.optuna)
+    states = [trial.state for trial in study.get_trials()]
     assert states.count(TrialState.PRUNED) == 2
 
 
@@ -80,7 +84,6 @@ def train_with_kills(queue, definition, losses):
         if (claim.index + epoch) % 2:
             queue.should_prune(definition, claim, so_far)
         queue.mark_lost(claim)
-        queue.fill(definition)
         claim = queue.claim(definition)  # the run resumes from its checkpoint, and is asked again
         if queue.should_prune(definition, claim, so_far):
             queue.finish(claim, PRUNED)
@@ -93,7 +96,6 @@ def test_a_worker_that_lost_its_trial_cannot_prune_it(storage_url):
     queue, definition = create_queue(storage_url, "hyperband", trials=1)
     lost = queue.claim(definition)
     queue.mark_lost(lost)
-    queue.fill(definition)
     claim = queue.claim(definition)
     with pytest.raises(TrialReassigned):
         queue.should_prune(definition, lost, dict.fromkeys(range(1, 10), 1.0))
@@ -103,16 +105,15 @@ def test_a_worker_that_lost_its_trial_cannot_prune_it(storage_url):
     assert queue.records(definition)[0].status == "complete"
 
 
-def test_the_pruner_of_a_study_cannot_be_changed(storage_url):
-    queue, saved = create_queue(storage_url, "median", trials=1)
-    same = {"kind": "tuning", "recipe": "multidigits", "gates": None, "trials": None, "seed": None}
-    same |= {"heartbeat": None, "settings": []}
-    check_same_study(saved, prune=None, **same)
-    check_same_study(queue.definition(), prune="median", **same)
+def test_the_pruner_of_a_study_cannot_be_changed():
+    saved = define_study("tuning", "multidigits", ["topk"], 1, prune="median")
+    options = StudyOptions("tuning", "multidigits", Path("study"))
+    check_same_study(saved, options)
+    check_same_study(saved, replace(options, prune="median"))
     with pytest.raises(StudyError, match="prunes by median, got --prune hyperband: leave it out, or choose"):
-        check_same_study(saved, prune="hyperband", **same)
+        check_same_study(saved, replace(options, prune="hyperband"))
     with pytest.raises(StudyError, match="the saved study prunes no trials, got --prune median"):
-        check_same_study(saved.model_copy(update={"prune": None}), prune="median", **same)
+        check_same_study(saved.model_copy(update={"prune": None}), replace(options, prune="median"))
 
 
 def test_pruned_trials_are_left_out_of_tables(tmp_path):

@@ -1,22 +1,21 @@
 """The queue on SQLite and PostgreSQL: each trial is claimed once, and none is lost."""
 
-import gc
 import multiprocessing
 import os
 import sys
 import time
-import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial, partialmethod
 
 import optuna
 import pytest
+import sqlalchemy
 
 from comet_moe.exceptions import MissingExtraError, StudyError
 from comet_moe.experiments.studies import storage
+from comet_moe.experiments.studies.defaults import MAX_LOST_WORKERS
 from comet_moe.experiments.studies.definition import define_study
-from comet_moe.experiments.studies.optuna_trials import MAX_LOST_WORKERS
-from comet_moe.experiments.studies.queue import MAX_WAITING, TrialQueue, TrialReassigned
+from comet_moe.experiments.studies.queue import TrialQueue, TrialReassigned
 from comet_moe.experiments.studies.records import RESULT_FIELDS
 from comet_moe.experiments.studies.storage import STORAGE_ERRORS, Storage, without_password
 from comet_moe.experiments.training.records import ResultRecord
@@ -38,9 +37,7 @@ RESULT = ResultRecord(
 
 def create_queue(url, trials=2, gates=("topk", "comet"), heartbeat=10):
     queue = TrialQueue(Storage(url, heartbeat), "study")
-    definition = queue.create(define_study("tuning", "multidigits", list(gates), trials))
-    queue.fill(definition)
-    return queue, definition
+    return queue, queue.create(define_study("tuning", "multidigits", list(gates), trials))
 
 
 def claim_waiting(queue, definition):
@@ -54,7 +51,7 @@ def test_trials_are_claimed_once_in_order_of_their_index(storage_url):
     queue, definition = create_queue(storage_url)
     claims = [(claim.gate, claim.index) for claim in claim_waiting(queue, definition)]
     assert claims == [("topk", 0), ("comet", 0), ("topk", 1), ("comet", 1)]
-    assert queue.fill(definition) == 4
+    assert queue.count_unfinished(definition) == 4
     assert queue.claim(definition) is None
 
 
@@ -71,7 +68,7 @@ def test_trials_of_some_gates_are_claimed_in_their_order(storage_url):
     assert queue.claim(definition, some) is None
     for claim in claims:
         queue.finish(claim, RESULT)
-    assert (queue.fill(definition, some), queue.fill(definition)) == (0, 2)
+    assert (queue.count_unfinished(definition, some), queue.count_unfinished(definition)) == (0, 2)
 
 
 def test_results_and_reasons_of_failures_are_stored(storage_url):
@@ -81,7 +78,7 @@ def test_results_and_reasons_of_failures_are_stored(storage_url):
     queue.finish(claims[0], RESULT)
     queue.finish(claims[1], ResultRecord(status="failed", reason="the loss is nan at step 3 of epoch 1"))
     queue.finish(claims[2], ResultRecord(status="failed", reason="out of memory"))
-    assert queue.fill(definition) == 1
+    assert queue.count_unfinished(definition) == 1
     records = TrialQueue(queue.storage, "study").records(definition)
     trials = {(record.gate, record.index): record for record in records}
     assert list(trials) == [("topk", 0), ("topk", 1), ("comet", 0), ("comet", 1)]
@@ -106,7 +103,6 @@ def test_a_worker_that_is_killed_while_it_stores_a_result_has_not_failed(storage
             queue.finish(claim, result)
     queue.mark_lost(claim)
     assert queue.records(definition)[0].status == "waiting"
-    queue.fill(definition)
     queue.finish(queue.claim(definition), result)
     (trial,) = queue.records(definition)
     assert (trial.status, trial.attempts, trial.epochs) == (status, 2, RESULT.epochs)
@@ -128,14 +124,13 @@ def test_a_trial_whose_heartbeat_stops_is_run_again(storage_url):
     alive = time.monotonic() + 3
     while time.monotonic() < alive:
         queue.send_heartbeat(stale)
-        assert queue.fill(definition) == 1
+        assert queue.count_unfinished(definition) == 1
         assert queue.claim(definition) is None
         time.sleep(0.5)
     deadline = time.monotonic() + 30
     while (claim := queue.claim(definition)) is None:
         assert time.monotonic() < deadline
         time.sleep(0.2)
-        queue.fill(definition)
     assert (claim.gate, claim.index) == (stale.gate, stale.index)
     queue.finish(
         stale, RESULT.model_copy(update={"test_loss": 99.0})
@@ -149,31 +144,32 @@ def test_a_released_trial_is_run_again_any_number_of_times(storage_url):
     queue, definition = create_queue(storage_url, trials=1, gates=["topk"])
     for _ in range(MAX_LOST_WORKERS + 2):
         queue.release(queue.claim(definition))
-        assert queue.fill(definition) == 1
+        assert queue.count_unfinished(definition) == 1
     assert queue.records(definition)[0].status == "waiting"
+
+
+def test_a_process_that_is_stopped_releases_what_it_has_claimed(storage_url, monkeypatch):
+    queue, definition = create_queue(storage_url, trials=3, gates=["topk"])
+    queue.finish(queue.claim(definition), RESULT)
+    queue.claim(definition)
+    with monkeypatch.context() as patch:
+        patch.setattr(optuna.Trial, "set_user_attr", interrupt)  # in the middle of a claim
+        with pytest.raises(KeyboardInterrupt):
+            queue.claim(definition)
+    queue.release_all()
+    assert [record.status for record in queue.records(definition)] == ["complete", "waiting", "waiting"]
 
 
 def test_a_trial_that_loses_too_many_workers_counts_as_failed(storage_url):
     queue, definition = create_queue(storage_url, trials=1, gates=["topk"])
     for attempt in range(MAX_LOST_WORKERS):
         queue.mark_lost(queue.claim(definition))
-        assert queue.fill(definition) == (attempt + 1 < MAX_LOST_WORKERS)
+        assert queue.count_unfinished(definition) == (attempt + 1 < MAX_LOST_WORKERS)
     (trial,) = queue.records(definition)
     assert (trial.status, trial.reason) == (
         "failed",
         f"lost {MAX_LOST_WORKERS} workers without finishing an epoch",
     )
-
-
-def test_more_trials_than_are_queued_at_once_all_run_once(storage_url):
-    trials = MAX_WAITING + 3
-    queue, definition = create_queue(storage_url, trials=trials, gates=["topk"])
-    indices = []
-    while queue.fill(definition):
-        for claim in claim_waiting(queue, definition):
-            indices.append(claim.index)
-            queue.finish(claim, RESULT)
-    assert indices == list(range(trials))
 
 
 def test_added_trials_follow_the_planned_ones(storage_url):
@@ -182,7 +178,7 @@ def test_added_trials_follow_the_planned_ones(storage_url):
     definition = TrialQueue(queue.storage, "study").extend(trials=2)
     assert definition.trials == 3
     assert queue.definition() == definition
-    assert queue.fill(definition) == 2
+    assert queue.count_unfinished(definition) == 2
     assert [claim.index for claim in claim_waiting(queue, definition)] == [1, 2]
 
 
@@ -194,7 +190,7 @@ def test_added_gates_follow_the_planned_ones(storage_url):
     assert extended.gates == ["topk", "dense", "comet"]
     assert {gate: extended.base[gate] for gate in added.gates} == added.base
     assert queue.definition() == extended
-    assert queue.fill(extended) == 5
+    assert queue.count_unfinished(extended) == 5
     claims = [(claim.gate, claim.index) for claim in claim_waiting(queue, extended)]
     assert claims == [("dense", 0), ("comet", 0), ("topk", 1), ("dense", 1), ("comet", 1)]
 
@@ -228,14 +224,14 @@ def test_a_kill_while_gates_are_added_leaves_a_study_that_runs(storage_url, monk
                 queue.extend(gates=added)
         resumed = TrialQueue(queue.storage, "study")
         definition = resumed.definition()
-        assert resumed.fill(definition) == len(definition.gates)
+        assert resumed.count_unfinished(definition) == len(definition.gates)
     assert definition.gates == ["topk", "comet", "dense", "softmax"]
 
 
 def claim_all(url, taken):
     queue = TrialQueue(Storage(url), "study")
     definition = queue.create(define_study("tuning", "multidigits", ["topk", "comet"], 6))
-    while queue.fill(definition) and (claim := queue.claim(definition)) is not None:
+    while (claim := queue.claim(definition)) is not None:
         taken.put((claim.gate, claim.index))
         queue.finish(claim, RESULT)
 
@@ -304,14 +300,13 @@ def test_a_study_that_was_created_in_part_is_completed_by_the_next_process(stora
     optuna.delete_study(study_name="study/comet", storage=queue.storage.optuna)
     again = TrialQueue(Storage(storage_url), "study")
     assert again.create(definition) == definition
-    assert again.fill(definition) == 4
+    assert again.count_unfinished(definition) == 4
 
 
 def test_a_worker_that_lost_its_trial_gets_an_error_when_it_reports(storage_url):
     queue, definition = create_queue(storage_url, trials=1, gates=["topk"])
     lost = queue.claim(definition)
     queue.mark_lost(lost)
-    queue.fill(definition)
     assert queue.claim(definition).index == lost.index
     with pytest.raises(TrialReassigned):
         queue.report(lost, 1, 2.0)
@@ -323,7 +318,7 @@ def test_a_trial_that_finishes_an_epoch_each_time_is_not_given_up(storage_url):
         claim = queue.claim(definition)
         queue.report(claim, epoch, 1.0)
         queue.mark_lost(claim)
-        assert queue.fill(definition) == 1
+        assert queue.count_unfinished(definition) == 1
 
 
 def test_trials_that_were_added_by_hand_are_ignored(storage_url):
@@ -332,65 +327,35 @@ def test_trials_that_were_added_by_hand_are_ignored(storage_url):
     study.enqueue_trial({"x": 1})  # by hand, in a dashboard
     queue.finish(queue.claim(definition), RESULT)
     assert queue.claim(definition) is None
-    assert queue.fill(definition) == 0
+    assert queue.count_unfinished(definition) == 0
     with pytest.raises(StudyError, match="cannot contain a slash"):
         TrialQueue(queue.storage, "study/topk")
 
 
-def bytes_kept(read):
-    """Bytes of Python objects that are left of a call."""
-    gc.collect()
-    tracemalloc.start()
-    try:
-        read()
-        gc.collect()
-        return tracemalloc.get_traced_memory()[0]
-    finally:
-        tracemalloc.stop()
-
-
-def add_finished(url, indices):
-    """Write finished trials at once, as another process would one by one."""
-    gate = {"experts": 8, "experts_per_sample": 2.1, "effective_experts": 3.9, "information": 0.7}
-    gate |= {"load_ratio": 2.4, "dead_experts": 4}
-    result = RESULT.model_dump(mode="json", include=RESULT_FIELDS - {"status", "reason"})
-    result["routing"] = {"top_left": gate, "bottom_right": gate}
-    study = optuna.load_study(storage=Storage(url).optuna, study_name="study/comet")
-    for index in indices:
-        study.add_trial(
-            optuna.create_trial(
-                value=1.5,
-                params={"x": 0.5, "y": 0.1, "z": 0.01},
-                distributions={name: optuna.distributions.FloatDistribution(0, 1) for name in "xyz"},
-                user_attrs={"index": index, "worker": "host:123", "result": result},
-                intermediate_values={epoch: 1 / 3 + epoch for epoch in range(10)},
-            )
-        )
-
-
-def test_a_process_keeps_little_of_a_finished_trial(tmp_path):
-    """Optuna's cache would keep 6 to 7 kB of each in every process of a study."""
-    url, count = f"sqlite:///{tmp_path / 'trials.sqlite'}", 24
-    queue, definition = create_queue(url, trials=10 + count, gates=("comet",))
-    for start, stop in ((0, 5), (5, 10)):  # Optuna and SQLAlchemy keep the statements that they have made
-        add_finished(url, range(start, stop))
-        queue.records(definition)
-    add_finished(url, range(10, 10 + count))
-    assert bytes_kept(lambda: queue.fill(definition)) / count < 4500
-    assert bytes_kept(lambda: queue.records(definition)) / count < 6000  # the records themselves
-    assert [trial.status for trial in queue.records(definition)] == ["complete"] * (10 + count)
-
-
-def test_a_reader_sees_what_others_have_added_and_finished_since(storage_url):
-    queue, definition = create_queue(storage_url, trials=1 + MAX_WAITING, gates=("topk",))
+def test_a_process_sees_what_others_have_added_and_finished_since(storage_url):
+    queue, definition = create_queue(storage_url, trials=3, gates=("topk",))
     other = TrialQueue(Storage(storage_url), "study")
-    other.finish(other.claim(definition), RESULT)
-    assert queue.fill(definition) == MAX_WAITING
-    for _ in range(MAX_WAITING):
-        other.fill(definition)
+    for left in (2, 1, 0):
         other.finish(other.claim(definition), RESULT)
-    assert queue.fill(definition) == 0
-    assert [record.status for record in queue.records(definition)] == ["complete"] * (1 + MAX_WAITING)
+        assert queue.count_unfinished(definition) == left
+    assert [record.status for record in queue.records(definition)] == ["complete"] * 3
+
+
+@pytest.mark.parametrize("step", ["ask", "record_heartbeat"])
+def test_a_worker_that_is_killed_while_it_claims_a_trial_has_not_started_it(storage_url, monkeypatch, step):
+    queue, definition = create_queue(storage_url, trials=1, gates=["topk"])
+    owner = optuna.Study if step == "ask" else queue.storage.optuna
+    for _ in range(MAX_LOST_WORKERS + 1):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, step, interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                queue.claim(definition)
+        assert queue.records(definition)[0].status == "waiting"
+    claim = queue.claim(definition)
+    assert (claim.gate, claim.index, queue.claim(definition)) == ("topk", 0, None)
+    queue.finish(claim, RESULT)
+    (trial,) = queue.records(definition)
+    assert (trial.status, trial.attempts, queue.count_unfinished(definition)) == ("complete", 1, 0)
 
 
 @NEEDS_POSTGRES
@@ -403,6 +368,44 @@ def test_lost_connections_are_made_again(postgres_url):
     queue.finish(claim, RESULT)
     end_connections(postgres_url)
     assert queue.records(definition)[0].status == "complete"
+
+
+@NEEDS_POSTGRES
+def test_a_connection_that_is_lost_in_the_middle_of_a_transaction_is_made_again(postgres_url):
+    queue, definition = create_queue(postgres_url, trials=1, gates=["topk"])
+    queries = []
+
+    @sqlalchemy.event.listens_for(queue.storage.optuna.engine, "before_cursor_execute")
+    def end_once(connection, cursor, statement, *_):
+        if "FROM trials" in statement and not queries:
+            queries.append(statement)
+            end_connections(postgres_url)
+
+    assert [record.status for record in queue.records(definition)] == ["waiting"]
+    assert queries
+
+
+@NEEDS_POSTGRES
+def test_a_storage_that_is_read_only_for_a_while_is_tried_again(postgres_url, monkeypatch):
+    queue, definition = create_queue(postgres_url, trials=1, gates=["topk"])
+    claim = queue.claim(definition)
+    waits = []
+
+    def allow_writes(seconds):
+        waits.append(seconds)
+        set_read_only(postgres_url, False)
+
+    set_read_only(postgres_url, True)
+    monkeypatch.setattr(storage.time, "sleep", allow_writes)  # the server recovers while the queue waits
+    queue.report(claim, 1, 2.0)
+    assert waits == [storage.RETRY_SECONDS]
+
+
+def set_read_only(url, is_read_only):
+    with psycopg_connection(url) as connection:
+        setting = f"default_transaction_read_only = {is_read_only}"
+        connection.execute(f"ALTER DATABASE {url.rsplit('/', 1)[1]} SET {setting}")
+    end_connections(url)  # a session keeps the settings that it started with
 
 
 @NEEDS_POSTGRES
@@ -421,7 +424,7 @@ def test_a_storage_that_stays_away_is_given_up(postgres_url, monkeypatch):
         assert time.monotonic() - started > 0.5
         connection.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
     queue.report(claim, 1, 2.0)
-    assert queue.fill(definition) == 1
+    assert queue.count_unfinished(definition) == 1
 
 
 def psycopg_connection(url):

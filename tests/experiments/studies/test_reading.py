@@ -12,8 +12,7 @@ import yaml
 from made_studies import made_study, random_trials, trial, waiting, write_study
 
 from comet_moe.exceptions import StudyError
-from comet_moe.experiments.studies.reading import read_studies
-from comet_moe.experiments.studies.results import COLUMNS, METRIC_COLUMNS
+from comet_moe.experiments.studies.reading import COLUMNS, METRIC_COLUMNS, read_studies
 
 
 def write_run(folder, gate="comet", seed=0, alpha=None, experts=8, test=20.0, recipe="multidigits"):
@@ -161,7 +160,7 @@ def test_a_folder_without_a_study_or_run_is_refused(tmp_path):
 
 
 def test_analysis_does_not_import_torch():
-    names = ("reading", "table", "text_tables", "loss_by_trials")
+    names = ("reading", "tables", "text_tables", "winner", "loss_by_trials", "pool")
     imports = ", ".join(f"comet_moe.experiments.studies.{name}" for name in names)
     unwanted = "{'torch', 'optuna', 'comet_moe.experiments.models', 'comet_moe.experiments.studies.storage'}"
     code = f"import sys, {imports}; print(sorted({unwanted} & sys.modules.keys()))"

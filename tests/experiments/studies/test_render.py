@@ -10,8 +10,8 @@ from rich.console import Console
 
 from comet_moe.experiments.studies.loss_by_trials import compute_loss_curves, compute_speedups, default_pairs
 from comet_moe.experiments.studies.render import (
-    Cell,
-    Column,
+    TextCell,
+    TextColumn,
     TextTable,
     choose_decimals,
     escape_tex,
@@ -23,7 +23,7 @@ from comet_moe.experiments.studies.render import (
     to_rich,
     to_tex,
 )
-from comet_moe.experiments.studies.table import compare_gates
+from comet_moe.experiments.studies.tables import compare_gates
 from comet_moe.experiments.studies.text_tables import (
     curve_table,
     kept_routing_table,
@@ -35,10 +35,14 @@ from comet_moe.experiments.studies.text_tables import (
 
 TABLE = TextTable(
     "50%_a|b [x]",
-    [Column("gate", "Gate"), Column("loss", "Loss"), Column("p")],
+    [TextColumn("gate", "Gate"), TextColumn("loss", "Loss"), TextColumn("p")],
     [
-        [Cell("comet+", tex="COMET+"), Cell("40.69", "0.02", bold=True, starred=True), Cell("<0.001")],
-        [Cell("my_gate"), Cell("40.82", "0.02"), Cell("")],
+        [
+            TextCell("comet+", tex="COMET+"),
+            TextCell("40.69", "0.02", bold=True, starred=True),
+            TextCell("<0.001"),
+        ],
+        [TextCell("my_gate"), TextCell("40.82", "0.02"), TextCell("")],
     ],
 )
 
@@ -92,8 +96,8 @@ def test_numbers_are_rounded_to_the_first_digit_of_the_smallest_error():
     assert choose_decimals([0.005, 0.002], digits=2) == 4
     assert choose_decimals([None], least=4) == 4
     assert choose_decimals([1e-9]) == 6
-    assert number_cell(21.9062, 0.00512, 3) == Cell("21.906", "0.005")
-    assert number_cell(None, None, 2) == Cell("")
+    assert number_cell(21.9062, 0.00512, 3) == TextCell("21.906", "0.005")
+    assert number_cell(None, None, 2) == TextCell("")
     assert [format_p_value(p) for p in (None, 0.0004, 0.0316, 0.5)] == ["", "<0.001", "0.032", "0.500"]
     assert format_p_value(0.0004, space=" ") == "< 0.001"
 

@@ -4,7 +4,7 @@ import numpy as np
 from scipy import stats
 
 from comet_moe.experiments.config import Choice, LogUniform, Uniform
-from comet_moe.experiments.studies.sampling import sample_values
+from comet_moe.experiments.studies.definition import sample_values
 
 SPACE = {
     "training.learning_rate": LogUniform(log=(1e-5, 1e-3)),

@@ -4,12 +4,15 @@ import json
 import math
 from pathlib import Path
 
+import optuna
 import pytest
 
 from comet_moe.exceptions import CometError, RecipeError, StudyError
 from comet_moe.experiments.config import load_config, load_search_space
-from comet_moe.experiments.studies.queue import TrialQueue
-from comet_moe.experiments.studies.study import StudyOptions, default_gates, open_study
+from comet_moe.experiments.studies import trial
+from comet_moe.experiments.studies.definition import StudyOptions
+from comet_moe.experiments.studies.folder import StudyFolder
+from comet_moe.experiments.studies.study import default_gates, open_study
 from comet_moe.experiments.training.records import ResultRecord
 
 SMALL = [f"data.options.{part}_size=32" for part in ("train", "validation", "test")]
@@ -48,7 +51,7 @@ def test_a_recipe_that_is_wrong_for_every_trial_is_refused_and_leaves_no_files(t
 
 def test_a_recipe_that_is_right_for_some_trials_is_accepted(tmp_path, write_recipe):
     study = open_study(options(tmp_path, write_recipe("[tree, all]")))
-    definition = study.queue.definition()
+    definition = study.definition
     shared = [definition.config("topk+", index).search.shared for index in range(8)]
     assert set(shared) == {"tree", "all"}
 
@@ -64,13 +67,13 @@ def test_an_ablation_has_hash_gates_where_the_data_has_keys(recipe, has_hash):
 
 def test_an_ablation_of_images_starts_with_its_default_gates(tmp_path):
     study = open_study(options(tmp_path, kind="ablation", gates=None))
-    assert study.queue.definition().gates == ["dense", "topk", "topk+", "comet", "comet+"]
+    assert study.definition.gates == ["dense", "topk", "topk+", "comet", "comet+"]
 
 
 def test_a_tuning_study_that_names_no_gates_has_the_default_ones(tmp_path):
     study = open_study(options(tmp_path, gates=None))
     wanted = ["dense", "softmax", "topk", "topk+", "dselect", "comet", "comet+"]
-    assert study.queue.definition().gates == wanted
+    assert study.definition.gates == wanted
 
 
 def test_a_study_that_starts_with_the_dense_network_has_the_experts_of_its_mixtures(tmp_path):
@@ -92,17 +95,29 @@ PRUNED = COMPLETE.model_copy(update={"status": "pruned", "reason": "pruned after
 FAILED = ResultRecord(status="failed", reason="the loss is nan at step 3 of epoch 1")
 
 
-@pytest.fixture
-def kept(tmp_path):
-    """The folder of a study with finished trials of each kind, of which only the two text files are kept."""
-    study = open_study(options(tmp_path, gates=["topk", "comet"], trials=2, prune="median"))
-    definition = study.queue.definition()
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """The text of ``study.json`` and ``trials.jsonl`` of a study with finished trials of each kind."""
+    path = tmp_path_factory.mktemp("written")
+    study = open_study(options(path, gates=["topk", "comet"], trials=2, prune="median"))
     for result in (COMPLETE, PRUNED, FAILED):
-        study.queue.finish(study.queue.claim(definition), result)
-    study.folder.write_trials(study.queue.records(definition))
-    for file in study.folder.path.glob("study.sqlite*"):
-        file.unlink()
-    return study.folder
+        study.queue.finish(study.queue.claim(study.definition), result)
+    assert [(trial.gate, trial.index) for trial in study.refresh()] == [
+        ("topk", 0),
+        ("topk", 1),
+        ("comet", 0),
+    ]
+    return study.folder.study_file.read_text(), study.folder.trials_file.read_text()
+
+
+@pytest.fixture
+def kept(tmp_path, written):
+    """The folder of that study, of which only the two text files are left."""
+    folder = StudyFolder(tmp_path / "study")
+    folder.path.mkdir()
+    folder.study_file.write_text(written[0])
+    folder.trials_file.write_text(written[1])
+    return folder
 
 
 def resume(folder, **changes):
@@ -113,14 +128,14 @@ def test_a_study_resumes_from_its_two_text_files(kept):
     before = kept.trials_file.read_text()
     study = resume(kept)
     assert kept.trials_file.read_text() == before
-    claim = study.queue.claim(study.queue.definition())
+    claim = study.queue.claim(study.definition)
     assert (claim.gate, claim.index) == ("comet", 1)
-    assert study.queue.claim(study.queue.definition()) is None
+    assert study.queue.claim(study.definition) is None
 
 
 def test_trials_can_be_added_to_a_study_that_was_kept_as_text(kept):
     study = resume(kept, add_trials=1)
-    definition = study.queue.definition()
+    definition = study.definition
     claims = [study.queue.claim(definition) for _ in range(3)]
     assert [(claim.gate, claim.index) for claim in claims] == [("comet", 1), ("topk", 2), ("comet", 2)]
 
@@ -128,7 +143,7 @@ def test_trials_can_be_added_to_a_study_that_was_kept_as_text(kept):
 def test_gates_can_be_added_to_a_study(kept):
     before = kept.trials_file.read_text().splitlines()
     study = resume(kept, add_gates=["dense", "softmax"])
-    definition = study.queue.definition()
+    definition = study.definition
     assert definition.gates == ["topk", "comet", "dense", "softmax"]
     assert definition.base["dense"] == load_config("multidigits", ["gate=dense", *SMALL])
     assert definition.space["softmax"] == load_search_space("multidigits", "softmax")
@@ -139,26 +154,26 @@ def test_gates_can_be_added_to_a_study(kept):
 
 
 def test_gates_and_trials_can_be_added_together(kept):
-    definition = resume(kept, add_gates=["dense"], add_trials=1).queue.definition()
+    definition = resume(kept, add_gates=["dense"], add_trials=1).definition
     assert (definition.gates, definition.trials) == (["topk", "comet", "dense"], 3)
 
 
 def test_added_gates_have_the_settings_of_the_study(tmp_path):
     settings = [*SMALL, "training.epochs=3", "gates.comet.k=1"]
     folder = open_study(options(tmp_path, gates=["topk"], settings=settings)).folder
-    added = resume(folder, settings=[], add_gates=["comet"]).queue.definition().base["comet"]
+    added = resume(folder, settings=[], add_gates=["comet"]).definition.base["comet"]
     assert added == load_config("multidigits", ["gate=comet", *settings])
 
 
 def test_settings_can_be_given_for_added_gates(tmp_path):
     folder = open_study(options(tmp_path, gates=["topk"])).folder
     study = resume(folder, settings=["gates.comet.gamma=0.5"], add_gates=["comet"])
-    definition = study.queue.definition()
+    definition = study.definition
     assert definition.base["comet"] == load_config("multidigits", ["gate=comet", "gate.gamma=0.5", *SMALL])
     assert "gate.gamma" not in definition.space["comet"]
     for file in folder.path.glob("study.sqlite*"):
         file.unlink()
-    assert resume(folder, settings=[]).queue.definition() == definition
+    assert resume(folder, settings=[]).definition == definition
 
 
 @pytest.mark.parametrize(
@@ -179,10 +194,10 @@ def test_gates_that_cannot_be_added_leave_the_study_as_it_was(kept, changes, mes
     with pytest.raises(CometError, match=message):
         resume(kept, add_trials=1, **changes)
     assert {file.name: file.read_text() for file in kept.path.iterdir()} == before
-    definition = resume(kept).queue.definition()
+    definition = resume(kept).definition
     with pytest.raises(CometError, match=message):
         resume(kept, add_trials=1, **changes)
-    assert resume(kept).queue.definition() == definition
+    assert resume(kept).definition == definition
 
 
 def test_a_new_study_without_the_gate_to_train_leaves_no_files(tmp_path):
@@ -201,26 +216,38 @@ def test_no_gate_is_added_by_a_recipe_that_has_changed(tmp_path, write_recipe):
 
 def test_a_kill_while_a_study_is_restored_loses_no_trial(kept, monkeypatch):
     before = kept.trials_file.read_text()
-    add, added = TrialQueue._add, []
+    add, added = optuna.Study.add_trial, []
 
-    def add_one(queue, gate, trial):
+    def add_one(study, trial):
         if added:
             raise KeyboardInterrupt
-        added.append(add(queue, gate, trial))
+        added.append(add(study, trial))
 
     with monkeypatch.context() as patch:
-        patch.setattr(TrialQueue, "_add", add_one)
+        patch.setattr(optuna.Study, "add_trial", add_one)
         with pytest.raises(KeyboardInterrupt):
             resume(kept)
     assert added
-    assert not kept.sqlite_file.exists()
     resume(kept)
     assert kept.trials_file.read_text() == before
 
 
-def test_a_restored_study_is_in_one_file(kept):
-    resume(kept).queue.storage.close()
-    assert not [path.name for path in kept.path.iterdir() if path.name.startswith((".", "study.sqlite-"))]
+def test_the_data_are_opened_once_for_all_models_and_for_what_is_read_later(tmp_path, monkeypatch):
+    opened = []
+    load = trial.load_dataset
+    monkeypatch.setattr(trial, "load_dataset", lambda config: opened.append(config.data) or load(config))
+    study = open_study(options(tmp_path, gates=["dense", "topk", "comet"], trials=2))
+    study.runner.dataset(study.base_config())
+    assert len(opened) == 1
+
+
+def test_a_handle_sees_trials_that_another_process_adds(tmp_path):
+    study = open_study(options(tmp_path, gates=["topk"], trials=1))
+    resume(study.folder, add_trials=1)
+    study.refresh()
+    assert (study.definition.trials, len(study.trials)) == (2, 2)
+    study.add_trials(1)
+    assert json.loads(study.folder.study_file.read_text())["trials"] == 3
 
 
 def test_a_study_that_was_kept_as_text_keeps_its_settings(kept):
@@ -235,7 +262,7 @@ def test_a_value_that_another_machine_has_rounded_is_the_same(kept):
     first["params"]["training.learning_rate"] = math.nextafter(rate, 1)
     kept.trials_file.write_text("".join(json.dumps(line) + "\n" for line in (first, *rest)))
     study = resume(kept)
-    assert study.queue.records(study.queue.definition())[0].status == "complete"
+    assert study.queue.records(study.definition)[0].status == "complete"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from made_studies import GATES, made_study, random_trials, trial, waiting
 from scipy.stats import sem, ttest_ind
 
 from comet_moe.exceptions import StudyError
-from comet_moe.experiments.studies.table import compare_gates
+from comet_moe.experiments.studies.tables import compare_gates
 
 
 def rows_of(lines, top=5.0, **changes):

@@ -4,9 +4,10 @@ import pytest
 from made_studies import made_study, random_trials, routing, trial
 from scipy.stats import ttest_ind
 
-from comet_moe.experiments.studies.records import trial_routing
-from comet_moe.experiments.studies.table import compare_gates, does_a_mixture_pay
-from comet_moe.experiments.training.records import ResultRecord, RoutingRecord
+from comet_moe.experiments.studies.records import TrialRouting
+from comet_moe.experiments.studies.tables import compare_gates
+from comet_moe.experiments.studies.winner import does_a_mixture_pay
+from comet_moe.experiments.training.records import RoutingRecord
 
 STATIC, ROUTES, DENSE = routing(2.0, 2.0, 0.0, 6), routing(1.0, 6.0, 1.5, 1), routing(8.0, 8.0, 0.3, 0)
 
@@ -68,7 +69,7 @@ def test_a_trial_keeps_the_numbers_of_its_result():
         load_ratio=1.5,
         dead_experts=[2],
     )
-    gate = trial_routing(ResultRecord(status="complete", routing={"a": record}))["a"]
+    gate = TrialRouting.of_gate(record)
     assert (gate.experts, gate.dead_experts, gate.information) == (3, 1, 0.69)
     assert gate.verdict == record.verdict == "routes"
 

@@ -14,10 +14,16 @@ import pandas as pd
 from pydantic import RootModel
 
 from comet_moe.experiments.report.format import round_number, round_numbers
+from comet_moe.experiments.studies.defaults import TOP_PERCENT
 from comet_moe.experiments.studies.loss_by_trials import compute_loss_curves
-from comet_moe.experiments.studies.reading import read_json, read_lines, read_yaml
-from comet_moe.experiments.studies.results import Study, rank_trials, select_trials
-from comet_moe.experiments.studies.table_defaults import TOP_PERCENT
+from comet_moe.experiments.studies.reading import (
+    Study,
+    rank_trials,
+    read_json,
+    read_lines,
+    read_yaml,
+    select_trials,
+)
 from comet_moe.experiments.training.records import EpochRecord, ResultRecord, RoutingRecord
 
 SHOWN_RUNS = 5

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from comet_moe.experiments.report.data import SHOWN_RUNS, TRIAL_COLUMNS
+from comet_moe.experiments.studies.defaults import DEFAULT_REPEATS
 from comet_moe.experiments.studies.loss_by_trials import BAND_QUANTILES
-from comet_moe.experiments.studies.table_defaults import DEFAULT_REPEATS
 
 Data = dict[str, Any]
 

@@ -17,8 +17,8 @@ from comet_moe.experiments.report.routing import routing_data
 from comet_moe.experiments.report.settings import build_settings
 from comet_moe.experiments.report.summary import Row, build_summary, trial_noun
 from comet_moe.experiments.report.verdicts import build_verdicts
-from comet_moe.experiments.studies.results import Study
-from comet_moe.experiments.studies.table import compare_gates
+from comet_moe.experiments.studies.reading import Study
+from comet_moe.experiments.studies.tables import compare_gates
 
 KINDS = {"tuning": "Tuning study", "ablation": "Ablation", "runs": "Runs"}
 MAX_FAILED_INDICES = 8

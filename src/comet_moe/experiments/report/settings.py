@@ -9,7 +9,7 @@ from typing import Any
 
 from comet_moe.experiments.report.data import Run
 from comet_moe.experiments.report.format import MISSING, format_integer
-from comet_moe.experiments.studies.results import Study
+from comet_moe.experiments.studies.reading import Study
 
 Mapping = dict[str, Any]
 

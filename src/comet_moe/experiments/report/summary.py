@@ -15,13 +15,13 @@ from comet_moe.experiments.report.format import (
     format_scaled,
     round_number,
 )
-from comet_moe.experiments.studies.results import Study
-from comet_moe.experiments.studies.table import does_a_mixture_pay
-from comet_moe.experiments.studies.table_defaults import TOP_PERCENT
+from comet_moe.experiments.studies.defaults import TOP_PERCENT
+from comet_moe.experiments.studies.reading import Study
+from comet_moe.experiments.studies.winner import does_a_mixture_pay
 from comet_moe.gate_names import DENSE_KINDS
 
 Row = dict[str, Any]
-"""A row of ``comet_moe.experiments.studies.table.compare_gates``."""
+"""A row of ``comet_moe.experiments.studies.tables.compare_gates``."""
 
 ABBREVIATIONS = ("auc", "mse", "f1")
 """Metrics whose name is written in capitals."""

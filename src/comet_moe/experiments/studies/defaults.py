@@ -1,16 +1,34 @@
-"""Defaults of `tune` and `ablate`, which their `--help` shows. No heavy imports: `--help` loads this."""
+"""Defaults and limits of studies and of their tables. No heavy imports: `--help` shows them."""
+
+from typing import Literal
 
 DEFAULT_TRIALS = {"tuning": 500, "ablation": 100}
 """Trials per gate, by kind of study, as in the paper."""
 
+MAX_TRIALS = 100_000
+"""Trials per gate of a study, at most."""
+
 DEFAULT_SEED = 0
-"""Of the sampling."""
+"""Seed of the sampling."""
 
 DEFAULT_HEARTBEAT = 10
-"""Seconds."""
+"""Seconds between two heartbeats."""
+
+MAX_LOST_WORKERS = 5
+"""Workers that a trial may lose, without finishing another epoch, before it counts as failed."""
 
 DEFAULT_GATES = {
     "tuning": ("dense", "softmax", "hash", "topk", "topk+", "dselect", "comet", "comet+"),
     "ablation": ("dense", "hash", "hash+", "topk", "topk+", "comet", "comet+"),
+    "comparison": ("dense", "softmax", "topk", "sigmoid", "comet", "comet+"),
 }
-"""By kind of study: the gates of the paper's tables, and the network without a mixture."""
+"""The gates of `tune`, `ablate` and `compare`; of the first two those of the paper's tables and `dense`."""
+
+PruneMethod = Literal["median", "hyperband"]
+"""Optuna's pruners that a study can use."""
+
+TOP_PERCENT = 5.0
+"""Share of a tuning study's trials that count, the best by validation loss."""
+
+DEFAULT_REPEATS = 1000
+"""Random draws per number of trials, and resamples of the bootstrap."""

@@ -1,8 +1,17 @@
-"""The definition of a study: gates, number of trials, search space. Gates and trials can only be added."""
+"""The definition of a study: gates, number of trials, search space. Gates and trials can only be added.
 
+The values of trial i depend on the seed, the gate and i alone. So the trials are the same for any number of
+workers, and trials that are added later do not change the first.
+"""
+
+import math
+import zlib
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from comet_moe.exceptions import RecipeError, StudyError
@@ -11,6 +20,7 @@ from comet_moe.experiments.config import (
     BertConfig,
     Choice,
     LogUniform,
+    SearchSpace,
     Uniform,
     check_same_settings,
     load_config,
@@ -20,15 +30,75 @@ from comet_moe.experiments.config import (
     recipe_name,
     resolve_gates,
 )
-from comet_moe.experiments.studies.defaults import DEFAULT_HEARTBEAT, DEFAULT_SEED
+from comet_moe.experiments.studies.defaults import (
+    DEFAULT_HEARTBEAT,
+    DEFAULT_SEED,
+    MAX_TRIALS,
+    PruneMethod,
+)
 from comet_moe.experiments.studies.records import StudyKind
-from comet_moe.experiments.studies.sampling import sample_values
-from comet_moe.experiments.studies.table_defaults import MAX_TRIALS, PruneMethod
-from comet_moe.experiments.studies.trial import runner_for
+from comet_moe.experiments.studies.trial import Runner, runner_for
 from comet_moe.gate_names import GATE_NAMES
 
 PATH_SETTINGS = ("data.path", "teacher")
 """Settings that may differ between machines."""
+
+
+def sample_values(space: SearchSpace, gate: str, seed: int, index: int) -> dict[str, Any]:
+    """A value for each setting of ``space``, for trial ``index`` of ``gate``."""
+    generator = np.random.default_rng([seed, zlib.crc32(gate.encode()), index])
+    values: dict[str, Any] = {}
+    for setting, distribution in sorted(space.items()):
+        if isinstance(distribution, Choice):
+            values[setting] = distribution.choice[generator.integers(len(distribution.choice))]
+        elif isinstance(distribution, LogUniform):
+            low, high = distribution.log
+            value = math.exp(generator.uniform(math.log(low), math.log(high)))
+            values[setting] = min(max(value, low), high)  # exp(log(x)) may miss x by a digit
+        else:
+            values[setting] = float(generator.uniform(*distribution.uniform))
+    return values
+
+
+@dataclass(frozen=True)
+class StudyOptions:
+    """The options of `tune` and `ablate`; None stands for the saved value, or the default of a new study.
+
+    Attributes:
+        kind: "tuning" or "ablation".
+        recipe: a name or a path to a YAML file.
+        out: the study's folder on this machine.
+        gates: names of the gates.
+        trials: number of trials per gate.
+        seed: seed of the sampling.
+        settings: overrides of the recipe, of the form "a.b=c".
+        storage: a URL; None for an SQLite file in the folder.
+        name: name of the study in the storage; None for the folder's name.
+        resume: resume the study in the folder.
+        add_trials: number of trials to add per gate.
+        add_gates: names of gates to add.
+        only_gates: names of the gates to train; empty for all of the study.
+        heartbeat: seconds between two heartbeats of a running trial.
+        keep_models: keep the weights of all trials, not only of each gate's best one.
+        prune: how trials are pruned.
+    """
+
+    kind: StudyKind
+    recipe: str
+    out: Path
+    gates: list[str] | None = None
+    trials: int | None = None
+    seed: int | None = None
+    settings: Sequence[str] = ()
+    storage: str | None = None
+    name: str | None = None
+    resume: bool = False
+    add_trials: int = 0
+    add_gates: Sequence[str] = ()
+    only_gates: Sequence[str] = ()
+    heartbeat: int | None = None
+    keep_models: bool = False
+    prune: PruneMethod | None = None
 
 
 class StudyDefinition(BaseModel):
@@ -91,13 +161,14 @@ def define_study(
     settings: Sequence[str] = (),
     heartbeat: int = DEFAULT_HEARTBEAT,
     prune: PruneMethod | None = None,
+    runner: Runner | None = None,
 ) -> StudyDefinition:
     """The study of ``recipe`` with ``settings`` of the form "a.b=c"; all configurations are checked."""
     _refuse_gate_setting(settings)
     repeated = sorted({gate for gate in gates if list(gates).count(gate) > 1})
     if repeated:
         raise StudyError(f"gate {repeated[0]} is given twice: give each gate once")
-    runner = runner_for(load_config(recipe, [*settings, f"gate={gates[0]}"]))
+    runner = runner or runner_for(load_config(recipe, [*settings, f"gate={gates[0]}"]))
     base = {gate: runner.base(recipe, [*settings, f"gate={gate}"]) for gate in gates}
     space = {gate: load_search_space(recipe, gate, settings) if kind == "tuning" else {} for gate in gates}
     definition = StudyDefinition(
@@ -121,44 +192,30 @@ def check_configurations(definition: StudyDefinition, first: int) -> None:
             definition.config(gate, index)
 
 
-def check_same_study(
-    saved: StudyDefinition,
-    *,
-    kind: StudyKind,
-    recipe: str,
-    gates: Sequence[str] | None,
-    trials: int | None,
-    seed: int | None,
-    heartbeat: int | None,
-    settings: Sequence[str],
-    prune: PruneMethod | None = None,
-) -> None:
-    """Raise StudyError if an argument differs from the ``saved`` study; None stands for the saved value."""
+def check_same_study(saved: StudyDefinition, options: StudyOptions) -> None:
+    """Raise StudyError if an option differs from the ``saved`` study; paths of this machine may differ."""
+    may_differ = paths_of(saved.base[saved.gates[0]])
+    settings = [setting for setting in options.settings if setting.partition("=")[0] not in may_differ]
     _refuse_gate_setting(settings)
-    given: dict[str, Any] = {
-        "kind": kind,
-        "gates": None if gates is None else list(gates),
-        "trials": trials,
-        "seed": seed,
-        "heartbeat": heartbeat,
-    }
+    given = {name: getattr(options, name) for name in ("kind", "gates", "trials", "seed", "heartbeat")}
     for name, value in given.items():
         old = getattr(saved, name)
         if value is not None and value != old:
             advice = {
-                "trials": "add trials with --add-" + ("seeds" if kind == "ablation" else "trials"),
+                "trials": "add trials with --add-" + ("seeds" if options.kind == "ablation" else "trials"),
                 "gates": "leave it out, add gates with --add-gates, or choose another --out",
             }.get(name, "leave it out, or choose another --out")
             raise StudyError(f"{name} is {old!r} in the saved study, got {value!r}: {advice}")
-    if prune not in (None, saved.prune):
+    if options.prune not in (None, saved.prune):
         how = "no trials" if saved.prune is None else f"by {saved.prune}"
         raise StudyError(
-            f"the saved study prunes {how}, got --prune {prune}: leave it out, or choose another --out"
+            f"the saved study prunes {how}, got --prune {options.prune}: leave it out, or choose another "
+            f"--out"
         )
-    name, overrides = recipe_name(recipe), [parse_setting(setting) for setting in settings]
+    name, overrides = recipe_name(options.recipe), [parse_setting(setting) for setting in settings]
     for gate in saved.gates:
         try:
-            of_gate = resolve_gates(recipe, gate, overrides)
+            of_gate = resolve_gates(options.recipe, gate, overrides)
             for key in (".".join(keys) for keys, _ in of_gate):
                 if key in saved.space[gate]:
                     raise StudyError(

@@ -1,7 +1,7 @@
 """The folder of a study, which tables, curves and the report are made from.
 
-``study.json`` (what the study is), ``trials.jsonl`` (one line per trial), ``runs/`` (a run folder for each
-trial that ran on this machine) and, without another storage, ``study.sqlite``.
+``study.json`` describes the study. ``trials.jsonl`` has one line per trial. ``runs/`` has a run folder for
+each trial that ran on this machine. ``study.sqlite`` is there if the study has no other storage.
 """
 
 from collections.abc import Callable, Iterable, Iterator

@@ -1,7 +1,7 @@
 """Test loss by number of trials, and how many fewer trials one gate needs than another for the same loss.
 
-A budget is a number of trials: s of a gate's N trials are drawn without replacement, the one with the lowest
-validation loss is kept, and its test loss is what counts.
+A budget is a number of trials: s of a gate's N trials are drawn without replacement. The one with the lowest
+validation loss is kept, and its test loss counts.
 
 Shapes: N trials, S budgets, R repeats. Losses are given by rank, that of the lowest validation loss first.
 """
@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from comet_moe.exceptions import StudyError
-from comet_moe.experiments.studies.results import Study, count_failed, count_pruned, rank_trials
+from comet_moe.experiments.studies.defaults import DEFAULT_REPEATS
+from comet_moe.experiments.studies.reading import Study, count_failed, count_pruned, rank_trials
 from comet_moe.experiments.studies.significance import summarise
-from comet_moe.experiments.studies.table_defaults import DEFAULT_REPEATS
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -40,8 +40,8 @@ def budget_grid(num_trials: int) -> list[int]:
 def best_rank_probabilities(budgets: Ints, num_trials: int) -> Floats:
     """(S, N) probability that the trial of each rank is the best of s trials drawn without replacement.
 
-    P(rank r | s) = C(N-r, s-1) / C(N, s), r = 1..N, by its recursion
-    P(1) = s/N, P(r+1) = P(r) (N-r-s+1) / (N-r), which neither overflows nor cancels.
+    P(rank r | s) = C(N-r, s-1) / C(N, s), r = 1..N. The recursion
+    P(1) = s/N, P(r+1) = P(r) (N-r-s+1) / (N-r) neither overflows nor cancels.
     """
     s = np.asarray(budgets, dtype=float)[:, None]
     rank = np.arange(1, num_trials)
@@ -168,9 +168,9 @@ def compute_speedups(
 ) -> list[dict[str, Any]]:
     """How many times fewer trials a gate needs than a baseline: one row per pair and per baseline budget.
 
-    ``loss`` is the expected loss of the baseline with ``budget`` trials, ``baseline_trials`` and
-    ``gate_trials`` the fewest trials whose expected loss is as low, and ``speedup`` = baseline_trials /
-    gate_trials; None where the gate does not reach the loss with all its trials. ``speedup_low``,
+    ``loss`` is the expected loss of the baseline with ``budget`` trials. ``baseline_trials`` and
+    ``gate_trials`` are the fewest trials whose expected loss is as low. ``speedup`` is their ratio, None
+    where the gate does not reach the loss with all its trials. ``speedup_low``,
     ``speedup_high``: the 95 % interval over ``repeats`` resamples of both gates' trials, with replacement.
     ``not_reached`` is the share of the resamples in which the gate does not reach the loss; they count as the
     smallest speedups.

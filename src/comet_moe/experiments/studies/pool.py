@@ -1,4 +1,8 @@
-"""The workers of one machine: started, followed, and replaced when one is killed."""
+"""The workers of one machine: started, followed, and replaced when one is killed.
+
+The process of a worker starts in this module, which imports neither torch nor Optuna: it follows its parent
+from before these imports on.
+"""
 
 import multiprocessing
 import os
@@ -9,13 +13,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from comet_moe.exceptions import StudyError
-from comet_moe.experiments.studies.entry import run_worker_process
-from comet_moe.experiments.studies.optuna_trials import MAX_LOST_WORKERS
-from comet_moe.experiments.studies.process import WorkerConfig
-from comet_moe.experiments.studies.queue import Claim, TrialQueue
+from comet_moe.experiments.studies.defaults import MAX_LOST_WORKERS
+from comet_moe.experiments.studies.process import WorkerConfig, end_with_parent
+
+if TYPE_CHECKING:
+    from comet_moe.experiments.studies.queue import Claim, TrialQueue
 
 POLL_SECONDS = 0.5
 STOP_SECONDS = 30.0
@@ -40,7 +45,7 @@ class WorkerStatus:
 
     process: SpawnProcess
     reader: Connection
-    claim: Claim | None = None
+    claim: "Claim | None" = None
     epochs: int = 0
     epoch: int = 0
     epoch_share: float = 0.0
@@ -71,7 +76,7 @@ class WorkerPool:
         size: number of workers.
     """
 
-    def __init__(self, config: WorkerConfig, queue: TrialQueue, size: int):
+    def __init__(self, config: WorkerConfig, queue: "TrialQueue", size: int):
         self.config = config
         self.queue = queue
         self.size = size
@@ -172,3 +177,11 @@ def _worker_environment(threads: int) -> Iterator[None]:
         else:
             os.environ["OMP_NUM_THREADS"] = saved
         signal.signal(signal.SIGINT, handler)
+
+
+def run_worker_process(config: WorkerConfig, writer: Connection, number: int) -> None:
+    """Run a worker in a process of its own, which does not outlive its parent."""
+    end_with_parent()
+    from comet_moe.experiments.studies.worker import run_worker
+
+    run_worker(config, writer, number)

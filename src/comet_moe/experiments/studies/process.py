@@ -1,4 +1,4 @@
-"""The process of a worker: what it is told, and that it ends when its parent does, however that ends."""
+"""The process of a worker: its configuration, and the thread that ends it when its parent has ended."""
 
 import multiprocessing
 import os
@@ -40,10 +40,10 @@ class WorkerConfig:
 
 
 def end_with_parent(seconds: float = RELEASE_SECONDS) -> None:
-    """End this process, started by multiprocessing, once its parent has ended: it was killed, for instance.
+    """End this process, which multiprocessing has started, once its parent has ended or was killed.
 
-    The process gets SIGTERM, as if its parent had stopped it, and SIGALRM ``seconds`` later: the system then
-    ends it, whether it releases its trial or leaves the interpreter, which takes minutes on a loaded machine.
+    The process gets SIGTERM, as if its parent had stopped it. It gets SIGALRM ``seconds`` later: the system
+    then ends it, even while it releases its trial or leaves the interpreter.
     """
     parent = multiprocessing.parent_process()
     if parent is None:

@@ -1,9 +1,9 @@
-"""The trials of a study in its storage: queued in order, then claimed one by one by workers on any machine.
+"""The trials of a study in its storage, claimed one by one by workers on any machine.
 
-Each gate has an Optuna study, STUDY/GATE, which `optuna-dashboard` opens; each attempt at a trial is one of
-Optuna's trials (optuna_trials.py). A trial is finished once an attempt is complete, was pruned, or has failed
-with a reason. An attempt that ended otherwise (its worker was killed, or asked to stop) has no reason, and
-the trial is queued again.
+Each gate has an Optuna study, STUDY/GATE, which `optuna-dashboard` opens. A worker claims the next trial:
+under a lock it enqueues an attempt at it and asks Optuna for it. A trial is finished once an attempt is
+complete, was pruned, or has failed with a reason. An attempt that ended otherwise (its worker was killed, or
+asked to stop) has no reason, and the trial is claimed again.
 """
 
 import functools
@@ -12,24 +12,22 @@ import math
 import os
 import socket
 import warnings
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from comet_moe.exceptions import StudyError, needs_extra
-from comet_moe.experiments.studies.attempts import AttemptReader
-from comet_moe.experiments.studies.definition import StudyDefinition, check_configurations, parse_definition
-from comet_moe.experiments.studies.optuna_trials import (
-    finished_trial,
+from comet_moe.experiments.studies.attempts import (
+    decide_pruning,
+    finished_attempt,
     kept_result,
+    optuna_space,
     record_of,
     state_of,
-    waiting_trial,
 )
-from comet_moe.experiments.studies.pruning import decide, make_pruner
-from comet_moe.experiments.studies.records import TrialRecord, TrialStatus
+from comet_moe.experiments.studies.definition import StudyDefinition, check_configurations, parse_definition
+from comet_moe.experiments.studies.records import TrialRecord
 from comet_moe.experiments.studies.storage import Storage
 from comet_moe.experiments.training.records import ResultRecord
 
@@ -41,21 +39,19 @@ with needs_extra("tune", "tuning"):
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
-MAX_WAITING = 20
-"""Waiting trials of a gate in the storage: they are slow to write, and all are read for each claim."""
-
 
 @dataclass(frozen=True)
 class Claim:
-    """A trial that a worker has claimed; ``trial_id`` is Optuna's id of the attempt."""
+    """A trial that a worker has claimed; ``number`` and ``trial_id`` are Optuna's of the attempt."""
 
     gate: str
     index: int
+    number: int
     trial_id: int
 
 
 class TrialReassigned(Exception):
-    """The trial belongs to another worker, as this one missed its heartbeats. Stays inside tuning."""
+    """The trial belongs to another worker, as this one missed its heartbeats. Stays inside of studies."""
 
 
 def _retried(
@@ -76,11 +72,11 @@ class TrialQueue:
     def __init__(self, storage: Storage, name: str):
         if "/" in name:
             raise StudyError(f"the name of a study cannot contain a slash, got {name!r}")
-        optuna.logging.set_verbosity(logging.WARNING)
+        optuna.logging.set_verbosity(logging.ERROR)
         self.storage = storage
         self.name = name
         self._studies: dict[str, optuna.Study] = {}
-        self._readers: dict[str, AttemptReader] = {}
+        self._asked: dict[Claim, optuna.Trial] = {}
         self._finished: dict[tuple[str, int], TrialRecord] = {}
 
     @_retried
@@ -88,12 +84,11 @@ class TrialQueue:
         """The definition of the study; None if the storage has no study of this name."""
         for name in optuna.get_all_study_names(self.storage.optuna):
             if name.startswith(f"{self.name}/"):
-                gate = name.removeprefix(f"{self.name}/")
-                study = self._study(gate)
+                study = self._study(name.removeprefix(f"{self.name}/"))
                 text = study.user_attrs.get("definition")
                 if text is not None:
                     return parse_definition(text, f"study {self.name}")
-                if self._reader(gate).read():
+                if any("index" not in trial.user_attrs for trial in study.get_trials(deepcopy=False)):
                     raise StudyError(
                         f"the storage has a study {name} that comet-moe did not write: choose another --name"
                     )
@@ -103,19 +98,31 @@ class TrialQueue:
         """The definition of the study; raises StudyError if it is gone."""
         definition = self.find_definition()
         if definition is None:
-            raise StudyError(f"the storage has no study {self.name} any more: restore the storage")
+            raise StudyError(f"the storage has no study {self.name} any more: resume with --resume")
         return definition
 
     @_retried
-    def create(self, definition: StudyDefinition) -> StudyDefinition:
+    def create(self, definition: StudyDefinition, finished: Iterable[TrialRecord] = ()) -> StudyDefinition:
         """Write the study, unless another machine has; returns the definition that is in the storage.
 
         An existing definition is written again, as its writer may have been killed between two gates.
+
+        Args:
+            definition: definition of the study.
+            finished: finished trials of a study that the storage has lost.
         """
         with self.storage.lock(self.name):
-            saved = self.find_definition() or definition
-            self._write(saved)
-            return saved
+            saved = self.find_definition()
+            if saved is None:
+                self._add_finished(definition, finished)
+            self._write(saved or definition)
+            return saved or definition
+
+    def _add_finished(self, definition: StudyDefinition, records: Iterable[TrialRecord]) -> None:
+        for record in records:  # before the definition: after a kill, the next process adds the rest
+            study = self._create_study(record.gate)
+            if state_of(self._attempts(record.gate).get(record.index, [])) != "finished":
+                study.add_trial(finished_attempt(definition, record))
 
     def extend(self, trials: int = 0, gates: StudyDefinition | None = None) -> StudyDefinition:
         """Plan ``trials`` more trials per gate, and the gates of the definition ``gates``.
@@ -138,46 +145,10 @@ class TrialQueue:
 
     def _write(self, definition: StudyDefinition) -> None:
         """Write the study of every gate, then their definitions: a definition never names a missing study."""
-        studies = [
-            optuna.create_study(
-                storage=self.storage.optuna, study_name=f"{self.name}/{gate}", load_if_exists=True
-            )
-            for gate in definition.gates
-        ]
+        studies = [self._create_study(gate) for gate in definition.gates]
         text = definition.model_dump_json()
         for study in studies:
             study.set_user_attr("definition", text)
-
-    @_retried
-    def fill(self, definition: StudyDefinition, gates: Sequence[str] | None = None) -> int:
-        """Queue the next trials of each gate, also those whose heartbeat stopped.
-
-        Args:
-            definition: definition of the study.
-            gates: gates whose trials are counted; None for all.
-
-        Returns the number of their unfinished trials: waiting, running, or not queued yet.
-        """
-        num_unfinished = 0
-        with self.storage.lock(self.name), warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            for gate in definition.gates:
-                study = self._study(gate)
-                optuna.storages.fail_stale_trials(study)
-                states = {index: state_of(attempts) for index, attempts in self._attempts(gate).items()}
-                due = [i for i in range(definition.trials) if states.get(i, "due") == "due"]
-                num_waiting = sum(state == "waiting" for state in states.values())
-                for index in due[: max(MAX_WAITING - num_waiting, 0)]:
-                    self._add(gate, waiting_trial(definition, gate, index))
-                if gates is not None and gate not in gates:
-                    continue
-                num_unfinished += sum(states.get(i) != "finished" for i in range(definition.trials))
-        return num_unfinished
-
-    def add_finished(self, definition: StudyDefinition, records: Iterable[TrialRecord]) -> None:
-        """Add finished trials to a new study."""
-        for record in records:
-            self._add(record.gate, finished_trial(definition, record))
 
     @_retried
     def claim(self, definition: StudyDefinition, gates: Sequence[str] | None = None) -> Claim | None:
@@ -187,32 +158,60 @@ class TrialQueue:
             definition: definition of the study.
             gates: gates whose trials may be claimed, in the order of their turns; None for all.
         """
-        gates = definition.gates if gates is None else gates
-        storage = self.storage.optuna
-        with self.storage.lock(self.name):
-            waiting = [
-                (trial.user_attrs["index"], position, trial.number)
-                for position, gate in enumerate(gates)
-                for trial in self._reader(gate).unfinished()
-                if trial.state == TrialState.WAITING and "index" in trial.user_attrs
-            ]
+        with self.storage.lock(self.name), _without_optuna_warnings():
+            waiting = []
+            for position, gate in enumerate(definition.gates if gates is None else gates):
+                self._fail_lost_attempts(gate)
+                attempts = self._attempts(gate)
+                is_waiting = (state_of(attempts.get(i, [])) == "waiting" for i in range(definition.trials))
+                index = next((index for index, waits in enumerate(is_waiting) if waits), None)
+                if index is not None:
+                    waiting.append((index, position, gate))
             if not waiting:
                 return None
-            index, position, number = min(waiting)
-            gate = gates[position]
-            trial_id = self._trial_id(gate, number)
-            # The heartbeat first: Optuna never treats a running trial without one as stale.
-            storage.record_heartbeat(trial_id)
-            storage.set_trial_user_attr(trial_id, "worker", f"{socket.gethostname()}:{os.getpid()}")
-            is_ours = storage.set_trial_state_values(trial_id, TrialState.RUNNING)
-        return Claim(gate, index, trial_id) if is_ours else None
+            index, _, gate = min(waiting)
+            with suppress(UpdateFinishedTrialError):  # the lock was lost with the network
+                return self._start(definition, gate, index)
+        return None
+
+    def _fail_lost_attempts(self, gate: str) -> None:
+        """Fail attempts whose heartbeat stopped, and those whose worker was killed before the first one."""
+        study = self._study(gate)
+        optuna.storages.fail_stale_trials(study)
+        for attempt in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+            if "worker" not in attempt.user_attrs:
+                study.tell(attempt.number, state=TrialState.FAIL, skip_if_finished=True)
+
+    def _start(self, definition: StudyDefinition, gate: str, index: int) -> Claim:
+        study, space = self._study(gate), optuna_space(definition.space[gate])
+        study.enqueue_trial(definition.sampled_values(gate, index), user_attrs={"index": index})
+        while (trial := study.ask(space)).user_attrs.get("index") != index:
+            # It was enqueued by hand, in a dashboard for instance, or by a worker that was killed here.
+            study.tell(trial, state=TrialState.FAIL)
+        study_id = self.storage.optuna.get_study_id_from_name(study.study_name)
+        trial_id = self.storage.optuna.get_trial_id_from_study_id_trial_number(study_id, trial.number)
+        claim = Claim(gate, index, trial.number, trial_id)
+        self._asked[claim] = trial
+        # The heartbeat first: Optuna never treats a running trial without one as stale.
+        self.storage.optuna.record_heartbeat(trial_id)
+        trial.set_user_attr("worker", f"{socket.gethostname()}:{os.getpid()}")
+        return claim
+
+    @_retried
+    def count_unfinished(self, definition: StudyDefinition, gates: Sequence[str] | None = None) -> int:
+        """Trials of ``gates`` that are waiting or running; None for all gates."""
+        by_gate = [self._attempts(gate) for gate in (definition.gates if gates is None else gates)]
+        return sum(
+            state_of(attempts.get(index, [])) != "finished"
+            for attempts in by_gate
+            for index in range(definition.trials)
+        )
 
     @_retried
     def report(self, claim: Claim, epoch: int, validation_loss: float | None) -> None:
         """Store the validation loss of an epoch; raises TrialReassigned if the trial is no longer ours."""
-        loss = math.nan if validation_loss is None else validation_loss
         try:
-            self.storage.optuna.set_trial_intermediate_value(claim.trial_id, epoch, loss)
+            self._asked[claim].report(math.nan if validation_loss is None else validation_loss, epoch)
         except UpdateFinishedTrialError as error:
             raise TrialReassigned from error
 
@@ -229,12 +228,12 @@ class TrialQueue:
         """
         if definition.prune is None:
             return False
-        pruner = make_pruner(definition.prune, definition.base[claim.gate].training.epochs)
-        attempts = self._attempts(claim.gate)
-        decision = decide(pruner, f"{self.name}/{claim.gate}", attempts, claim.index, losses)
+        epochs = definition.base[claim.gate].training.epochs
+        study_name, attempts = self._study(claim.gate).study_name, self._attempts(claim.gate)
+        decision = decide_pruning(definition.prune, epochs, study_name, attempts, claim.index, losses)
         try:
-            for name, value in decision.attributes.items():
-                self.storage.optuna.set_trial_system_attr(claim.trial_id, name, value)
+            if decision.rungs:
+                self._asked[claim].set_user_attr("rungs", decision.rungs)
         except UpdateFinishedTrialError as error:
             raise TrialReassigned from error
         return decision.is_pruned
@@ -242,34 +241,37 @@ class TrialQueue:
     @_retried
     def finish(self, claim: Claim, result: ResultRecord) -> None:
         """Store the result of a run, or why it failed or was pruned; the trial is not run again."""
+        kept = kept_result(TrialRecord.of_run(claim.gate, claim.index, result))
         if result.status == "failed":
             self._end(claim, TrialState.FAIL, reason=result.reason)
-            return
-        kept = kept_result(result)
-        if result.status == "pruned":
+        elif result.status == "pruned":
             # Not as ``reason``, which tells of a failure, also where a worker is killed before the next line.
             self._end(claim, TrialState.PRUNED, pruned=result.reason, result=kept)
         else:
-            self._end(claim, TrialState.COMPLETE, [result.validation_loss], result=kept)
+            loss = math.inf if result.validation_loss is None else result.validation_loss
+            self._end(claim, TrialState.COMPLETE, loss, result=kept)
+        del self._asked[claim]
 
     def release(self, claim: Claim) -> None:
-        """Give the trial back, so that it is queued again; does not count as a lost worker."""
+        """Give the trial back, so that it is claimed again; does not count as a lost worker."""
         self._end(claim, TrialState.FAIL, released=True)
+        del self._asked[claim]
+
+    def release_all(self) -> None:
+        """Give back what this process has claimed and not finished."""
+        for claim in list(self._asked):
+            self.release(claim)
 
     @_retried
     def mark_lost(self, claim: Claim) -> None:
-        """Store that the worker of the trial is gone, so that it is queued again."""
+        """Store that the worker of the trial is gone, so that it is claimed again."""
         self._end(claim, TrialState.FAIL)
 
-    def _end(
-        self, claim: Claim, state: TrialState, values: list[Any] | None = None, **attributes: Any
-    ) -> None:
-        with suppress(
-            UpdateFinishedTrialError
-        ):  # the worker missed its heartbeats, and another one was faster
-            for name, value in attributes.items():
-                self.storage.optuna.set_trial_user_attr(claim.trial_id, name, value)
-            self.storage.optuna.set_trial_state_values(claim.trial_id, state, values)
+    def _end(self, claim: Claim, state: TrialState, value: float | None = None, **attributes: Any) -> None:
+        with suppress(UpdateFinishedTrialError):  # the worker missed its heartbeats, and another was faster
+            for name, content in attributes.items():
+                self._asked[claim].set_user_attr(name, content)
+            self._study(claim.gate).tell(claim.number, value, state, skip_if_finished=True)
 
     @_retried
     def records(self, definition: StudyDefinition) -> list[TrialRecord]:
@@ -277,67 +279,43 @@ class TrialQueue:
         records = []
         for gate in definition.gates:
             attempts = self._attempts(gate)
-            records += [
-                self._record(definition, gate, index, attempts.get(index, []))
-                for index in range(definition.trials)
-            ]
+            for index in range(definition.trials):
+                record = self._finished.get((gate, index))
+                if record is None:
+                    record = record_of(definition, gate, index, attempts.get(index, []))
+                if record.is_finished:
+                    self._finished[gate, index] = record
+                records.append(record)
         return records
-
-    def _record(
-        self, definition: StudyDefinition, gate: str, index: int, attempts: list[FrozenTrial]
-    ) -> TrialRecord:
-        """The record of a trial, the same object each time once it is finished."""
-        known = self._finished.get((gate, index))
-        if known is not None:
-            return known
-        record = record_of(definition, gate, index, attempts)
-        if record.is_finished:
-            self._finished[gate, index] = record
-        return record
 
     def _attempts(self, gate: str) -> dict[int, list[FrozenTrial]]:
         """The attempts at each trial, by its index, oldest first."""
         by_index: dict[int, list[FrozenTrial]] = {}
-        for attempt in self._reader(gate).read():
-            if "index" in attempt.user_attrs:  # else it was added by hand, in a dashboard for instance
+        for attempt in self._study(gate).get_trials(deepcopy=False):
+            if "index" in attempt.user_attrs:  # else it was added by hand
                 by_index.setdefault(attempt.user_attrs["index"], []).append(attempt)
         return by_index
-
-    def _reader(self, gate: str) -> AttemptReader:
-        if gate not in self._readers:
-            self._readers[gate] = AttemptReader(self.storage.optuna, self._study_id(gate))
-        return self._readers[gate]
-
-    def _add(self, gate: str, trial: FrozenTrial) -> None:
-        # Not by Study.add_trial, which keeps the trial in Optuna's cache.
-        self.storage.optuna.create_new_trial(self._study_id(gate), trial)
 
     def _study(self, gate: str) -> optuna.Study:
         if gate not in self._studies:
             self._studies[gate] = optuna.load_study(
-                storage=self.storage.optuna,
                 study_name=f"{self.name}/{gate}",
+                storage=self.storage.optuna,
                 sampler=optuna.samplers.RandomSampler(),
             )
         return self._studies[gate]
 
-    def _study_id(self, gate: str) -> int:
-        return self.storage.optuna.get_study_id_from_name(f"{self.name}/{gate}")
-
-    def _trial_id(self, gate: str, number: int) -> int:
-        return self.storage.optuna.get_trial_id_from_study_id_trial_number(self._study_id(gate), number)
-
-
-def count_by_status(trials: Iterable[TrialRecord], gate: str) -> Counter[TrialStatus]:
-    """How many trials of ``gate`` have each status."""
-    return Counter(trial.status for trial in trials if trial.gate == gate)
+    def _create_study(self, gate: str) -> optuna.Study:
+        optuna.create_study(
+            study_name=f"{self.name}/{gate}", storage=self.storage.optuna, load_if_exists=True
+        )
+        return self._study(gate)
 
 
-def best_trial(trials: Iterable[TrialRecord], gate: str) -> TrialRecord | None:
-    """The complete trial of ``gate`` with the lowest validation loss; None if none is complete."""
-    complete = [trial for trial in trials if trial.gate == gate and trial.status == "complete"]
-    return min(complete, key=lambda trial: (_loss_or_inf(trial), trial.index), default=None)
-
-
-def _loss_or_inf(trial: TrialRecord) -> float:
-    return math.inf if trial.validation_loss is None else trial.validation_loss
+@contextmanager
+def _without_optuna_warnings() -> Iterator[None]:
+    """Heartbeats outside of ``Study.optimize`` warn, and so does what Optuna calls experimental."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        warnings.filterwarnings("ignore", "Heartbeat of storage", UserWarning)
+        yield

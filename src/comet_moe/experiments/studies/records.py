@@ -5,6 +5,8 @@ infinity are written as null and read back as None.
 """
 
 import math
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, Literal
@@ -12,8 +14,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from comet_moe.diagnosis import Verdict, verdict
-from comet_moe.experiments.studies.table_defaults import MAX_TRIALS, PruneMethod
-from comet_moe.experiments.training.records import Metrics, Number, Record, ResultRecord
+from comet_moe.experiments.studies.defaults import MAX_TRIALS, PruneMethod
+from comet_moe.experiments.training.records import Metrics, Number, Record, ResultRecord, RoutingRecord
 
 StudyKind = Literal["tuning", "ablation"]
 TrialStatus = Literal["waiting", "running", "complete", "failed", "pruned"]
@@ -56,7 +58,7 @@ class StudyRecord(Record):
     prune: PruneMethod | None = None
 
 
-class GateRecord(Record):
+class TrialRouting(Record):
     """How one gate of a trial used its experts on the test split: the numbers of a `RoutingRecord`.
 
     Attributes:
@@ -72,6 +74,12 @@ class GateRecord(Record):
     load_ratio: float
     dead_experts: NonNegativeInt
 
+    @classmethod
+    def of_gate(cls, record: RoutingRecord) -> "TrialRouting":
+        """The numbers of ``record``, which a run has in full."""
+        numbers = {name: getattr(record, name) for name in _SAME_NUMBERS}
+        return cls(experts=record.choices, dead_experts=len(record.dead_experts), **numbers)
+
     @property
     def verdict(self) -> Verdict:
         """In a word, what the gate does: see `comet_moe.diagnosis.verdict`."""
@@ -84,8 +92,9 @@ class GateRecord(Record):
         )
 
 
+_SAME_NUMBERS = ("experts_per_sample", "effective_experts", "information", "load_ratio")
 ROUTING_COLUMNS = ("information", "effective_experts", "load_ratio", "dead_experts")
-"""Fields of a `GateRecord` whose means over the gates of a trial are columns of ``Study.trials``."""
+"""Fields of a `TrialRouting` whose means over the gates of a trial are columns of ``Study.trials``."""
 
 
 class TrialRecord(Record):
@@ -111,7 +120,7 @@ class TrialRecord(Record):
     worker: str | None = None
     run: str | None = None
     params: dict[str, Any] = Field(default_factory=dict)
-    routing: dict[str, GateRecord] = Field(default_factory=dict)
+    routing: dict[str, TrialRouting] = Field(default_factory=dict)
     validation_loss: Number = None
     test_loss: Number = None
     experts_per_sample: Number = None
@@ -121,6 +130,13 @@ class TrialRecord(Record):
     best_epoch: int | None = None
     seconds: Number = None
     tasks: dict[str, Metrics] = Field(default_factory=dict)
+
+    @classmethod
+    def of_run(cls, gate: str, index: int, result: ResultRecord, **known: Any) -> "TrialRecord":
+        """The trial ``index`` of ``gate`` with the result of its run, and what else is ``known`` of it."""
+        routing = {owner: TrialRouting.of_gate(record) for owner, record in result.routing.items()}
+        copied = result.model_dump(include=set(RESULT_FIELDS))
+        return cls(gate=gate, index=index, routing=routing, **copied, **known)
 
     @property
     def is_finished(self) -> bool:
@@ -148,23 +164,23 @@ class TrialRecord(Record):
 RESULT_FIELDS = frozenset(
     TrialRecord.model_fields.keys() & ResultRecord.model_fields.keys() - {"gate", "routing"}
 )
-"""The fields that a trial copies from the result of its run; beside those it has `trial_routing`."""
-
-
-def trial_routing(result: ResultRecord) -> dict[str, GateRecord]:
-    """``routing`` of a trial from the result of its run."""
-    return {
-        owner: GateRecord(
-            experts=record.choices,
-            experts_per_sample=record.experts_per_sample,
-            effective_experts=record.effective_experts,
-            information=record.information,
-            load_ratio=record.load_ratio,
-            dead_experts=len(record.dead_experts),
-        )
-        for owner, record in result.routing.items()
-    }
+"""The fields that a trial copies from the result of its run; ``routing`` is shortened."""
 
 
 def _is_finite(value: float | None) -> bool:
     return value is not None and math.isfinite(value)
+
+
+def count_by_status(trials: Iterable[TrialRecord], gate: str) -> Counter[TrialStatus]:
+    """How many trials of ``gate`` have each status."""
+    return Counter(trial.status for trial in trials if trial.gate == gate)
+
+
+def best_trial(trials: Iterable[TrialRecord], gate: str) -> TrialRecord | None:
+    """The complete trial of ``gate`` with the lowest validation loss; None if none is complete."""
+    complete = [trial for trial in trials if trial.gate == gate and trial.status == "complete"]
+    return min(complete, key=lambda trial: (_loss_or_inf(trial), trial.index), default=None)
+
+
+def _loss_or_inf(trial: TrialRecord) -> float:
+    return math.inf if trial.validation_loss is None else trial.validation_loss

@@ -18,7 +18,7 @@ from rich.text import Text
 
 
 @dataclass(frozen=True)
-class Cell:
+class TextCell:
     """``text`` ± ``error``, bold or not, with an asterisk or not; ``tex`` replaces the text in TeX."""
 
     text: str
@@ -29,7 +29,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Column:
+class TextColumn:
     """The heading of a column, and its heading in TeX; TeX leaves out a column without one."""
 
     name: str
@@ -41,11 +41,11 @@ class TextTable:
     """Rows of cells under a title."""
 
     title: str
-    columns: list[Column]
-    rows: list[list[Cell]]
+    columns: list[TextColumn]
+    rows: list[list[TextCell]]
 
 
-EMPTY = Cell("")
+EMPTY = TextCell("")
 
 
 def choose_decimals(errors: Iterable[float | None], least: int = 2, digits: int = 1) -> int:
@@ -55,12 +55,12 @@ def choose_decimals(errors: Iterable[float | None], least: int = 2, digits: int 
 
 def number_cell(
     mean: float | None, error: float | None, places: int, bold: bool = False, starred: bool = False
-) -> Cell:
+) -> TextCell:
     """``mean`` ± ``error`` rounded to ``places``; an empty cell without a mean."""
     if mean is None:
         return EMPTY
     rounded = None if error is None else f"{error:.{places}f}"
-    return Cell(f"{mean:.{places}f}", rounded, bold, starred)
+    return TextCell(f"{mean:.{places}f}", rounded, bold, starred)
 
 
 def format_p_value(p: float | None, space: str = "") -> str:
@@ -165,21 +165,21 @@ def _join_cells(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _markdown_cell(cell: Cell) -> str:
+def _markdown_cell(cell: TextCell) -> str:
     text = escape_markdown(cell.text)
     return ("\\* " if cell.starred else "") + (f"**{text}**" if cell.bold else text) + _format_error(cell)
 
 
-def _rich_cell(cell: Cell) -> Text:
+def _rich_cell(cell: TextCell) -> Text:
     text = ("* " if cell.starred else "") + cell.text + _format_error(cell)
     return Text(text, style="bold" if cell.bold else "")
 
 
-def _format_error(cell: Cell) -> str:
+def _format_error(cell: TextCell) -> str:
     return "" if cell.error is None else f" ± {cell.error}"
 
 
-def _tex_cell(cell: Cell) -> str:
+def _tex_cell(cell: TextCell) -> str:
     if cell.error is None and not (cell.bold or cell.starred):
         return escape_tex(cell.tex or cell.text)
     star = "{}^*" if cell.starred else ""

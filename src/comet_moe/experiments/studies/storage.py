@@ -19,7 +19,13 @@ with needs_extra("tune", "tuning"):
     import sqlalchemy
     from optuna.storages import RDBStorage
     from sqlalchemy.engine import Engine, make_url
-    from sqlalchemy.exc import ArgumentError, OperationalError, SQLAlchemyError
+    from sqlalchemy.exc import (
+        ArgumentError,
+        InternalError,
+        OperationalError,
+        PendingRollbackError,
+        SQLAlchemyError,
+    )
 
 T = TypeVar("T")
 
@@ -59,13 +65,13 @@ def sqlite_url(path: Path) -> str:
 
 
 def without_password(url: str) -> str:
-    """``url`` as it may be printed or written to a file; the password can be in PGPASSWORD or ~/.pgpass."""
+    """``url`` as it may be printed or written to a file; the password belongs in PGPASSWORD or ~/.pgpass."""
     parsed = make_url(url)._replace(password=None)
     return parsed.difference_update_query(["password"]).render_as_string()
 
 
 def may_open(url: str, folder: Path) -> bool:
-    """Whether a storage that a study folder names is opened unasked: a file must be in the folder."""
+    """Whether the storage that a study folder names may be opened: an SQLite file must be in the folder."""
     backend, url = _parse_url(url)
     path = make_url(url).database
     return backend != "sqlite" or (path is not None and Path(path).resolve().parent == folder.resolve())
@@ -86,8 +92,8 @@ class Storage:
         heartbeat: seconds between two heartbeats of a running trial.
 
     Attributes:
-        one_call: held during a call, so that threads take turns with one connection: another one to SQLite,
-            opened when calls overlap, would keep files open.
+        one_call: lock that is held during a call, so that threads share one connection. A second connection
+            to SQLite would keep files open.
     """
 
     def __init__(self, url: str, heartbeat: int = 10):
@@ -117,10 +123,10 @@ class Storage:
             raise StudyError(f"storage {without_password(url)} cannot be used: {_reason(error)}") from error
 
     def retry(self, operation: Callable[[], T]) -> T:
-        """Call ``operation``, again and again while PostgreSQL is unreachable, at most for OUTAGE_SECONDS.
+        """Call ``operation``, and repeat it while PostgreSQL is unreachable, at most for OUTAGE_SECONDS.
 
-        Damaged values in the storage are a StudyError.
         An operation may have happened although its answer was lost, so that it must be possible to repeat it.
+        Damaged values in the storage are a StudyError.
         """
         deadline = time.monotonic() + OUTAGE_SECONDS
         while True:
@@ -139,19 +145,6 @@ class Storage:
                     f"start a new study with another --out"
                 ) from error
             time.sleep(RETRY_SECONDS)
-
-    def set_heartbeat(self, seconds: int) -> None:
-        """Use the heartbeat that the study was created with."""
-        self.heartbeat = self.optuna.heartbeat_interval = seconds
-        self.optuna.grace_period = MISSED_HEARTBEATS * seconds
-
-    def close(self) -> None:
-        """Close all connections; of SQLite, everything is in its one file then."""
-        self.optuna.remove_session()
-        if self._backend == "sqlite":
-            with self.optuna.engine.connect() as connection:
-                connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
-        self.optuna.engine.dispose()
 
     @contextmanager
     def lock(self, name: str) -> Iterator[None]:
@@ -189,9 +182,13 @@ def _postgres_arguments(url: str) -> dict[str, Any]:
 
 
 def _is_outage(error: Exception) -> bool:
-    """Whether a connection was lost or refused."""
+    """Whether a connection was lost or refused, or the server takes no writes.
+
+    Optuna repeats some queries on the connection that was lost: a PendingRollbackError. A server that is
+    read-only for a while, or that ended an idle transaction, raises InternalError.
+    """
     wrapped = error.__cause__ if isinstance(error, optuna.exceptions.StorageInternalError) else error
-    return isinstance(wrapped, OperationalError)
+    return isinstance(wrapped, OperationalError | PendingRollbackError | InternalError)
 
 
 def _use_write_ahead_log(engine: Engine) -> None:

@@ -1,8 +1,11 @@
-"""Create a study, resume one, or join one that another machine has created."""
+"""Create a study, resume one, or join one that another machine has created.
 
+`open_study` defines, checks and opens a study once. Its handle has what workers, displays and tables need.
+"""
+
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from comet_moe.exceptions import RecipeError, StudyError
@@ -11,6 +14,7 @@ from comet_moe.experiments.config import (
     BertConfig,
     TrainConfig,
     load_config,
+    override_config,
     parse_setting,
     recipe_name,
 )
@@ -24,80 +28,47 @@ from comet_moe.experiments.studies.defaults import (
 from comet_moe.experiments.studies.definition import (
     PATH_SETTINGS,
     StudyDefinition,
+    StudyOptions,
     check_same_study,
     define_study,
     paths_of,
     select_new_gates,
 )
 from comet_moe.experiments.studies.folder import StudyFolder
+from comet_moe.experiments.studies.process import WorkerConfig
 from comet_moe.experiments.studies.queue import TrialQueue
-from comet_moe.experiments.studies.records import StudyKind, StudyRecord
-from comet_moe.experiments.studies.restore import restore_storage
+from comet_moe.experiments.studies.reading import read_trials
+from comet_moe.experiments.studies.records import StudyRecord, TrialRecord
 from comet_moe.experiments.studies.storage import Storage, may_open, without_password
-from comet_moe.experiments.studies.table_defaults import PruneMethod
 from comet_moe.experiments.studies.trial import Runner, runner_for
 
-
-@dataclass(frozen=True)
-class StudyOptions:
-    """The options of `tune` and `ablate`; None stands for the saved value, or the default of a new study.
-
-    The default gates are those of an ablation; a new tuning study must name its own.
-
-    Attributes:
-        kind: "tuning" or "ablation".
-        recipe: a name or a path to a YAML file.
-        out: the study's folder on this machine.
-        gates: names of the gates.
-        trials: number of trials per gate.
-        seed: seed of the sampling.
-        settings: overrides of the recipe, of the form "a.b=c".
-        storage: a URL; None for an SQLite file in the folder.
-        name: name of the study in the storage; None for the folder's name.
-        resume: resume the study in the folder.
-        add_trials: number of trials to add per gate.
-        add_gates: names of gates to add.
-        only_gates: names of the gates to train; empty for all of the study.
-        heartbeat: seconds between two heartbeats of a running trial.
-        keep_models: keep the weights of all trials, not only of each gate's best one.
-        prune: how trials are pruned.
-    """
-
-    kind: StudyKind
-    recipe: str
-    out: Path
-    gates: Sequence[str] | None = None
-    trials: int | None = None
-    seed: int | None = None
-    settings: Sequence[str] = ()
-    storage: str | None = None
-    name: str | None = None
-    resume: bool = False
-    add_trials: int = 0
-    add_gates: Sequence[str] = ()
-    only_gates: Sequence[str] = ()
-    heartbeat: int | None = None
-    keep_models: bool = False
-    prune: PruneMethod | None = None
+ROUNDING = 1e-12
+"""How much a sampled value may differ, relatively: two machines may round a logarithm differently."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class StudyHandle:
     """A study in its storage, and its folder on this machine.
 
     Attributes:
         folder: folder of the study on this machine.
         queue: the trials of the study.
+        definition: the study as it was when the storage was last read.
         settings: overrides of the recipe by key, as "a.b=c"; paths are absolute.
         storage: its URL; None for the SQLite file in the folder.
         keep_models: keep the weights of all trials.
+        runner: runs trials in this process, with the data that they share.
+        trials: one record per planned trial, as of the last reading.
     """
 
     folder: StudyFolder
     queue: TrialQueue
+    definition: StudyDefinition
     settings: dict[str, str]
     storage: str | None
     keep_models: bool
+    runner: Runner
+    trials: list[TrialRecord] = field(default_factory=list)
 
     @property
     def paths(self) -> dict[str, str]:
@@ -106,8 +77,31 @@ class StudyHandle:
             name: self.settings[name].partition("=")[2] for name in PATH_SETTINGS if name in self.settings
         }
 
-    def write_study(self, definition: StudyDefinition) -> None:
+    def base_config(self) -> AnyConfig:
+        """The configuration of the first gate, with the paths of this machine."""
+        return override_config(self.definition.base[self.definition.gates[0]], self.paths)
+
+    def refresh(self) -> list[TrialRecord]:
+        """Read the storage and update the files; returns the trials that have finished since then."""
+        definition = self.queue.definition()
+        if definition != self.definition:  # trials were added, here or on another machine
+            self.definition = definition
+            self.write_study()
+        known = {(trial.gate, trial.index) for trial in self.trials if trial.is_finished}
+        trials = self.queue.records(definition)
+        if trials != self.trials:
+            self.folder.write_trials(trials)
+            self.trials = trials
+        return [trial for trial in trials if trial.is_finished and (trial.gate, trial.index) not in known]
+
+    def add_trials(self, trials: int) -> None:
+        """Plan more trials per gate."""
+        self.queue.extend(trials)
+        self.refresh()
+
+    def write_study(self) -> None:
         """Update ``study.json``."""
+        definition = self.definition
         self.folder.write_study(
             StudyRecord(
                 kind=definition.kind,
@@ -124,20 +118,30 @@ class StudyHandle:
             )
         )
 
+    def worker_config(self, threads: int, only_gates: Sequence[str] = ()) -> WorkerConfig:
+        """What a worker on this machine needs to know; with ``only_gates`` it trains no others."""
+        return WorkerConfig(
+            folder=self.folder.path.absolute(),
+            storage=self.queue.storage.url,
+            name=self.queue.name,
+            paths=self.paths,
+            threads=threads,
+            heartbeat=self.definition.heartbeat,
+            keep_models=self.keep_models,
+            only_gates=tuple(only_gates),
+        )
+
 
 def open_study(options: StudyOptions) -> StudyHandle:
-    """Create, resume or join the study, and queue its first trials; an error leaves no files behind."""
+    """Create, resume or join the study; an error leaves no files behind."""
     folder = StudyFolder(options.out)
-    load = _load_study if folder.contains_study() else _create_study
-    study, definition = load(folder, options)
-    study.queue.storage.set_heartbeat(definition.heartbeat)
-    study.queue.fill(definition)
-    study.write_study(definition)
-    study.folder.write_trials(study.queue.records(definition))
+    study = (_resume_study if folder.contains_study() else _create_study)(folder, options)
+    study.write_study()
+    study.refresh()
     return study
 
 
-def _create_study(folder: StudyFolder, options: StudyOptions) -> tuple[StudyHandle, StudyDefinition]:
+def _create_study(folder: StudyFolder, options: StudyOptions) -> StudyHandle:
     """A new study, or one that is in the storage and has no folder on this machine yet."""
     if options.add_trials or options.add_gates:
         raise StudyError(
@@ -145,38 +149,48 @@ def _create_study(folder: StudyFolder, options: StudyOptions) -> tuple[StudyHand
             f"--add-gates"
         )
     name = options.name or options.out.absolute().name
-    queue = definition = None
+    queue = definition = runner = None
     if options.gates is None and options.storage is not None:  # to join a study its gates need not be given
         queue = TrialQueue(Storage(options.storage), name)
         definition = queue.find_definition()
-    definition = definition or _define_study(options)
+    if definition is None:
+        definition, runner = _define_study(options)
     _check_only_gates(definition.gates, options)
-    queue = queue or TrialQueue(
-        Storage(folder.sqlite_url if options.storage is None else options.storage), name
-    )
+    url = folder.sqlite_url if options.storage is None else options.storage
+    queue = queue or TrialQueue(Storage(url), name)
     saved = queue.create(definition)
-    _check_options(saved, options)
+    check_same_study(saved, options)
     _check_only_gates(saved.gates, options)  # another machine may have been faster
-    storage = None if options.storage is None else queue.storage.url
-    return StudyHandle(folder, queue, _by_key(options.settings), storage, options.keep_models), saved
+    return StudyHandle(
+        folder,
+        queue,
+        saved,
+        _by_key(options.settings),
+        storage=None if options.storage is None else queue.storage.url,
+        keep_models=options.keep_models,
+        runner=runner or runner_for(saved.base[saved.gates[0]]),
+    )
 
 
-def _define_study(options: StudyOptions) -> StudyDefinition:
-    gates = options.gates
-    if gates is None:
-        gates = default_gates(options.kind, load_config(options.recipe, options.settings))
+def _define_study(options: StudyOptions) -> tuple[StudyDefinition, Runner]:
+    """The definition, and the runner that has built a model of each gate and opened the data for it."""
+    gate = [f"gate={name}" for name in (options.gates or [])[:1]]
+    config = load_config(options.recipe, [*options.settings, *gate])
+    runner = runner_for(config)
     definition = define_study(
         options.kind,
         options.recipe,
-        gates,
+        options.gates or default_gates(options.kind, config),
         options.trials or DEFAULT_TRIALS[options.kind],
         options.seed or DEFAULT_SEED,
         options.settings,
         options.heartbeat or DEFAULT_HEARTBEAT,
         options.prune,
+        runner,
     )
-    _check_models(definition)
-    return definition
+    for name in definition.gates:
+        _check_models(name, definition, runner)
+    return definition, runner
 
 
 def default_gates(kind: str, config: AnyConfig) -> list[str]:
@@ -185,7 +199,28 @@ def default_gates(kind: str, config: AnyConfig) -> list[str]:
     return [gate for gate in DEFAULT_GATES[kind] if has_keys or not gate.startswith("hash")]
 
 
-def _load_study(folder: StudyFolder, options: StudyOptions) -> tuple[StudyHandle, StudyDefinition]:
+def _check_models(gate: str, definition: StudyDefinition, runner: Runner) -> None:
+    """Raise RecipeError if no trial of ``gate`` has a model that fits the data.
+
+    Models are built in the order of the trials, up to the first that can be built.
+    """
+    refused: dict[str, RecipeError] = {}
+    for index in range(definition.trials):
+        config = definition.config(gate, index)
+        # Whether a model can be built does not depend on these.
+        model = config.model_dump_json(exclude={"seed": True, "training": {"learning_rate"}})
+        if model in refused:
+            continue
+        try:
+            runner.check(config)
+        except RecipeError as error:
+            refused[model] = error
+        else:
+            return
+    raise next(iter(refused.values()))
+
+
+def _resume_study(folder: StudyFolder, options: StudyOptions) -> StudyHandle:
     if not (options.resume or options.add_trials or options.add_gates):
         raise StudyError(
             f"{folder.path} has a study already: resume it with --resume, or choose another --out"
@@ -193,22 +228,30 @@ def _load_study(folder: StudyFolder, options: StudyOptions) -> tuple[StudyHandle
     record = folder.read_study()
     if options.name not in (None, record.name):
         raise StudyError(f"the study in {folder.path} is named {record.name!r}, got --name {options.name!r}")
-    queue = None
+    queue = saved = None
     if record.storage is not None or folder.sqlite_file.exists():
         queue = _open_queue(folder, record, options)
-    saved = _redefine_study(folder, record, options) if queue is None else queue.definition()
-    _check_options(saved, options)
+        saved = queue.find_definition()
+    finished: list[TrialRecord] = []
+    if saved is None:  # the storage was lost
+        saved = _redefine_study(folder, record, options)
+        finished = _read_finished(folder, record, saved)
+    check_same_study(saved, options)
     _check_only_gates([*saved.gates, *options.add_gates], options)
     added = _define_gates(record, saved, options) if options.add_gates else None
-    if queue is None:
-        restore_storage(folder, record, saved)
-        queue = _open_queue(folder, record, options)
-    is_extended = options.add_trials or options.add_gates
-    definition = queue.extend(options.add_trials, added) if is_extended else saved
-    settings = _by_key([*record.settings, *options.settings])
-    storage = None if record.storage is None else queue.storage.url
-    keep_models = options.keep_models or record.keep_models
-    return StudyHandle(folder, queue, settings, storage, keep_models), definition
+    queue = queue or _open_queue(folder, record, options)
+    definition = queue.create(saved, finished)
+    if options.add_trials or added:
+        definition = queue.extend(options.add_trials, added)
+    return StudyHandle(
+        folder,
+        queue,
+        definition,
+        _by_key([*record.settings, *options.settings]),
+        storage=None if record.storage is None else queue.storage.url,
+        keep_models=options.keep_models or record.keep_models,
+        runner=runner_for(definition.base[definition.gates[0]]),
+    )
 
 
 def _open_queue(folder: StudyFolder, record: StudyRecord, options: StudyOptions) -> TrialQueue:
@@ -243,6 +286,36 @@ def _redefine_study(folder: StudyFolder, record: StudyRecord, options: StudyOpti
     return definition
 
 
+def _read_finished(
+    folder: StudyFolder, record: StudyRecord, definition: StudyDefinition
+) -> list[TrialRecord]:
+    """The finished trials of ``trials.jsonl``; raises StudyError if they are not those of ``definition``."""
+    if not folder.trials_file.exists():  # the study was stopped before its first trial
+        return []
+    finished = [trial for trial in read_trials(folder.path, record) if trial.is_finished]
+    for trial in finished:
+        name = f"trial {trial.index} of {trial.gate} in {folder.trials_file}"
+        planned = definition.params(trial.gate, trial.index)
+        if not _are_equal(trial.params, planned):
+            raise StudyError(
+                f"{name} has {trial.params}, and the study plans {planned}: choose another --out"
+            )
+        loss = trial.validation_loss
+        if trial.status == "complete" and (loss is None or not math.isfinite(loss)):
+            raise StudyError(f"{name} is complete, but its validation_loss is {loss}: restore the file")
+    return finished
+
+
+def _are_equal(params: dict[str, Any], planned: dict[str, Any]) -> bool:
+    """Whether a trial has the planned values, but for rounding."""
+    return params.keys() == planned.keys() and all(
+        math.isclose(params[key], value, rel_tol=ROUNDING)
+        if isinstance(value, float) and isinstance(params[key], float)
+        else params[key] == value
+        for key, value in planned.items()
+    )
+
+
 def _define_gates(record: StudyRecord, saved: StudyDefinition, options: StudyOptions) -> StudyDefinition:
     """The definition of the gates to add, with the recipe and the settings of the ``saved`` study."""
     known = next((gate for gate in options.add_gates if gate in saved.gates), None)
@@ -256,20 +329,11 @@ def _define_gates(record: StudyRecord, saved: StudyDefinition, options: StudyOpt
 
 
 def _define_like(
-    record: StudyRecord, gates: Sequence[str], trials: int, settings: Sequence[str], options: StudyOptions
+    record: StudyRecord, gates: list[str], trials: int, settings: Sequence[str], options: StudyOptions
 ) -> StudyDefinition:
     """A study of the kind of ``record`` with these gates, trials and settings; the last of a key counts."""
-    return _define_study(
-        replace(
-            options,
-            kind=record.kind,
-            gates=gates,
-            trials=trials,
-            seed=record.seed,
-            settings=list(_by_key(settings).values()),
-            prune=record.prune,
-        )
-    )
+    given = replace(options, gates=gates, trials=trials, settings=list(_by_key(settings).values()))
+    return _define_study(replace(given, kind=record.kind, seed=record.seed, prune=record.prune))[0]
 
 
 def _facts(definition: StudyDefinition) -> dict[str, Any]:
@@ -282,21 +346,6 @@ def _facts(definition: StudyDefinition) -> dict[str, Any]:
     }
 
 
-def _check_options(saved: StudyDefinition, options: StudyOptions) -> None:
-    may_differ = paths_of(saved.base[saved.gates[0]])
-    check_same_study(
-        saved,
-        kind=options.kind,
-        recipe=options.recipe,
-        gates=options.gates,
-        trials=options.trials,
-        seed=options.seed,
-        heartbeat=options.heartbeat,
-        prune=options.prune,
-        settings=[setting for setting in options.settings if setting.partition("=")[0] not in may_differ],
-    )
-
-
 def _check_only_gates(gates: Sequence[str], options: StudyOptions) -> None:
     """Raise StudyError if the study, which has ``gates``, is to train another one."""
     for gate in options.only_gates:
@@ -305,31 +354,6 @@ def _check_only_gates(gates: Sequence[str], options: StudyOptions) -> None:
                 f"gate {gate} is not in the study, which has {', '.join(gates)}: leave it out of "
                 f"--only-gates, or add it to the study"
             )
-
-
-def _check_models(definition: StudyDefinition) -> None:
-    """Raise RecipeError if no trial of a gate has a model that fits the data, before files are written."""
-    runner = runner_for(definition.base[definition.gates[0]])
-    for gate in definition.gates:
-        _check_models_of(gate, definition, runner)
-
-
-def _check_models_of(gate: str, definition: StudyDefinition, runner: Runner) -> None:
-    """Build models of ``gate`` in the order of its trials, up to the first that can be built."""
-    refused: dict[str, RecipeError] = {}
-    for index in range(definition.trials):
-        config = definition.config(gate, index)
-        # Whether a model can be built does not depend on these.
-        model = config.model_dump_json(exclude={"seed": True, "training": {"learning_rate"}})
-        if model in refused:
-            continue
-        try:
-            runner.check(config)
-        except RecipeError as error:
-            refused[model] = error
-        else:
-            return
-    raise next(iter(refused.values()))
 
 
 def _by_key(settings: Sequence[str]) -> dict[str, str]:

@@ -5,12 +5,12 @@ any format.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
+from comet_moe.experiments.studies.reading import Study
 from comet_moe.experiments.studies.render import (
     EMPTY,
-    Cell,
-    Column,
+    TextCell,
+    TextColumn,
     TextTable,
     choose_decimals,
     escape_tex,
@@ -18,11 +18,8 @@ from comet_moe.experiments.studies.render import (
     format_p_value,
     number_cell,
 )
-from comet_moe.experiments.studies.results import Study
 from comet_moe.experiments.studies.significance import select_task_means
-from comet_moe.experiments.studies.table import does_a_mixture_pay
-
-Row = dict[str, Any]
+from comet_moe.experiments.studies.winner import Row, does_a_mixture_pay
 
 _PAPER_NAMES = {
     "softmax": "Softmax",
@@ -38,16 +35,17 @@ _PAPER_NAMES = {
     "comet": "COMET",
 }
 _RESULT_NOTE = (
-    "Mean ± standard error over the trials used. Bold: the lowest mean of the study. p: one-sided t-tests, "
-    "against the best existing gate, which is in parentheses, and against the same gate without local search."
+    "Mean ± standard error over the trials used. Bold: the lowest mean of the study. p: one-sided t-tests "
+    "against the best existing gate (its name is in parentheses) and against the same gate without local "
+    "search."
 )
 _DENSE_NOTE = "p vs dense: Welch's one-sided t-test against dense, the network without a mixture."
 _ROUTING_NOTE = (
-    "routing: what the gates do in most of the trials used, in a word: routes (different samples have "
-    "different experts), static (every sample has the same), collapsed (nearly all samples share theirs) or "
-    "dense (every sample uses every expert); several words where tasks or layers differ. information: "
-    "between sample and expert in nats, 0 for a static gate. load ratio: largest load / mean load. Numbers "
-    "are means over the gates of a model."
+    "routing: what the gates do in most of the trials used. routes: different samples have different "
+    "experts. static: every sample has the same. collapsed: nearly all samples share theirs. dense: every "
+    "sample uses every expert. Where tasks or layers differ there are several words. information: between "
+    "sample and expert in nats, 0 for a static gate. load ratio: largest load / mean load. Numbers are means "
+    "over the gates of a model."
 )
 _TUNING_NOTE = (
     "Tuning: over the best {top_percent:g} % of the trials by validation loss; * where a gate is below the "
@@ -58,47 +56,55 @@ _OTHER_NOTE = (
     "gate without, with p < 0.05 in Welch's one-sided t-test."
 )
 CURVE_NOTE = (
-    "Test loss x100 of the trial with the lowest validation loss among that many trials drawn at random: "
-    "expected value, and the range of the middle 90 % of the draws."
+    "Test loss x100 of the best of that many trials, drawn at random; the best has the lowest validation "
+    "loss. Expected value, and in parentheses the range of the middle 90 % of the draws."
 )
 KEPT_ROUTING_NOTE = (
-    "Of the same trials: expected information between sample and expert in nats, and in parentheses the "
-    "expected number of effective experts, as means over the gates of a model."
+    "Of the same trials: expected information between sample and expert in nats. In parentheses: the "
+    "expected number of effective experts. Both are means over the gates of a model."
+)
+COMPARISON_NOTE = (
+    "Mean ± standard error over seeds, on the test rows. p: one-sided t-test against dense or against "
+    "scikit-learn's boosted trees. dense: one network with the compute of the experts that one target "
+    "selects."
 )
 SPEEDUP_NOTE = (
-    "loss: expected test loss of the baseline with half or all of its trials; baseline trials, gate trials: "
-    "the fewest with an expected loss as low; speedup: their ratio; 95 %, not reached: over bootstrap "
+    "loss: expected test loss of the baseline with half or all of its trials. baseline trials, gate trials: "
+    "the fewest with an expected loss as low. speedup: their ratio. 95 %, not reached: over bootstrap "
     "resamples of the trials."
 )
 
 
 def result_tables(results: Sequence[tuple[Study, list[Row]]]) -> list[TextTable]:
     """One table per study, all with the same columns, from studies and their `compare_gates`."""
-    metrics = list(
-        dict.fromkeys(
-            name for _, rows in results for row in rows for name in select_task_means(row["metrics"])
-        )
-    )
-    with_routing = any(row["verdict"] is not None for _, rows in results for row in rows)
-    with_dense = any(row["p_dense"] is not None for _, rows in results for row in rows)
-    with_pruned = any(row["trials_pruned"] for _, rows in results for row in rows)
+    every = [row for _, rows in results for row in rows]
+    metrics = dict.fromkeys(name for row in every for name in select_task_means(row["metrics"]))
     columns = [
-        Column("experts", "$n$"),
-        Column("gate", "Gate"),
-        Column("used/complete"),
-        Column("failed"),
-        *([Column("pruned")] if with_pruned else []),
-        Column("test loss x100", r"Test Loss ($\times100$) $\downarrow$"),
-        Column("experts per sample", r"$n/s$ $\downarrow$"),
-        *([Column("routing", "Routing")] if with_routing else []),
-        *(Column(name, escape_tex(name)) for name in metrics),
-        Column("p vs best existing"),
-        Column("p vs no search"),
-        *([Column("p vs dense")] if with_dense else []),
+        TextColumn("experts", "$n$"),
+        TextColumn("gate", "Gate"),
+        TextColumn("used/complete"),
+        TextColumn("failed"),
+        TextColumn("pruned"),
+        TextColumn("test loss x100", r"Test Loss ($\times100$) $\downarrow$"),
+        TextColumn("experts per sample", r"$n/s$ $\downarrow$"),
+        TextColumn("routing", "Routing"),
+        *(TextColumn(name, escape_tex(name)) for name in metrics),
+        TextColumn("p vs best existing"),
+        TextColumn("p vs no search"),
+        TextColumn("p vs dense"),
     ]
-    optional = (with_routing, with_dense, with_pruned)
+    left_out = {
+        *([] if any(row["trials_pruned"] for row in every) else ["pruned"]),
+        *([] if any(row["verdict"] is not None for row in every) else ["routing"]),
+        *([] if any(row["p_dense"] is not None for row in every) else ["p vs dense"]),
+    }
+    shown = [number for number, column in enumerate(columns) if column.name not in left_out]
     return [
-        TextTable(study.title, columns, _result_cells(study, rows, metrics, *optional))
+        TextTable(
+            study.title,
+            [columns[number] for number in shown],
+            [[cells[number] for number in shown] for cells in _result_cells(study, rows, list(metrics))],
+        )
         for study, rows in results
     ]
 
@@ -106,12 +112,12 @@ def result_tables(results: Sequence[tuple[Study, list[Row]]]) -> list[TextTable]
 def routing_tables(results: Sequence[tuple[Study, list[Row]]]) -> list[TextTable]:
     """How the gates use their experts: one table per study that has recorded it, from `compare_gates`."""
     columns = [
-        Column("gate", "Gate"),
-        Column("routing", "Routing"),
-        Column("information", "Information (nats)"),
-        Column("effective experts", "Effective experts"),
-        Column("load ratio", "Load ratio"),
-        Column("dead experts", "Dead experts"),
+        TextColumn("gate", "Gate"),
+        TextColumn("routing", "Routing"),
+        TextColumn("information", "Information (nats)"),
+        TextColumn("effective experts", "Effective experts"),
+        TextColumn("load ratio", "Load ratio"),
+        TextColumn("dead experts", "Dead experts"),
     ]
     return [
         TextTable(f"{study.title}: routing", columns, [_routing_cells(row) for row in rows])
@@ -120,10 +126,10 @@ def routing_tables(results: Sequence[tuple[Study, list[Row]]]) -> list[TextTable
     ]
 
 
-def _routing_cells(row: Row) -> list[Cell]:
+def _routing_cells(row: Row) -> list[TextCell]:
     return [
         _gate_cell(row["gate"]),
-        Cell(row["verdict"] or ""),
+        TextCell(row["verdict"] or ""),
         number_cell(row["information_mean"], None, 3),
         number_cell(row["effective_experts_mean"], None, 2),
         number_cell(row["load_ratio_mean"], None, 2),
@@ -150,44 +156,42 @@ def result_notes(results: Sequence[tuple[Study, list[Row]]], top_percent: float)
     return notes
 
 
-def _result_cells(
-    study: Study, rows: list[Row], metrics: list[str], with_routing: bool, with_dense: bool, with_pruned: bool
-) -> list[list[Cell]]:
+def _result_cells(study: Study, rows: list[Row], metrics: list[str]) -> list[list[TextCell]]:
     places = choose_decimals(row["test_loss_se"] for row in rows)
     return [
         [
-            Cell("" if study.experts is None else str(study.experts)),
+            TextCell("" if study.experts is None else str(study.experts)),
             _gate_cell(row["gate"]),
-            Cell(f"{row['trials_used']}/{row['trials_complete']}"),
-            Cell(str(row["trials_failed"] or "")),
-            *([Cell(str(row["trials_pruned"] or ""))] if with_pruned else []),
+            TextCell(f"{row['trials_used']}/{row['trials_complete']}"),
+            TextCell(str(row["trials_failed"] or "")),
+            TextCell(str(row["trials_pruned"] or "")),
             number_cell(row["test_loss_mean"], row["test_loss_se"], places, row["lowest"], row["asterisk"]),
             number_cell(row["experts_per_sample_mean"], row["experts_per_sample_se"], 2),
-            *([Cell(row["verdict"] or "")] if with_routing else []),
+            TextCell(row["verdict"] or ""),
             *(_metric_cell(rows, row, name) for name in metrics),
             _existing_cell(row),
-            Cell(format_p_value(row["p_search"])),
-            *([Cell(format_p_value(row["p_dense"]))] if with_dense else []),
+            TextCell(format_p_value(row["p_search"])),
+            TextCell(format_p_value(row["p_dense"])),
         ]
         for row in rows
     ]
 
 
-def _gate_cell(name: str) -> Cell:
+def _gate_cell(name: str) -> TextCell:
     plain = name.removesuffix("+")
-    return Cell(name, tex=_PAPER_NAMES.get(plain, plain) + ("+" if name.endswith("+") else ""))
+    return TextCell(name, tex=_PAPER_NAMES.get(plain, plain) + ("+" if name.endswith("+") else ""))
 
 
-def _metric_cell(rows: list[Row], row: Row, name: str) -> Cell:
+def _metric_cell(rows: list[Row], row: Row, name: str) -> TextCell:
     of_gates = [select_task_means(other["metrics"]).get(name) for other in rows]
     places = choose_decimals((metric["se"] for metric in of_gates if metric), least=4)
     metric = select_task_means(row["metrics"]).get(name)
     return number_cell(metric["mean"], metric["se"], places) if metric else EMPTY
 
 
-def _existing_cell(row: Row) -> Cell:
+def _existing_cell(row: Row) -> TextCell:
     p = format_p_value(row["p_existing"])
-    return Cell(f"{p} ({row['best_existing']})") if p else EMPTY
+    return TextCell(f"{p} ({row['best_existing']})") if p else EMPTY
 
 
 def curve_table(study: Study, rows: list[Row]) -> TextTable:
@@ -196,10 +200,13 @@ def curve_table(study: Study, rows: list[Row]) -> TextTable:
     by_gate_and_budget = {(row["gate"], row["budget"]): row for row in rows}
     places = choose_decimals(row["mean_se"] for row in rows if row["budget"] == 1)
     cells = [
-        [Cell(str(budget)), *(_loss_cell(by_gate_and_budget.get((gate, budget)), places) for gate in gates)]
+        [
+            TextCell(str(budget)),
+            *(_loss_cell(by_gate_and_budget.get((gate, budget)), places) for gate in gates),
+        ]
         for budget in sorted({row["budget"] for row in rows})
     ]
-    return TextTable(study.title, [Column("trials"), *map(Column, gates)], cells)
+    return TextTable(study.title, [TextColumn("trials"), *map(TextColumn, gates)], cells)
 
 
 def kept_routing_table(study: Study, rows: list[Row]) -> TextTable | None:
@@ -211,22 +218,24 @@ def kept_routing_table(study: Study, rows: list[Row]) -> TextTable | None:
         return None
     cells = {(row["gate"], row["budget"]): _information_cell(row) for row in rows if _has_information(row)}
     budgets = sorted({budget for _, budget in cells})
-    body = [[Cell(str(budget)), *(cells.get((gate, budget), EMPTY) for gate in gates)] for budget in budgets]
-    return TextTable(f"{study.title}: routing", [Column("trials"), *map(Column, gates)], body)
+    body = [
+        [TextCell(str(budget)), *(cells.get((gate, budget), EMPTY) for gate in gates)] for budget in budgets
+    ]
+    return TextTable(f"{study.title}: routing", [TextColumn("trials"), *map(TextColumn, gates)], body)
 
 
 def _has_information(row: Row) -> bool:
     return row["information"] is not None
 
 
-def _information_cell(row: Row) -> Cell:
-    return Cell(f"{row['information']:.2f} ({row['effective_experts']:.1f})")
+def _information_cell(row: Row) -> TextCell:
+    return TextCell(f"{row['information']:.2f} ({row['effective_experts']:.1f})")
 
 
-def _loss_cell(row: Row | None, places: int) -> Cell:
+def _loss_cell(row: Row | None, places: int) -> TextCell:
     if row is None:
         return EMPTY
-    return Cell(f"{row['expected']:.{places}f} ({row['low']:.{places}f}-{row['high']:.{places}f})")
+    return TextCell(f"{row['expected']:.{places}f} ({row['low']:.{places}f}-{row['high']:.{places}f})")
 
 
 def speedup_table(study: Study, rows: list[Row]) -> TextTable:
@@ -235,7 +244,7 @@ def speedup_table(study: Study, rows: list[Row]) -> TextTable:
     for row in rows:
         by_pair.setdefault((row["gate"], row["baseline"]), []).append(row)
     names = ("gate", "baseline", "budget", "loss", "baseline trials", "gate trials", "speedup", "95 %")
-    columns = [*map(Column, names), Column("not reached")]
+    columns = [*map(TextColumn, names), TextColumn("not reached")]
     cells = [_speedup_cells(row) for of_pair in by_pair.values() for row in _half_and_all(of_pair)]
     return TextTable(f"{study.title}: speedup", columns, cells)
 
@@ -246,7 +255,7 @@ def _half_and_all(rows: list[Row]) -> list[Row]:
     return [row for row in rows if row["budget"] in (half, largest)]
 
 
-def _speedup_cells(row: Row) -> list[Cell]:
+def _speedup_cells(row: Row) -> list[TextCell]:
     texts = [
         row["gate"],
         row["baseline"],
@@ -258,8 +267,39 @@ def _speedup_cells(row: Row) -> list[Cell]:
         f"{_format_speedup(row['speedup_low'])} to {_format_speedup(row['speedup_high'])}",
         f"{100 * row['not_reached']:.0f} %",
     ]
-    return [Cell(text) for text in texts]
+    return [TextCell(text) for text in texts]
 
 
 def _format_speedup(speedup: float | None) -> str:
     return "none" if speedup is None else f"{speedup:.3g}"
+
+
+def comparison_table(title: str, rows: Sequence[Row], metrics: Sequence[str]) -> TextTable:
+    """The rows of `comet-moe compare`, with the ``metrics`` that are named "task.metric"."""
+    names = ["gate", "seeds", "test loss x100", *metrics, "operations", "routing", "p vs dense", "p vs trees"]
+    losses = [row["test_loss_mean"] for row in rows if row["test_loss_mean"] is not None]
+    cells = [
+        _comparison_cells(row, metrics, is_best=row["test_loss_mean"] == min(losses, default=None))
+        for row in rows
+    ]
+    return TextTable(title, [TextColumn(name) for name in names], cells)
+
+
+def _comparison_cells(row: Row, metrics: Sequence[str], is_best: bool) -> list[TextCell]:
+    flops = row["flops_per_sample_mean"]
+    values = [row["metrics"].get(name) or {"mean": None, "se": None} for name in metrics]
+    return [
+        TextCell(row["gate"], bold=is_best),
+        TextCell(str(row["trials_used"])),
+        number_cell(row["test_loss_mean"], row["test_loss_se"], 2, bold=is_best),
+        *(number_cell(value["mean"], value["se"], _places(value["mean"])) for value in values),
+        TextCell("" if flops is None else f"{flops:,.0f}"),
+        TextCell(row["verdict"] or ""),
+        TextCell(format_p_value(row["p_dense"])),
+        TextCell(format_p_value(row["p_trees"])),
+    ]
+
+
+def _places(mean: float | None) -> int:
+    """Decimal places that leave at least four digits: a squared error may be in the thousands."""
+    return 4 if mean is None or abs(mean) < 10 else 2 if abs(mean) < 1000 else 0

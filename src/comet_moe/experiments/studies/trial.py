@@ -48,7 +48,7 @@ class RecipeRunner:
                 f"parallel.experts is {config.parallel.experts}, but a trial has one process: leave it out"
             )
         make_placement(config.training.device, config.training.precision)
-        build_model(config, self._dataset(config).meta)
+        build_model(config, self.dataset(config).meta)
 
     def folder(self, path: Path) -> RunFolder:
         """The folder of a run."""
@@ -56,12 +56,13 @@ class RecipeRunner:
 
     def run(self, config: TrainConfig, folder: RunFolder, callbacks: Callbacks) -> ResultRecord:
         """Train, from the last checkpoint if there is one; returns the result."""
-        dataset = self._dataset(config)
+        dataset = self.dataset(config)
         trainer = build_trainer(config, dataset, folder, callbacks=callbacks)
         start_run(folder, config, dataset)
         return trainer.run()
 
-    def _dataset(self, config: TrainConfig) -> Dataset:
+    def dataset(self, config: TrainConfig) -> Dataset:
+        """The data set of ``config``, which is opened once."""
         if self._loaded is None or self._loaded[0] != config.data:
             self._loaded = (config.data, load_dataset(config))
         return self._loaded[1]

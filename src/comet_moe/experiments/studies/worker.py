@@ -5,9 +5,9 @@ import signal
 import threading
 import time
 import warnings
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -30,9 +30,9 @@ FATAL_ERRORS = (StudyError, RunError, DataError, RecipeError, WriteError, OSErro
 """Errors that are not of one trial, such as a full disk or missing data: they end the worker."""
 
 PROGRESS_SECONDS = 0.25
-"""Least time between two messages about the progress of an epoch."""
+"""Least number of seconds between two messages about the progress of an epoch."""
 IDLE_SECONDS = 1.0
-"""Time between two looks for waiting trials."""
+"""Seconds between two tries to claim a trial while none is waiting."""
 
 
 def run_worker(config: WorkerConfig, writer: Connection, number: int = 0) -> None:
@@ -43,10 +43,9 @@ def run_worker(config: WorkerConfig, writer: Connection, number: int = 0) -> Non
 
     Args:
         config: the study and this machine's part in it.
-        writer: pipe for messages, each a tuple that begins with "trial_started" (claim, epochs), "progress"
-            (epoch, share of it, loss), "trial_ended", "idle" or "error" (a sentence).
-        number: of this worker on this machine, from 0; where there are several CUDA devices, they are dealt
-            out to the workers by it.
+        writer: pipe for messages, each a tuple: "trial_started" (claim, epochs), "progress" (epoch, share of
+            it, loss), "trial_ended", "idle" or "error" (a sentence).
+        number: of this worker on this machine, from 0; it chooses among several CUDA devices.
     """
     signal.signal(signal.SIGTERM, _stop_once)
     warnings.simplefilter("ignore", SlowPrecisionWarning)  # the command has warned
@@ -87,31 +86,34 @@ class _Worker:
         self._last_sent = 0.0
 
     def run(self) -> None:
+        try:
+            self._run()
+        except BaseException:  # the trial is released before the worker ends, for whatever reason
+            # Without the storage the trial becomes stale by itself; the first error is the one to report.
+            with suppress(*STORAGE_ERRORS):
+                self.queue.release_all()
+            raise
+
+    def _run(self) -> None:
         while True:
             definition = self.queue.definition()
             gates = self.config.only_gates or definition.gates
-            if not self.queue.fill(definition, gates):
-                return
             claim = self.queue.claim(definition, gates)
-            if claim is None or not self._attempt(definition, claim):
-                self._send(("idle",))
-                time.sleep(IDLE_SECONDS)
+            if claim is not None and self._attempt(definition, claim):
+                continue
+            if not self.queue.count_unfinished(definition, gates):
+                return
+            self._send(("idle",))
+            time.sleep(IDLE_SECONDS)
 
     def _attempt(self, definition: StudyDefinition, claim: Claim) -> bool:
         """Run a trial until it has a result or is released; False if another process has its run folder."""
-        with _Heartbeat(self.queue, claim), self.folder.lock_run(claim.gate, claim.index) as is_locked:
+        with _heartbeats(self.queue, claim), self.folder.lock_run(claim.gate, claim.index) as is_locked:
             if not is_locked:
                 self.queue.release(claim)
                 return False
-            try:
+            with suppress(TrialReassigned):
                 self._run_trial(definition, claim)
-            except TrialReassigned:
-                pass
-            except BaseException:  # the trial is released before the worker ends, for whatever reason
-                # Without the storage the trial becomes stale by itself; the first error is the one to report.
-                with suppress(*STORAGE_ERRORS):
-                    self.queue.release(claim)
-                raise
         self._send(("trial_ended",))
         return True
 
@@ -182,29 +184,24 @@ class _Worker:
             raise SystemExit(0) from None
 
 
-class _Heartbeat:
-    """Sends the heartbeat of a trial from a thread while the block runs."""
+@contextmanager
+def _heartbeats(queue: TrialQueue, claim: Claim) -> Iterator[None]:
+    """Send heartbeats of the trial from a thread while the block runs."""
+    end = threading.Event()
 
-    def __init__(self, queue: TrialQueue, claim: Claim):
-        self._queue = queue
-        self._claim = claim
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def _run(self) -> None:
-        while not self._end.wait(self._queue.storage.heartbeat):
+    def send() -> None:
+        while not end.wait(queue.storage.heartbeat):
             # If the storage stays unreachable, the trial may be run again; nothing is lost.
             with suppress(*STORAGE_ERRORS):
-                self._queue.send_heartbeat(self._claim)
+                queue.send_heartbeat(claim)
 
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._end.set()
-        self._thread.join()
+    thread = threading.Thread(target=send, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        end.set()
+        thread.join()
 
 
 def _with_threads(config: ConfigType, threads: int | None) -> ConfigType:

@@ -18,11 +18,8 @@ from comet_moe.experiments.data.table.schema import TableSchema
 from comet_moe.experiments.models import Task
 from comet_moe.experiments.training.batches import take_rows
 from comet_moe.experiments.training.evaluate import TableTaskMetrics
-from comet_moe.experiments.training.records import ResultRecord
+from comet_moe.experiments.training.records import TREES, ResultRecord
 from comet_moe.experiments.training.table_parts import read_schema
-
-NAME = "trees"
-"""The name of the boosted trees in tables, beside those of gates."""
 
 FILE = "trees.jsonl"
 """Their results in the folder of a study, one line per seed."""
@@ -55,7 +52,7 @@ def train_trees(dataset: Dataset, tasks: Sequence[Task], seed: int) -> ResultRec
     return ResultRecord(
         status="complete",
         recipe=dataset.name,
-        gate=NAME,
+        gate=TREES,
         seed=seed,
         validation_loss=losses["validation"],
         test_loss=losses["test"],

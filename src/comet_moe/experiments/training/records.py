@@ -60,6 +60,10 @@ class GroupsRecord(Record):
         ]
 
 
+TREES = "trees"
+"""The name of boosted trees where results have that of a gate."""
+
+
 class RoutingRecord(Record):
     """How one gate used its experts, as means over samples.
 

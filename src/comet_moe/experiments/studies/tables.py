@@ -8,10 +8,10 @@ from typing import Any
 
 import pandas as pd
 
-from comet_moe.experiments.studies.records import ROUTING_COLUMNS, GateRecord
-from comet_moe.experiments.studies.results import Study, count_failed, count_pruned, select_trials
+from comet_moe.experiments.studies.defaults import TOP_PERCENT
+from comet_moe.experiments.studies.reading import Study, count_failed, count_pruned, select_trials
+from comet_moe.experiments.studies.records import ROUTING_COLUMNS, TrialRouting
 from comet_moe.experiments.studies.significance import (
-    SIGNIFICANCE_LEVEL,
     Summary,
     is_significant,
     student_t_test,
@@ -19,14 +19,10 @@ from comet_moe.experiments.studies.significance import (
     summarise_metrics,
     welch_t_test,
 )
-from comet_moe.experiments.studies.table_defaults import TOP_PERCENT
+from comet_moe.experiments.studies.winner import DENSE, PER_TASK
 from comet_moe.gate_names import DENSE_KINDS, GATE_KINDS
 
 COMET_GATES = ("comet", "comet+")
-DENSE = "dense"
-"""No mixture, one expert as costly as the selected ones: what every gate is compared with."""
-PER_TASK = "dense-per-task"
-"""No mixture, one expert for each task, together as costly: what a gate may become that does not route."""
 EXISTING_GATES = tuple(kind for kind in GATE_KINDS if kind not in (*COMET_GATES, *DENSE_KINDS))
 
 TTest = Callable[[Summary, Summary], float | None]
@@ -50,14 +46,13 @@ def compare_gates(study: Study, top_percent: float = TOP_PERCENT) -> list[dict[s
     and COMET+ against ``best_existing``, the gate of ``EXISTING_GATES`` with the lowest mean test loss.
     ``p_search``: Welch's t-test of a gate with local search against the same without. ``p_dense`` and
     ``p_per_task``: Welch's t-test of a gate against ``dense`` and ``dense-per-task``, if the study has them.
-    ``asterisk``: the test that the paper marks is
-    significant, p_existing in a tuning study and p_search elsewhere. ``lowest``: the gate has the lowest mean
-    test loss of the study.
+    ``asterisk``: the test that the paper marks is significant, p_existing in a tuning study and p_search
+    elsewhere. ``lowest``: the gate has the lowest mean test loss of the study.
 
     ``information_mean``, ``effective_experts_mean``, ``load_ratio_mean`` and ``dead_experts_mean`` are also
-    over the gates of a model (one per task or layer), and ``routing`` has them for each of these gates, with
-    ``verdicts``, how many trials got each word, and ``verdict``, the word of most trials. The ``verdict`` of
-    the row has the words of all gates, such as "static / routes".
+    over the gates of a model (one per task or layer). ``routing`` has them for each of these gates. Its
+    ``verdicts`` count the trials with each word, and its ``verdict`` is the word of most trials. The
+    ``verdict`` of the row has the words of all gates, such as "static / routes".
     """
     gates = {name: _summarise_gate(study, name, top_percent) for name in study.gates}
     best_existing = _lowest(gates[name] for name in study.gates if name in EXISTING_GATES)
@@ -111,7 +106,7 @@ def _describe(study: Study, gate: _Gate) -> dict[str, Any]:
 
 
 def _describe_routing(gate: _Gate) -> dict[str, Any]:
-    by_owner: dict[str, list[GateRecord]] = {}
+    by_owner: dict[str, list[TrialRouting]] = {}
     for routing in gate.selected["routing"]:  # the lowest validation loss first
         for owner, record in routing.items():
             by_owner.setdefault(owner, []).append(record)
@@ -126,7 +121,7 @@ def _describe_routing(gate: _Gate) -> dict[str, Any]:
     }
 
 
-def _describe_owner(records: list[GateRecord]) -> dict[str, Any]:
+def _describe_owner(records: list[TrialRouting]) -> dict[str, Any]:
     """One gate of the model over the trials; of words that are equally common, that of the best trial."""
     verdicts = Counter(record.verdict for record in records)
     return {
@@ -181,58 +176,3 @@ def _values(trials: pd.DataFrame, column: str) -> list[float]:
 def _mean(trials: pd.DataFrame, column: str) -> float | None:
     summary = summarise(_values(trials, column))
     return None if summary is None else summary.mean
-
-
-def p_against_dense(row: dict[str, Any]) -> tuple[float, str] | None:
-    """The larger p-value of a row against ``dense`` and ``dense-per-task``, and which it is; None without."""
-    tests = [(row["p_dense"], DENSE), (row["p_per_task"], PER_TASK)]
-    return max(((p, name) for p, name in tests if p is not None), default=None)
-
-
-def does_a_mixture_pay(rows: list[dict[str, Any]], format_p: Callable[[float], str]) -> str | None:
-    """Whether a gate has a lower test loss than the dense networks of the same cost; None without ``dense``.
-
-    Args:
-        rows: of one study, from `compare_gates`.
-        format_p: makes text of a p-value, such as "p = 0.012".
-    """
-    mixtures = [row for row in rows if row["gate"] not in DENSE_KINDS and row["test_loss_mean"] is not None]
-    dense = next((row for row in rows if row["gate"] == DENSE), None)
-    if dense is None or dense["test_loss_mean"] is None or not mixtures:
-        return None
-    tested = [(test[0], row) for row in mixtures if (test := p_against_dense(row)) is not None]
-    question = "Does a mixture pay on this data?"
-    if not tested:
-        return f"{question} That takes two trials of {DENSE} and of another gate to test."
-    untested = [row["gate"] for row in mixtures if p_against_dense(row) is None]
-    rest = f" Not tested, with one trial or no spread: {', '.join(untested)}." if untested else ""
-    has_both = any(row["p_per_task"] is not None for row in mixtures)
-    both, either = (f"{DENSE} {word} {PER_TASK}" if has_both else DENSE for word in ("and of", "or of"))
-    p, best = min(tested, key=lambda test: (test[0], test[1]["test_loss_mean"]))
-    found = f"{format_p(p)}, {_among(len(tested))}"
-    if is_significant(p):
-        answer = f"{question} Yes: the test loss of {best['gate']} is below that of {both} ({found})."
-        return f"{answer}{_unless_it_routes(best['verdict'])}{rest}"
-    if p > 1 - SIGNIFICANCE_LEVEL:
-        closest = min((row for _, row in tested), key=lambda row: row["test_loss_mean"])
-        every = "every tested gate" if untested else "every gate"
-        reverse = format_p(1 - p)  # the largest of the p-values that dense is below a gate
-        return (
-            f"{question} No: the test loss of {either} is below that of {every} ({reverse} or less), the "
-            f"closest of which is {closest['gate']}.{rest}"
-        )
-    return (
-        f"{question} That is not shown: no test loss is significantly below that of {both}; the closest is "
-        f"that of {best['gate']} ({found}).{rest}"
-    )
-
-
-def _unless_it_routes(verdict: str | None) -> str:
-    """What to say of a gate that has the lower loss, and the same experts for nearly all samples."""
-    if verdict is None or not set(verdict.split(" / ")) <= {"static", "collapsed"}:
-        return ""
-    return f" But it does not route ({verdict}): something else than its choice of experts pays."
-
-
-def _among(tests: int) -> str:
-    return "the only test" if tests == 1 else f"the lowest of {tests} p-values"
