@@ -10,7 +10,7 @@ from raw_sets import prepare, sets
 
 from comet_moe.experiments.data import load
 from comet_moe.experiments.training.batches import evaluation_batches
-from comet_moe.experiments.training.load import load_run
+from comet_moe.experiments.training.recipe import load_run
 from comet_moe.experiments.training.run import RunFolder
 
 

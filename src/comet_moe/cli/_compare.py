@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from comet_moe.cli.table import print_tables
 from comet_moe.experiments.config import load_train_config
 from comet_moe.experiments.data import Dataset
 from comet_moe.experiments.models import Task
+from comet_moe.experiments.models.tasks import read_schema, table_tasks
 from comet_moe.experiments.studies.reading import read_lines, read_studies
 from comet_moe.experiments.studies.render import (
     Cell,
@@ -27,7 +29,6 @@ from comet_moe.experiments.training.boosted_trees import FILE as TREES_FILE
 from comet_moe.experiments.training.boosted_trees import NAME as TREES
 from comet_moe.experiments.training.boosted_trees import train_trees
 from comet_moe.experiments.training.records import ResultRecord
-from comet_moe.experiments.training.table_parts import read_schema, table_tasks
 from comet_moe.files import write_text
 from comet_moe.gate_names import DENSE_KINDS
 
@@ -74,7 +75,7 @@ class Comparison:
         if not tree_seeds:
             return [row | {"p_trees": None} for row in rows]
         trees = self._trees(tree_seeds)
-        loss = summarise([float(record.test_loss or "nan") for record in trees])
+        loss = summarise([nan if record.test_loss is None else record.test_loss for record in trees])
         rows = [row | {"p_trees": _test(row, loss)} for row in rows]
         return [*rows, _tree_row(rows[0], trees, loss, self._dense(rows))]
 

@@ -30,7 +30,7 @@ def evaluate(
     The metrics equal those in result.json, on the device and in the precision that the run was trained with.
     """
     from comet_moe.cli._display import print_summary
-    from comet_moe.experiments.training.load import evaluate_run
+    from comet_moe.experiments.training.recipe import evaluate_run
 
     summary = evaluate_run(run, device, precision)
     if as_json:

@@ -66,7 +66,6 @@ class Predictions(nn.Module):
 
 def export_model(
     model: Model,
-    sample: Callable[[int], dict[str, Tensor]],
     path: Path,
     format: Format,
     execution: Literal["dense", "sparse"],
@@ -79,7 +78,6 @@ def export_model(
     Args:
         model: trained, and left as it is; its copy is put in eval mode, and a search that is still in stage 1
             is finished there.
-        sample: makes features for a given number of rows.
         path: the file to write.
         format: "onnx" for onnxruntime and others, "torch" for ``torch.export.load``.
         execution: "dense" evaluates every expert, "sparse" only the selected ones, by index.
@@ -93,6 +91,7 @@ def export_model(
             )
         _import_onnx()
     tolerance = TOLERANCES[precision]
+    sample = model.example_features
     names = list(sample(1))
     placement = make_placement("cpu", precision, source="")
     module = Predictions(_prepare(model, execution), names, placement)

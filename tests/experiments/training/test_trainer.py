@@ -10,7 +10,7 @@ from torch import nn
 from comet_moe.exceptions import RunError
 from comet_moe.experiments.config import load_train_config
 from comet_moe.experiments.data import load
-from comet_moe.experiments.training.build import build_trainer
+from comet_moe.experiments.training.recipe import build_trainer
 from comet_moe.experiments.training.records import EvaluationRecord, ResultRecord, SummaryRecord
 from comet_moe.experiments.training.run import RunFolder, start_run
 from comet_moe.experiments.training.trainer import Callbacks, StepLoss, Trainer

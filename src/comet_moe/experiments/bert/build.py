@@ -15,8 +15,7 @@ from comet_moe.experiments.bert.data import TaskData, training_batches
 from comet_moe.experiments.bert.evaluate import evaluate, evaluate_held_out, stored_parameters
 from comet_moe.experiments.bert.run import BertFolder, save_model
 from comet_moe.experiments.config import BertConfig
-from comet_moe.experiments.config.schema import DenseConfig
-from comet_moe.experiments.training.batches import steps_per_epoch
+from comet_moe.experiments.config.schema import DenseConfig, steps_per_epoch
 from comet_moe.experiments.training.records import EvaluationRecord, ResultRecord
 from comet_moe.experiments.training.trainer import Callbacks, StepLoss, Trainer
 from comet_moe.hf.neurons import count_neurons
