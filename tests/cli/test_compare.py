@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from command import comet_moe, refusal, succeed
 
-from comet_moe.cli._compare import recommend
+from comet_moe.cli._compare import recommend, summarise_test_losses
 from comet_moe.cli.compare import _gates
 from comet_moe.experiments.studies.reading import read_lines
 from comet_moe.experiments.studies.records import TrialRecord
@@ -186,6 +186,11 @@ def test_a_metric_has_about_four_digits_whatever_its_size(mean, text):
 
 def test_a_missing_table_is_one_sentence(tmp_path):
     assert "does not exist" in refusal("compare", tmp_path / "nothing.csv", "--targets", "a")
+
+
+def test_a_test_loss_of_0_counts():
+    results = [ResultRecord(status="complete", test_loss=loss) for loss in (0.0, 2.0)]
+    assert summarise_test_losses(results).mean == 1.0
 
 
 def test_trees_have_the_metrics_of_the_networks(tmp_path, table, monkeypatch):

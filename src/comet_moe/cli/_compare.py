@@ -75,7 +75,7 @@ class Comparison:
         if not tree_seeds:
             return [row | {"p_trees": None} for row in rows]
         trees = self._trees(tree_seeds)
-        loss = summarise([nan if record.test_loss is None else record.test_loss for record in trees])
+        loss = summarise_test_losses(trees)
         rows = [row | {"p_trees": _test(row, loss)} for row in rows]
         return [*rows, _tree_row(rows[0], trees, loss, self._dense(rows))]
 
@@ -160,6 +160,11 @@ def _is_above(row: Row, best: Row) -> bool:
     loss, lowest = _loss(row), _loss(best)
     p = None if loss is None or lowest is None else welch_t_test(lowest, loss)
     return p is not None and p < LEVEL
+
+
+def summarise_test_losses(results: Sequence[ResultRecord]) -> Summary:
+    """Mean and standard error of the test losses."""
+    return summarise([nan if result.test_loss is None else result.test_loss for result in results])
 
 
 def _tree_row(like: Row, records: Sequence[ResultRecord], loss: Summary | None, dense: Summary | None) -> Row:
