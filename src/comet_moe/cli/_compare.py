@@ -162,8 +162,8 @@ def _is_above(row: Row, best: Row) -> bool:
     return p is not None and p < LEVEL
 
 
-def summarise_test_losses(results: Sequence[ResultRecord]) -> Summary:
-    """Mean and standard error of the test losses."""
+def summarise_test_losses(results: Sequence[ResultRecord]) -> Summary | None:
+    """Mean and standard error of the test losses; None without any."""
     return summarise([nan if result.test_loss is None else result.test_loss for result in results])
 
 

@@ -47,6 +47,7 @@ class RatingModel(Model):
     """
 
     kind = "rating"
+    moe: MultiGateMoE
     users: nn.Embedding
     items: nn.Embedding
 
@@ -107,6 +108,7 @@ class ImageModel(Model):
     """
 
     kind = "image"
+    moe: MultiGateMoE
 
     def __init__(
         self,

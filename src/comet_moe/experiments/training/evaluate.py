@@ -100,7 +100,8 @@ def evaluate(
     }
     trained = model.trained_task_values()
     tasks = {
-        metrics.task.name: metrics.metrics() | trained.get(metrics.task.name, {}) for metrics in accumulators
+        metrics.task.name: {**metrics.metrics(), **trained.get(metrics.task.name, {})}
+        for metrics in accumulators
     }
     return EvaluationRecord(
         loss=100 * sum(metrics.task.weight * metrics.loss() for metrics in accumulators),
