@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+from torch.distributed.rendezvous import rendezvous
 
 from comet_moe.exceptions import MainProcessError, RecipeError, RunError
 
@@ -213,18 +215,23 @@ def join_processes() -> Iterator[Processes]:
         yield Processes()
         return
     _check_torchrun(size)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+    store, rank, _ = next(rendezvous("env://"))
+    # The store outlives a restart by torchrun: what ranks of before have written there must not be read.
+    store = PrefixStore(f"comet_moe/{count_restarts()}", store)
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     try:
-        yield Processes(dist.get_rank(), size)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size)
+        yield Processes(rank, size)
     except RuntimeError as error:
         if not _is_lost_connection(error):
             raise
         raise RunError(
-            f"rank {dist.get_rank()} of {size} lost its connection to another rank, which torchrun names: "
+            f"rank {rank} of {size} lost its connection to another rank, which torchrun names: "
             f"start again with --resume, or let torchrun do it with --max-restarts"
         ) from error
     finally:
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
 
 def _is_lost_connection(error: RuntimeError) -> bool:

@@ -163,6 +163,8 @@ class Trainer:
         processes: Processes = Processes(),  # noqa: B008 - frozen
         callbacks: Callbacks = Callbacks(),  # noqa: B008 - frozen
     ):
+        if folder is not None and evaluate is None:
+            raise ValueError("evaluate is None, but a run with a folder keeps its best epoch: give a function")
         self.model = model
         self.objective = objective
         self.batches = batches
