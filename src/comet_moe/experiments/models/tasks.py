@@ -24,8 +24,8 @@ class Task:
     Attributes:
         name: name of the target.
         kind: "binary" (cross-entropy on a logit), "multiclass" (cross-entropy on logits), "regression"
-            (squared error) or "count" (negative logarithm of the Poisson likelihood, the output being the
-            logarithm of the mean).
+            (squared error) or "count" (negative Poisson log-likelihood). The output for a count is the
+            logarithm of the mean.
         weight: factor of the task's loss in the total loss.
         outputs: width of the output of the head.
         where: name of a target with the weight of each row, such as 0 and 1; rows of weight 0 are left out,

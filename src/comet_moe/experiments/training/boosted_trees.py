@@ -1,4 +1,4 @@
-"""Boosted trees on a prepared table, with the rows and metrics of the networks: what many would use instead.
+"""Boosted trees on a prepared table, with the rows and metrics of the networks: the usual baseline.
 
 scikit-learn's HistGradientBoosting, one model per task. Categorical features with at most 255 codes are
 categorical there too; those with more are read as numbers, and of lists the most frequent elements are

@@ -104,7 +104,7 @@ class Processes:
         return received
 
     def gather(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """``tensors``, whole ones in place of those of which each process has a share."""
+        """``tensors`` with DTensors converted to full tensors; call it on all processes."""
         if self.mesh is None:
             return tensors
         from comet_moe.parallel import full_tensors

@@ -1,9 +1,9 @@
 """A model of a recipe on a split: losses, metrics of each task, and how its gates use the experts.
 
-The test split also tells what experts specialise in: the weight that each group of samples gives to each
-expert. A grouping is a column of the data: the class of a task, or one that ``Dataset.meta["groups"]`` names.
-That maps the name of a feature or target to the labels of its values 0, 1, ..., or to None where each value
-is its own label.
+The evaluation on the test split also records what experts specialise in: the weight that each group of
+samples gives to each expert. A grouping is a column of the data: the class of a task, or one that
+``Dataset.meta["groups"]`` names. That maps the name of a feature or target to labels of its values 0, 1, ...
+None in place of labels means that each value is its own label.
 """
 
 from collections.abc import Collection, Mapping, Sequence

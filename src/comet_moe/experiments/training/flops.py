@@ -1,7 +1,7 @@
 """Floating-point operations per sample, counted while the network runs: the cost table of the appendix.
 
-Matrix products and convolutions are counted by torch, a multiplication and an addition as two operations, on
-the execution (dense or sparse) that the network takes.
+Torch counts the matrix products and convolutions of the execution that the network takes, dense or sparse. A
+multiplication and an addition are two operations.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,8 @@
 """Predictions of a trained model for the rows of a new table.
 
 Ratings: a user or an item that was not in the data of the run gets the mean of the trained embeddings. Hash
-gates route by user: an unknown one takes the expert of the known user whose index is the CRC-32 of the id
-modulo the number of users, so that an id always has the same expert.
+gates route by user. For an unknown user they take the expert of a known one, whose index is the CRC-32 of the
+id modulo the number of users. So an id always has the same expert.
 """
 
 import zlib
@@ -40,13 +40,13 @@ _WRITERS: dict[str, Callable[[pd.DataFrame, Path], Any]] = {
 
 @dataclass(frozen=True)
 class Predictions:
-    """Predictions for a table, and what of the table was not as in training.
+    """Predictions for a table, and how the table differs from the training data.
 
     Attributes:
         frame: one row per row of the table, in its order.
-        summary: counts of what was not as in training, plain JSON.
-        lines: the same as sentences.
-        notes: what was guessed of the file.
+        summary: the differences as counts, plain JSON.
+        lines: the differences as sentences.
+        notes: what was inferred about the file.
     """
 
     frame: pd.DataFrame

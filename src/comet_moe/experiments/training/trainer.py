@@ -107,6 +107,7 @@ def validation_loss(validation: EvaluationRecord) -> float:
     return math.nan if validation.loss is None else validation.loss
 
 
+@dataclass(kw_only=True, eq=False)
 class Trainer:
     """Trains a model and keeps the weights of its best epoch.
 
@@ -138,60 +139,37 @@ class Trainer:
         history: records of the epochs that were trained since this object was made.
     """
 
-    def __init__(
-        self,
-        *,
-        model: nn.Module,
-        objective: Callable[[Any], StepLoss],
-        batches: Callable[[int], Iterable[Any]],
-        steps_per_epoch: int,
-        train_rows: int,
-        optimizer: Optimizer,
-        epochs: int,
-        patience: int,
-        seed: int,
-        result: ResultRecord,
-        evaluate: Callable[[], EvaluationRecord] | None,
-        evaluate_held_out: Callable[[], SummaryRecord] | None = None,
-        save_model: Callable[[], None] | None = None,
-        folder: RunFolder | None = None,
-        selection_loss: Callable[[EvaluationRecord], float] = validation_loss,
-        schedule: Callable[[int], float] | None = None,
-        clip: float | None = None,
-        threads: int | None = None,
-        placement: Placement = Placement(),  # noqa: B008 - frozen
-        processes: Processes = Processes(),  # noqa: B008 - frozen
-        callbacks: Callbacks = Callbacks(),  # noqa: B008 - frozen
-    ):
-        if folder is not None and evaluate is None:
-            raise ValueError("evaluate is None, but a run with a folder keeps its best epoch: give a function")
-        self.model = model
-        self.objective = objective
-        self.batches = batches
-        self.steps_per_epoch = steps_per_epoch
-        self.train_rows = train_rows
-        self.evaluate = evaluate
-        self.evaluate_held_out = evaluate_held_out
-        self.save_model = save_model
-        self.optimizer = optimizer
-        self.learning_rates: list[float] = [group["lr"] for group in optimizer.param_groups]
-        self.epochs = epochs
-        self.patience = patience
-        self.seed = seed
-        self.result = result
-        self.folder = folder
-        self.selection_loss = selection_loss
-        self.schedule = schedule
-        self.clip = clip
-        self.threads = threads
-        self.placement = placement
-        self.read_interval = READ_INTERVAL if placement.is_accelerator else 1
-        is_scaled = placement.precision == "float16"
-        self.scaler = torch.amp.GradScaler(placement.device.type, enabled=is_scaled)
-        self.processes = processes
-        self.callbacks = callbacks
+    model: nn.Module
+    objective: Callable[[Any], StepLoss]
+    batches: Callable[[int], Iterable[Any]]
+    steps_per_epoch: int
+    train_rows: int
+    optimizer: Optimizer
+    epochs: int
+    patience: int
+    seed: int
+    result: ResultRecord
+    evaluate: Callable[[], EvaluationRecord] | None
+    evaluate_held_out: Callable[[], SummaryRecord] | None = None
+    save_model: Callable[[], None] | None = None
+    folder: RunFolder | None = None
+    selection_loss: Callable[[EvaluationRecord], float] = validation_loss
+    schedule: Callable[[int], float] | None = None
+    clip: float | None = None
+    threads: int | None = None
+    placement: Placement = Placement()  # noqa: RUF009 - frozen
+    processes: Processes = Processes()  # noqa: RUF009 - frozen
+    callbacks: Callbacks = Callbacks()
+
+    def __post_init__(self) -> None:
+        if self.folder is not None and self.evaluate is None:
+            raise ValueError("evaluate is None, and a run with a folder keeps its best epoch: give one")
+        self.learning_rates: list[float] = [group["lr"] for group in self.optimizer.param_groups]
+        self.read_interval = READ_INTERVAL if self.placement.is_accelerator else 1
+        is_scaled = self.placement.precision == "float16"
+        self.scaler = torch.amp.GradScaler(self.placement.device.type, enabled=is_scaled)
+        self.searches = [module for module in self.model.modules() if isinstance(module, Permutation)]
         self.history: list[EpochRecord] = []
-        self.searches = [module for module in model.modules() if isinstance(module, Permutation)]
         # The state of training, all of it in a checkpoint.
         self.epoch = 0
         self.best_epoch = 0
