@@ -157,12 +157,12 @@ def soak_calls(count: int) -> dict[str, Any]:
     """Predictions of one loaded model, on four rows each."""
     import torch
 
-    from comet_moe.experiments.training.load import example_features, load_run
+    from comet_moe.experiments.training.recipe import load_run
 
     torch.set_num_threads(1)
     with tiny_run() as path:
         run = load_run(path)
-        features = example_features(run, rows=4)
+        features = run.model.example_features(4)
     with torch.no_grad():
         return repeat(count, lambda: run.model(features))
 

@@ -100,7 +100,7 @@ OTHERS = (..., None, [], {}, "text", -1, 1e300, [["deep"]])
 @pytest.mark.parametrize("run", ["image", "ratings", "table"])
 def test_no_changed_field_of_a_run_ends_in_a_traceback(copy, run, file):
     """All fields, each with values of other kinds: several hundred cases."""
-    from comet_moe.experiments.training.load import load_run
+    from comet_moe.experiments.training.recipe import load_run
     from comet_moe.experiments.training.run import RunFolder
 
     folder = copy(run)

@@ -29,7 +29,6 @@ def test_a_value_that_we_did_not_write_is_named(tmp_path, statement):
     definition = define_study("ablation", "multidigits", ["topk"], 1, settings=SMALL[:-1])
     queue = TrialQueue(Storage(url), "mine")
     queue.create(definition)
-    queue.fill(definition)
     queue.claim(definition)
     with sqlite3.connect(tmp_path / "study.sqlite") as connection:
         assert connection.execute(statement).rowcount > 0
@@ -37,7 +36,7 @@ def test_a_value_that_we_did_not_write_is_named(tmp_path, statement):
 
     def read_again():
         again = TrialQueue(Storage(url), "mine")
-        again.fill(again.definition())
+        again.claim(again.definition())
         again.records(definition)
 
     with pytest.raises(StudyError) as raised:

@@ -130,9 +130,9 @@ def test_a_missing_table_is_one_sentence(tmp_path):
 
 def test_trees_have_the_metrics_of_the_networks(tmp_path, table, monkeypatch):
     from comet_moe.experiments.config import load_train_config
+    from comet_moe.experiments.models.tasks import read_schema, table_tasks
     from comet_moe.experiments.training.batches import load_dataset
     from comet_moe.experiments.training.boosted_trees import train_trees
-    from comet_moe.experiments.training.table_parts import read_schema, table_tasks
 
     monkeypatch.setenv("COMET_MOE_CACHE", str(tmp_path / "cache"))
     targets = {name: {"kind": kind} for name, kind in TASKS.items()}

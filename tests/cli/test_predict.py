@@ -10,7 +10,7 @@ from raw_sets import prepare, sets
 
 from comet_moe.experiments.data import load
 from comet_moe.experiments.training.batches import evaluation_batches
-from comet_moe.experiments.training.load import load_run
+from comet_moe.experiments.training.recipe import load_run
 from comet_moe.experiments.training.run import RunFolder
 
 
@@ -69,7 +69,7 @@ def test_unknown_users_and_items_get_the_mean_embedding_and_are_marked(tmp_path,
     )
     table.write_text(table.read_text().replace(",", "\t"))
     done = succeed("predict", run, table, "-o", tmp_path / "deep" / "scores.csv")
-    assert "4 of them with an unknown user or item" in done.out
+    assert "4 rows have an unknown user or item" in done.out
     scores = pd.read_csv(tmp_path / "deep" / "scores.csv")
     assert scores["known"].tolist() == ["both", "user", "item", "neither", "neither"]
     assert scores["watched"].between(0, 1).all()

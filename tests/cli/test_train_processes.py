@@ -52,7 +52,7 @@ def finish(process, timeout=120):
     return process.returncode, out, err
 
 
-def run_ranks(*arguments, settings=((), ())):
+def run_ranks(*arguments, settings=((), ()), program=("-m", "comet_moe")):
     """As torchrun does it, without the time that its own start takes; ``settings`` are those of each rank.
 
     Exit codes, and the outputs of both ranks together.
@@ -63,7 +63,7 @@ def run_ranks(*arguments, settings=((), ())):
         variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": 1}
         started.append(
             subprocess.Popen(
-                [sys.executable, "-m", "comet_moe", *map(str, arguments), *sets(settings[rank])],
+                [sys.executable, *program, *map(str, arguments), *sets(settings[rank])],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
@@ -151,14 +151,47 @@ def test_a_killed_rank_is_named_and_torchrun_restarts_to_the_same_result(spread,
     finally:
         code, _, err = finish(process)
     assert code == 0, err
-    (message,) = messages(err)
-    assert "lost rank 1 (on " in message
+    assert "exitcode: -9) local_rank: 1 " in err  # torchrun says which rank it was
+    assert all("lost its connection to another rank" in message for message in messages(err))
     uninterrupted, result = (
         json.loads((folder / "result.json").read_text()) for folder in (spread / "two", run)
     )
     assert result["test_loss"] == uninterrupted["test_loss"]
     first, second = (load_file(folder / "model.safetensors") for folder in (spread / "two", run))
     assert all(first[name].equal(second[name]) for name in first)
+
+
+def test_no_thread_or_signal_handler_of_ours_can_end_a_rank_that_is_busy():
+    """A call that holds the interpreter for long, such as a compilation, is not a lost rank."""
+    code = (
+        "import signal, threading\n"
+        "from comet_moe.experiments.training.distributed import join_processes\n"
+        "with join_processes() as processes:\n"
+        "    assert processes.size == 2\n"
+        "    assert threading.enumerate() == [threading.main_thread()]\n"
+        "    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL\n"
+    )
+    codes, _, err = run_ranks(program=("-c", code))
+    assert codes == [0, 0], err
+
+
+def test_a_rank_whose_peer_is_gone_says_so_in_one_sentence():
+    code = (
+        "import os\n"
+        "from comet_moe.exceptions import RunError\n"
+        "from comet_moe.experiments.training.distributed import join_processes\n"
+        "try:\n"
+        "    with join_processes() as processes:\n"
+        "        processes.on_main(lambda: None)\n"
+        "        if processes.rank == 1:\n"
+        "            os._exit(0)\n"
+        "        processes.require_same({}, 'advice')\n"
+        "except RunError as error:\n"
+        "    print(error)\n"
+    )
+    codes, out, err = run_ranks(program=("-c", code))
+    assert codes == [0, 0], err
+    assert out.startswith("rank 0 of 2 lost its connection to another rank"), err
 
 
 def wait_until(is_true, seconds=90):

@@ -51,18 +51,6 @@ def rating_model(kind, mean=0.0, std=1.0):
     )
 
 
-def users_and_items(rows):
-    generator = torch.Generator().manual_seed(rows)
-    return {
-        "user": torch.randint(20, (rows,), generator=generator),
-        "item": torch.randint(30, (rows,), generator=generator),
-    }
-
-
-def images(rows):
-    return {"image": torch.randint(256, (rows, 1, 10, 10), generator=torch.Generator(), dtype=torch.uint8)}
-
-
 @pytest.mark.parametrize(
     ("kind", "execution"),
     [
@@ -72,7 +60,7 @@ def images(rows):
     ],
 )
 def test_a_model_with_two_gates_exports_to_onnx(tmp_path, kind, execution):
-    checks = export_model(rating_model(kind), users_and_items, tmp_path / "m.onnx", "onnx", execution)
+    checks = export_model(rating_model(kind), tmp_path / "m.onnx", "onnx", execution)
     assert [check.rows for check in checks] == [7, 3]
     assert max(check.difference for check in checks) <= 1e-5
 
@@ -88,16 +76,16 @@ def test_an_image_model_with_one_gate_exports_to_both_formats(tmp_path, format, 
         gates=[make_gate("comet", 100)],
         head_units=(4,),
     )
-    export_model(model, images, tmp_path / "m", format, execution)
+    export_model(model, tmp_path / "m", format, execution)
     assert (tmp_path / "m").stat().st_size > 1000
 
 
 def test_an_onnx_file_runs_at_a_third_batch_size(tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     model = rating_model("comet").eval()
-    export_model(model, users_and_items, tmp_path / "m.onnx", "onnx", "dense")
+    export_model(model, tmp_path / "m.onnx", "onnx", "dense")
     session = onnxruntime.InferenceSession(str(tmp_path / "m.onnx"))
-    features = users_and_items(50)
+    features = model.example_features(50)
     watched, rating = session.run(None, {name: value.numpy() for name, value in features.items()})
     with torch.no_grad():
         outputs, _ = model(features)
@@ -107,8 +95,8 @@ def test_an_onnx_file_runs_at_a_third_batch_size(tmp_path):
 
 def test_standardised_ratings_are_exported_in_their_raw_units(tmp_path):
     model = rating_model("topk", mean=-4.0, std=5.5).eval()
-    export_model(model, users_and_items, tmp_path / "m.pt2", "torch", "dense")
-    features = users_and_items(9)
+    export_model(model, tmp_path / "m.pt2", "torch", "dense")
+    features = model.example_features(9)
     with torch.no_grad():
         _, rating = torch.export.load(tmp_path / "m.pt2").module()(features["user"], features["item"])
         standardised = model(features)[0][1].squeeze(-1)
@@ -118,7 +106,7 @@ def test_standardised_ratings_are_exported_in_their_raw_units(tmp_path):
 def test_the_limit_grows_with_the_units_of_the_prediction(tmp_path):
     """Ratings in the millions differ by more than 1e-5 in float32, which has 7 digits."""
     model = rating_model("topk", mean=5e6, std=2e6)
-    export_model(model, users_and_items, tmp_path / "m.pt2", "torch", "sparse")
+    export_model(model, tmp_path / "m.pt2", "torch", "sparse")
 
 
 def test_the_model_that_is_exported_stays_as_it_was(tmp_path):
@@ -129,7 +117,7 @@ def test_the_model_that_is_exported_stays_as_it_was(tmp_path):
     model.moe.gates = torch.nn.ModuleList(PermutedGate(gate, search) for gate in model.moe.gates)
     model.train()
     before = copy.deepcopy(model.state_dict())
-    export_model(model, users_and_items, tmp_path / "m.pt2", "torch", "sparse")
+    export_model(model, tmp_path / "m.pt2", "torch", "sparse")
     assert model.training
     assert search.searching
     assert model.moe.execution == "auto"
@@ -159,7 +147,7 @@ def test_a_file_that_differs_leaves_the_old_one_and_names_the_largest_difference
     path = tmp_path / "m.pt2"
     path.write_text("old")
     with pytest.raises(ExportError, match=r"differs from the model by 0\.5 of its largest prediction"):
-        export_model(rating_model("topk"), users_and_items, path, "torch", "dense")
+        export_model(rating_model("topk"), path, "torch", "dense")
     assert path.read_text() == "old"
     assert [file.name for file in tmp_path.iterdir()] == ["m.pt2"]
 
@@ -168,21 +156,21 @@ def test_predictions_of_nan_are_no_agreement(tmp_path):
     model = rating_model("topk")
     torch.nn.init.constant_(model.heads[1][-1].bias, float("nan"))
     with pytest.raises(ExportError, match="differs from the model by nan"):
-        export_model(model, users_and_items, tmp_path / "m.pt2", "torch", "dense")
+        export_model(model, tmp_path / "m.pt2", "torch", "dense")
     assert not list(tmp_path.iterdir())
 
 
 def test_a_path_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(WriteError, match=r"m\.pt2 cannot be written"):
-        export_model(rating_model("topk"), users_and_items, tmp_path / "file" / "m.pt2", "torch", "dense")
+        export_model(rating_model("topk"), tmp_path / "file" / "m.pt2", "torch", "dense")
 
 
 @pytest.mark.parametrize("package", ["onnx", "onnxscript", "onnxruntime"])
 def test_a_missing_package_is_named_with_its_extra(tmp_path, monkeypatch, package):
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MissingExtraError, match=r"to ONNX needs .* pip install 'comet-moe\[onnx\]'"):
-        export_model(rating_model("topk"), users_and_items, tmp_path / "m.onnx", "onnx", "dense")
+        export_model(rating_model("topk"), tmp_path / "m.onnx", "onnx", "dense")
 
 
 @pytest.mark.parametrize("kind", ["comet", "dselect", "topk", "softmax"])
@@ -217,16 +205,16 @@ def test_a_compiled_comet_gate_descends_its_trees_in_evaluation():
 @pytest.mark.parametrize("execution", ["dense", "sparse"])
 def test_a_torch_program_in_bfloat16_multiplies_in_bfloat16(tmp_path, execution):
     model, path = rating_model("comet"), tmp_path / "m.pt2"
-    checks = export_model(model, users_and_items, path, "torch", execution, "bfloat16")
+    checks = export_model(model, path, "torch", execution, "bfloat16")
     assert max(check.difference for check in checks) <= 2e-2
     program = torch.export.load(path)
     graphs = [module.graph for module in program.graph_module.modules() if hasattr(module, "graph")]
     types = {node.meta["val"].dtype for graph in graphs for node in graph.nodes if "linear" in node.name}
     assert torch.bfloat16 in types
-    exact = export_model(model, users_and_items, path, "torch", execution)
+    exact = export_model(model, path, "torch", execution)
     assert max(check.difference for check in exact) <= 1e-5
 
 
 def test_onnx_in_bfloat16_is_refused(tmp_path):
     with pytest.raises(ExportError, match="precision is bfloat16"):
-        export_model(rating_model("topk"), users_and_items, tmp_path / "m.onnx", "onnx", "dense", "bfloat16")
+        export_model(rating_model("topk"), tmp_path / "m.onnx", "onnx", "dense", "bfloat16")

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from comet_moe.experiments.config import load_train_config
-from comet_moe.experiments.training.build import build_model
+from comet_moe.experiments.models.build import build_model
 from comet_moe.gates import TopKGate
 
 

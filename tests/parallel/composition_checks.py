@@ -1,11 +1,13 @@
 """Expert parallelism with the other parallelisms and tools of torch, beside one process."""
 
+import pickle
 import re
 import shutil
 import tempfile
 import warnings
 from copy import deepcopy
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,9 +24,12 @@ from torch.utils.checkpoint import checkpoint
 import comet_moe
 from comet_moe import MoE, MultiGateMoE, Permutation, PermutedGate
 from comet_moe.exceptions import MainProcessError, RunError
+from comet_moe.experiments.config import load_train_config
 from comet_moe.experiments.data import Dataset, Split
 from comet_moe.experiments.training.distributed import Processes
-from comet_moe.experiments.training.run import dataset_facts
+from comet_moe.experiments.training.records import EvaluationRecord, ResultRecord
+from comet_moe.experiments.training.run import RunFolder, dataset_facts
+from comet_moe.experiments.training.trainer import StepLoss, Trainer
 from comet_moe.experts import FeedForwardExperts, MLPExperts
 from comet_moe.gates import CometGate, RegularizedGate, TopKGate
 from comet_moe.parallel import (
@@ -281,6 +286,61 @@ def other_data(mesh):
         processes.require_same(dataset_facts(dataset(float(processes.rank))), "advice")
 
 
+def resumed_trainer(mesh):
+    """A checkpoint that only the first rank can read travels as tensors, and all ranks resume from it."""
+    processes = Processes(dist.get_rank(), dist.get_world_size())
+    folder = RunFolder(Path(processes.on_main(tempfile.mkdtemp)) / "run")
+
+    def train(epochs):
+        torch.manual_seed(0)
+        model = nn.Linear(2, 1)
+        evaluation = EvaluationRecord(
+            loss=1.0, tasks={}, experts_per_sample=1.0, flops_per_sample=0.0, routing={}
+        )
+
+        def objective(batch):
+            loss = model(torch.ones(1, 2)).square().sum()
+            return StepLoss(loss, loss, torch.zeros(()), {})
+
+        trainer = Trainer(
+            model=model,
+            objective=objective,
+            batches=lambda epoch: range(1),
+            steps_per_epoch=1,
+            train_rows=1,
+            evaluate=lambda: evaluation,
+            optimizer=torch.optim.Adam(model.parameters(), lr=0.1),
+            epochs=epochs,
+            patience=9,
+            seed=0,
+            result=ResultRecord(status="running"),
+            folder=folder,
+            processes=processes,
+        )
+        trainer._resume(folder)
+        while trainer.epoch < epochs:
+            trainer._run_epoch()
+        return trainer
+
+    processes.on_main(lambda: folder.start(load_train_config("multidigits", []), {"name": "line"}))
+    train(1)
+    send_objects = dist.broadcast_object_list
+
+    def send_no_tensors(objects, **options):
+        assert b"_rebuild_tensor" not in pickle.dumps(objects)
+        send_objects(objects, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "broadcast_object_list", send_no_tensors)
+        resumed = train(2)
+    assert [record.epoch for record in resumed.history] == [2]
+    weight = resumed.model.weight.detach().clone()
+    dist.broadcast(weight, src=0)
+    assert weight.equal(resumed.model.weight)
+    steps = [int(state["step"]) for state in resumed.optimizer.state.values()]
+    assert steps == [2, 2]
+
+
 def bad_arguments(mesh):
     experts = nn.ModuleList(nn.Linear(P, U) for _ in range(N))
     grid = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "ep"))
@@ -338,6 +398,7 @@ CHECKS_ON_2 = {
     "traffic": traffic_is_within_the_bound,
     "gathered state": gathered_state,
     "other data": other_data,
+    "resumed trainer": resumed_trainer,
     "bad arguments": bad_arguments,
 }
 CHECKS_ON_4 = {

@@ -209,6 +209,16 @@ def test_a_prediction_does_not_depend_on_the_other_rows():
     np.testing.assert_allclose(alone, classifier.predict_proba(X)[:20], rtol=1e-12)
 
 
+def test_predictions_are_those_of_the_model_itself_in_float64():
+    """Not of a copy, which would be made for every call."""
+    X, y, _ = make_numbers()
+    classifier = MoEClassifier(**FAST | {"epochs": 1}).fit(X, y)
+    called = []
+    classifier.model_.register_forward_hook(lambda module, inputs, output: called.append(module))
+    assert classifier.predict_proba(X).dtype == np.float64
+    assert called == [classifier.model_]
+
+
 def test_training_stops_early_and_keeps_the_best_weights():
     X, _, _ = make_numbers()
     noise = np.random.default_rng(5).normal(size=len(X))
@@ -246,6 +256,11 @@ def test_a_gate_with_search_and_warm_up_trains():
     assert np.isfinite(classifier.predict_proba(X)).all()
 
 
+def test_trees_may_choose_the_same_expert_so_there_may_be_more_trees_than_experts():
+    X, y, _ = make_numbers(60)
+    assert MoEClassifier(**FAST | {"k": 6, "epochs": 1}).fit(X, y).predict(X).shape == (60,)
+
+
 def test_the_estimators_work_in_pipelines_and_grid_searches():
     X, y, _ = make_numbers(120)
     pipeline = make_pipeline(StandardScaler(), MoEClassifier(**FAST | {"epochs": 3}))
@@ -269,6 +284,8 @@ def test_a_clone_has_the_parameters_and_is_not_fitted():
         ({"gate": "tree"}, r"gate is 'tree': choose one of dense,"),
         ({"experts": 0}, r"experts is 0: input should be greater than 0"),
         ({"k": 0}, r"k is 0: input should be greater than 0"),
+        ({"gate": "topk", "k": 9}, r"k must be at most 4, the number of experts .* got 9"),
+        ({"gate": "sigmoid", "k": 5}, r"k must be at most 4, the number of experts .* got 5"),
         ({"epochs": 0}, r"epochs is 0:"),
         ({"search_epochs": -1}, r"search_epochs is -1:"),
         ({"n_threads": 0}, r"n_threads is 0:"),

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from comet_moe.experiments.training.batches import load_dataset
 from comet_moe.experiments.training.boosted_trees import train_trees
-from comet_moe.experiments.training.load import load_run
+from comet_moe.experiments.training.recipe import load_run
 from comet_moe.files import as_json, write_text
 
 

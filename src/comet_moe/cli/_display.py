@@ -6,6 +6,7 @@ On a terminal, progress is a live table; elsewhere it is one line per epoch or p
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -17,6 +18,7 @@ from rich.text import Text
 
 from comet_moe.cli._errors import INTERRUPTED
 from comet_moe.cli._text import echo, printable
+from comet_moe.exceptions import needs_extra
 
 if TYPE_CHECKING:
     from comet_moe.experiments.training.records import EpochRecord, ResultRecord, SummaryRecord
@@ -140,6 +142,47 @@ class LiveRuns:
     def _log(self, line: str) -> None:
         with suppress(OSError, ValueError):  # a closed or full standard error does not end a training
             self.console.print(printable(line), highlight=False, soft_wrap=True, markup=False)
+
+
+class TensorBoard:
+    """Writes every number of an epoch's record to ``folder``; a context manager.
+
+    Numbers in nested records have a path as their name, such as ``validation/loss`` or
+    ``validation/routing/rating/information``. Dead experts are counted, other lists are left out. An epoch
+    that is trained twice because the run was killed is written twice, with the same values.
+    """
+
+    def __init__(self, folder: Path):
+        with needs_extra("tensorboard", "--tensorboard"):
+            from torch.utils.tensorboard import SummaryWriter
+        self.folder = folder
+        self._open = SummaryWriter
+        self._writer: Any = None
+
+    def on_epoch(self, record: "EpochRecord") -> None:
+        """Write the numbers of ``record``."""
+        for name, value in _list_scalars(record.model_dump(exclude={"epoch"})):
+            self._writer.add_scalar(name, value, record.epoch)
+        self._writer.flush()
+
+    def __enter__(self) -> "TensorBoard":
+        self._writer = self._open(str(self.folder))
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self._writer.close()
+
+
+def _list_scalars(values: dict[str, Any], prefix: str = "") -> list[tuple[str, float]]:
+    scalars: list[tuple[str, float]] = []
+    for name, value in values.items():
+        if isinstance(value, dict):
+            scalars += _list_scalars(value, f"{prefix}{name}/")
+        elif name == "dead_experts":
+            scalars.append((prefix + name, float(len(value))))
+        elif isinstance(value, int | float):
+            scalars.append((prefix + name, float(value)))
+    return scalars
 
 
 @contextmanager

@@ -53,7 +53,7 @@ def _train(scratch: str, epochs: int | None) -> list[dict[str, Any]]:
     from comet_moe.cli._display import LiveRuns, RunRow
     from comet_moe.experiments.config import load_train_config
     from comet_moe.experiments.data import load
-    from comet_moe.experiments.training.build import build_trainer
+    from comet_moe.experiments.training.recipe import build_trainer
     from comet_moe.experiments.training.run import RunFolder, start_run
 
     dataset = load("multidigits", cache=Path(scratch) / "data")

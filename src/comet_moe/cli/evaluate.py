@@ -28,7 +28,7 @@ def evaluate(
     On the device and in the precision of the training, the metrics equal those in result.json.
     """
     from comet_moe.cli._display import print_summary
-    from comet_moe.experiments.training.load import evaluate_run
+    from comet_moe.experiments.training.recipe import evaluate_run
 
     summary = evaluate_run(run, device, precision)
     if as_json:

@@ -30,16 +30,13 @@ def export(
 ) -> None:
     """Write a trained model as ONNX or as a torch program, and check that it computes the same outputs."""
     from comet_moe.experiments.export import SIZES, TOLERANCES, export_model
-    from comet_moe.experiments.training.load import example_features, load_run
+    from comet_moe.experiments.training.recipe import load_run
     from comet_moe.files import require_file_path
 
     suffix = ".onnx" if format == "onnx" else ".pt2"
     path = output or run / f"model{suffix}"
     require_file_path(path, suffix)  # before the work
-    trained = load_run(run)
-    checks = export_model(
-        trained.model, lambda rows: example_features(trained, rows), path, format, execution, precision
-    )
+    checks = export_model(load_run(run).model, path, format, execution, precision)
     worst = max(check.difference for check in checks)
     if as_json:
         summary = {

@@ -58,7 +58,7 @@ def flops(
 def _run_rows(path: Path) -> list[dict[str, Any]]:
     from comet_moe.experiments.training.batches import load_dataset
     from comet_moe.experiments.training.flops import count_costs
-    from comet_moe.experiments.training.load import load_run
+    from comet_moe.experiments.training.recipe import load_run
     from comet_moe.experiments.training.run import data_meta
 
     run = load_run(path)
@@ -69,9 +69,9 @@ def _run_rows(path: Path) -> list[dict[str, Any]]:
 
 def _recipe_rows(recipe: str, gates: list[str] | None, settings: list[str]) -> list[dict[str, Any]]:
     from comet_moe.experiments.config import load_train_config
+    from comet_moe.experiments.models.mixture import num_keys
     from comet_moe.experiments.training.batches import load_dataset
     from comet_moe.experiments.training.flops import build_hard_model, count_costs
-    from comet_moe.experiments.training.mixture_parts import num_keys
     from comet_moe.gate_names import GATE_KINDS
 
     dataset = load_dataset(load_train_config(recipe, settings))

@@ -2,16 +2,11 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from comet_moe.cli._text import echo, split_names
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from comet_moe.experiments.training.predict_table import TablePredictions
 
 
 def predict(
@@ -65,10 +60,8 @@ def predict(
     any order; other columns are ignored. Categories that are new since training are counted.
     """
     from comet_moe.exceptions import WriteError
-    from comet_moe.experiments.models import TableModel
     from comet_moe.experiments.training import predict as prediction
-    from comet_moe.experiments.training.load import load_run
-    from comet_moe.experiments.training.predict_table import predict_table
+    from comet_moe.experiments.training.recipe import load_run
     from comet_moe.files import require_file_path
 
     prediction.check_suffix(output)
@@ -76,17 +69,18 @@ def predict(
     if output.exists() and table.exists() and output.samefile(table):
         raise WriteError(f"{output} is the table itself: choose another file for the predictions")
     folder = _best_run(run) if (run / "study.json").is_file() else run
-    loaded = load_run(folder, device, precision)
-    if isinstance(loaded.model, TableModel):
-        predictions = predict_table(loaded, table, split_names(keep, "--keep") if keep is not None else ())
-        prediction.write_table(predictions.frame, output, escape_formulas)
-        _show_table(predictions, output, as_json)
-    elif keep is not None:
-        raise typer.BadParameter("--keep is for tables; predictions of ratings have user and item already")
-    else:
-        pairs = prediction.predict(loaded, table)
-        prediction.write_table(pairs, output, escape_formulas)
-        _show_pairs(pairs, output, as_json)
+    kept = split_names(keep, "--keep") if keep is not None else ()
+    predictions = prediction.predict(load_run(folder, device, precision), table, kept)
+    prediction.write_table(predictions.frame, output, escape_formulas)
+    rows = len(predictions.frame)
+    if as_json:
+        echo(json.dumps({"rows": rows, **predictions.summary, "file": str(output)}))
+        return
+    for note in predictions.notes:
+        echo(note, err=True)
+    echo(f"{output}: {rows:,} rows")
+    for line in predictions.lines:
+        echo(f"  {line}")
 
 
 def _best_run(study: Path) -> Path:
@@ -111,38 +105,3 @@ def _best_run(study: Path) -> Path:
                 )
             return Path(row.run)
     raise StudyError(f"{study} has no finished run with weights on this machine: give the folder of a run")
-
-
-def _show_table(predictions: "TablePredictions", output: Path, as_json: bool) -> None:
-    rows = len(predictions.frame)
-    if as_json:
-        summary = {
-            "rows": rows,
-            "ignored": predictions.ignored,
-            "unknown": predictions.unknown,
-            "not_numbers": predictions.not_numbers,
-            "file": str(output),
-        }
-        echo(json.dumps(summary))
-        return
-    for note in predictions.notes:
-        echo(note, err=True)
-    echo(f"{output}: {rows:,} rows")
-    if predictions.ignored:
-        echo(f"  columns that the model does not use: {', '.join(predictions.ignored)}")
-    for name, count in predictions.unknown.items():
-        echo(f"  {name}: {count:,} values were never seen in training")
-    for name, count in predictions.not_numbers.items():
-        echo(f"  {name}: {count:,} texts are not numbers and count as missing")
-
-
-def _show_pairs(predictions: "pd.DataFrame", output: Path, as_json: bool) -> None:
-    rows = len(predictions)
-    counts = {name: int((predictions["known"] == name).sum()) for name in ("both", "user", "item", "neither")}
-    if as_json:
-        echo(json.dumps({"rows": rows, "known": counts, "file": str(output)}))
-        return
-    echo(
-        f"{output}: {rows:,} rows, {rows - counts['both']:,} of them with an unknown user or item, for which "
-        f"the mean embedding is used (see the column `known`)"
-    )

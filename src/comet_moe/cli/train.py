@@ -79,12 +79,11 @@ def train(
 def _train(
     folder: "RunFolder", config: "TrainConfig", processes: "Processes", tensorboard: bool
 ) -> "ResultRecord":
-    from comet_moe.cli._display import LiveRuns, RunRow
+    from comet_moe.cli._display import LiveRuns, RunRow, TensorBoard
     from comet_moe.experiments.data import DATASETS
     from comet_moe.experiments.training.batches import load_dataset
-    from comet_moe.experiments.training.build import build_trainer
+    from comet_moe.experiments.training.recipe import build_trainer
     from comet_moe.experiments.training.run import dataset_facts, start_run
-    from comet_moe.experiments.training.tracking import TensorBoard
 
     board = processes.main_first(lambda: TensorBoard(folder.path / "tensorboard")) if tensorboard else None
     dataset = processes.main_first(lambda: load_dataset(config))

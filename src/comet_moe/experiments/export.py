@@ -41,7 +41,7 @@ class Check(NamedTuple):
     Attributes:
         rows: of the batch.
         difference: largest difference between two predictions, divided by the largest prediction of the task
-            in the batch, or by 1 (by the standard deviation of a standardised value) if that is larger.
+            in the batch. The divisor is at least 1, or the standard deviation of a standardised target.
     """
 
     rows: int
@@ -66,7 +66,6 @@ class Predictions(nn.Module):
 
 def export_model(
     model: Model,
-    sample: Callable[[int], dict[str, Tensor]],
     path: Path,
     format: Format,
     execution: Literal["dense", "sparse"],
@@ -77,9 +76,8 @@ def export_model(
     Where it cannot be written or differs from the model, a file that was at ``path`` stays as it is.
 
     Args:
-        model: trained, and left as it is; its copy is put in eval mode, and a search that is still in stage 1
+        model: trained, and left as it is. Its copy is put in eval mode, and a search that is still in stage 1
             is finished there.
-        sample: makes features for a given number of rows.
         path: the file to write.
         format: "onnx" for onnxruntime and others, "torch" for ``torch.export.load``.
         execution: "dense" evaluates every expert, "sparse" only the selected ones, by index.
@@ -93,6 +91,7 @@ def export_model(
             )
         _import_onnx()
     tolerance = TOLERANCES[precision]
+    sample = model.example_features
     names = list(sample(1))
     placement = make_placement("cpu", precision, source="")
     module = Predictions(_prepare(model, execution), names, placement)

@@ -54,6 +54,7 @@ class ConvExperts(Experts):
             for value in values:
                 checks.at_least_one(f"every number in {name}", value)
         checks.at_least_one("kernel_size", kernel_size)
+        self.input_shape = tuple(input_shape)
         channels, *size = input_shape
         self.kernels = nn.ParameterList()
         self.biases = nn.ParameterList()

@@ -26,7 +26,6 @@ from comet_moe.experiments.training.batches import evaluation_batches
 from comet_moe.experiments.training.distributed import num_threads
 from comet_moe.experiments.training.evaluate import EVALUATION_BATCH
 from comet_moe.experiments.training.records import EvaluationRecord
-from comet_moe.experiments.training.table_parts import example_table
 from comet_moe.sklearn.files import read_estimator, write_estimator
 from comet_moe.sklearn.inputs import choose_columns, fit_features, merge_rows, read_table
 from comet_moe.sklearn.settings import choose_batch_size, make_config
@@ -166,7 +165,8 @@ class BaseMoE(BaseEstimator):
         trained = train(model, splits[0], splits[1] if held_out.any() else None, config)
         self._columns = list(batch.schema.names)
         self._config, self._schema, self._train_rows = config, schema, len(splits[0])
-        self.model_ = model
+        # In float64, so that the prediction of a row does not depend on the rows that are predicted with it.
+        self.model_ = model.double()
         self.n_iter_ = len(trained.history)
         self.history_ = trained.history
         self.routing_ = _describe_routing(trained.evaluation)
@@ -178,12 +178,12 @@ class BaseMoE(BaseEstimator):
             "epochs": len(trained.history),
             "best_epoch": trained.best_epoch,
             "split": "validation" if held_out.any() else "train",
-            "loss": (trained.evaluation.loss or 0.0) / 100,
+            "loss": trained.loss,
             "tasks": trained.evaluation.tasks,
             "experts_per_sample": trained.evaluation.experts_per_sample,
             "flops_per_sample": trained.evaluation.flops_per_sample,
             "seconds": trained.seconds,
-            "notes": notes,
+            "notes": [*notes, *trained.notes],
         }
 
     def _held_out(self, columns: Sequence[Column], values: Floats, seed: int) -> npt.NDArray[np.bool_]:
@@ -220,15 +220,13 @@ class BaseMoE(BaseEstimator):
     def _predict(self, X: Any) -> list[npt.NDArray[Any]]:
         """What each task predicts: probabilities (N,) or (N, classes), or numbers (N,)."""
         arrays = self.encode(X)
-        # In float64, so that the prediction of a row does not depend on the rows that are predicted with it.
-        model = copy.deepcopy(self.model_).double().eval()
         outputs: list[list[Tensor]] = []
         with torch.no_grad(), num_threads(self._config.training.threads):
             for batch in evaluation_batches(Split(arrays, {}), EVALUATION_BATCH):
-                outputs.append(model(batch.features)[0])
+                outputs.append(self.model_(batch.features)[0])
         return [
             task.predict(torch.cat(parts)).numpy()
-            for task, parts in zip(model.tasks, zip(*outputs, strict=True), strict=True)
+            for task, parts in zip(self.model_.tasks, zip(*outputs, strict=True), strict=True)
         ]
 
     def save(self, path: str | Path) -> None:
@@ -263,13 +261,7 @@ class BaseMoE(BaseEstimator):
             How far the outputs are from those of the network, for several numbers of rows.
         """
         check_is_fitted(self)
-        return export_model(
-            self.model_,
-            lambda rows: example_table(self._schema, rows, torch.Generator().manual_seed(rows)),
-            Path(path),
-            format,
-            execution,
-        )
+        return export_model(copy.deepcopy(self.model_).float(), Path(path), format, execution)
 
 
 def _describe_routing(evaluation: EvaluationRecord) -> dict[str, dict[str, Any]]:

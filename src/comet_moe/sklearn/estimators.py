@@ -18,9 +18,9 @@ from comet_moe.sklearn.targets import Column, refuse_times
 class MoEClassifier(ClassifierMixin, BaseMoE):
     """A classifier: a sparse mixture of experts over a table's columns.
 
-    X is an array or a DataFrame. Where all columns are numbers, all are numeric features. Otherwise they may
-    be numbers, texts, categories, dates and lists, and their kinds are inferred as for the ``table`` recipe,
-    where a column of few integers is one of categories. NaN is a missing value.
+    X is an array or a DataFrame. If all columns are numbers, all are numeric features. Otherwise columns may
+    be numbers, texts, categories, dates and lists, and their kinds are inferred as for the ``table`` recipe.
+    There a column with few distinct integers is categorical. NaN is a missing value.
 
     Args:
         gate: name of the gate, "comet", "topk", "softmax" and others; with local search if it ends in "+";
@@ -67,8 +67,9 @@ class MoEClassifier(ClassifierMixin, BaseMoE):
         routing_: for each task the statistics of its gate on the validation rows (on the train rows if there
             are none), and a ``verdict``: "routes", "static", "collapsed" or "dense".
         result_: loss and metrics on the validation rows with the final weights, number of parameters, rows,
-            operations per row, notes on columns that were left out.
-        model_: the network, a :class:`~comet_moe.experiments.models.TableModel`.
+            operations per row, notes on columns that were left out and on gates that do not route.
+        model_: the network, a :class:`~comet_moe.experiments.models.TableModel` in float64. Its weights were
+            trained in float32. In float64 a prediction does not depend on the other rows of the call.
 
     Example:
         >>> from sklearn.datasets import load_iris

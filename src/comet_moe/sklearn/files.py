@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,8 @@ def write_estimator(estimator: Any, path: Path) -> None:
         "classes": _pack_classes(getattr(estimator, "classes_", None)),
         "fitted": {name: getattr(estimator, name) for name in _FITTED},
     }
-    tensors = {name: value.contiguous() for name, value in estimator.model_.state_dict().items()}
+    weights = copy.deepcopy(estimator.model_).float().state_dict()  # as they were trained
+    tensors = {name: value.contiguous() for name, value in weights.items()}
     metadata = {KEY: as_json(state)}
     write_atomically(path, lambda temporary: save_file(tensors, temporary, metadata=metadata))
 
@@ -86,7 +88,7 @@ def _restore(kind: type[Any], state: dict[str, Any], tensors: dict[str, Any], pa
     estimator.model_ = build_network(estimator._config, estimator._schema, estimator._train_rows)
     require_same_tensors(estimator.model_.state_dict(), tensors, str(path), RunError)
     estimator.model_.load_state_dict(tensors)
-    estimator.model_.eval()
+    estimator.model_.double().eval()
     if state["feature_names"] is not None:
         estimator.feature_names_in_ = np.asarray(state["feature_names"], dtype=object)
     if state["classes"] is not None:

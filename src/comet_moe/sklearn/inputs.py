@@ -1,4 +1,4 @@
-"""What is given as X: arrays and DataFrames as record batches, and the features that are made of them."""
+"""X as record batches, from arrays and DataFrames, and the features that are made of it."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def merge_rows(
 ) -> tuple[pa.RecordBatch, npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """Equal rows as one with the sum of their weights, in the order of their values.
 
-    Where a batch has all rows, this changes neither the loss nor its gradient, and a row of weight 2 gives
+    If one batch holds all rows, this changes neither the loss nor its gradient. A row of weight 2 then gives
     the same model as the row given twice, bit for bit. Tables with other columns than numbers stay as they
     are.
 

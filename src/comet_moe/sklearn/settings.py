@@ -8,8 +8,7 @@ from typing import Any, get_args
 import numpy as np
 from pydantic import ValidationError
 
-from comet_moe.experiments.config.schema import GateConfig, Section, TrainConfig
-from comet_moe.experiments.training.batches import rows_per_step
+from comet_moe.experiments.config.schema import GateConfig, Section, TrainConfig, rows_per_step
 
 GATES: dict[str, type[Section]] = {
     name: section

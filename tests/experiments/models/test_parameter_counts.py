@@ -4,7 +4,7 @@ import pytest
 
 from comet_moe.experiments.config import load_train_config
 from comet_moe.experiments.models import ImageModel, RatingModel
-from comet_moe.experiments.training.build import build_model
+from comet_moe.experiments.models.build import build_model
 
 TEN = load_train_config("celeba").data.options["attributes"]
 

@@ -94,7 +94,7 @@ def test_fixed_weights_multiply_the_losses():
 def test_uncertainty_weighs_each_loss_by_its_learned_variance():
     network = model(TASKS, uncertainty=True)
     losses = [torch.tensor(4.0), torch.tensor(8.0)]
-    assert float(network.weigh(losses)) == 0.25 * 4 + 0.75 * 8 / 2
+    assert network.weigh(losses).item() == 0.25 * 4 + 0.75 * 8 / 2
     optimizer = torch.optim.SGD(network.parameters(), lr=0.05)
     for _ in range(2000):
         optimizer.zero_grad()

@@ -4,7 +4,7 @@ import pytest
 
 from comet_moe.exceptions import RecipeError
 from comet_moe.experiments.config import load_train_config
-from comet_moe.experiments.training.build import build_model
+from comet_moe.experiments.models.build import build_model
 
 RATING = {"name": "movielens", "num_users": 30, "num_items": 20, "rows": {"train": 100}}
 

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from comet_moe.experiments.training.batches import steps_per_epoch, take_rows, training_batches
-from comet_moe.experiments.training.evaluate import accuracy, auc
+from comet_moe.experiments.config.schema import steps_per_epoch
+from comet_moe.experiments.training.batches import take_rows, training_batches
+from comet_moe.experiments.training.metrics import accuracy, auc
 
 
 @pytest.fixture(autouse=True)

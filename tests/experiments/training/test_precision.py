@@ -8,10 +8,10 @@ import torch
 from comet_moe.exceptions import DeviceError
 from comet_moe.experiments.config import load_train_config
 from comet_moe.experiments.data import load
+from comet_moe.experiments.models.build import build_model
 from comet_moe.experiments.training.batches import take_rows
-from comet_moe.experiments.training.build import MultiTaskObjective, build_model, build_trainer
 from comet_moe.experiments.training.distributed import Processes
-from comet_moe.experiments.training.load import evaluate_run, load_run
+from comet_moe.experiments.training.recipe import MultiTaskObjective, build_trainer, evaluate_run, load_run
 from comet_moe.experiments.training.run import RunFolder, start_run, with_machine
 
 SMALL = ["data.options.train_size=200", "data.options.validation_size=100", "data.options.test_size=300"]
@@ -80,7 +80,7 @@ def test_the_products_of_experts_and_heads_are_in_bfloat16(dataset):
 
 
 def test_a_run_is_evaluated_in_its_own_precision_or_in_another(tmp_path, dataset, monkeypatch):
-    monkeypatch.setattr("comet_moe.experiments.training.load.load_dataset", lambda config: dataset)
+    monkeypatch.setattr("comet_moe.experiments.training.recipe.load_dataset", lambda config: dataset)
     run = with_machine(config("gate=topk", "training.precision=bfloat16"))
     assert run.training.device != "auto"
     result = train(tmp_path / "run", run, dataset)

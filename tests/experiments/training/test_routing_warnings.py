@@ -6,13 +6,13 @@ from torch import nn
 
 from comet_moe import Permutation, PermutedGate
 from comet_moe.experiments.config import load_train_config
+from comet_moe.experiments.training.evaluate import routing_warnings
 from comet_moe.experiments.training.records import (
     EvaluationRecord,
     ResultRecord,
     RoutingRecord,
     SummaryRecord,
 )
-from comet_moe.experiments.training.routing_warnings import routing_warnings
 from comet_moe.experiments.training.run import RunFolder
 from comet_moe.experiments.training.trainer import Callbacks, StepLoss, Trainer
 from comet_moe.gates import SoftmaxGate, TopKGate, WarmupGate

@@ -5,12 +5,17 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
+from comet_moe import Permutation
+from comet_moe.devices import Placement
 from comet_moe.exceptions import RunError
 from comet_moe.experiments.config import load_train_config
 from comet_moe.experiments.data import load
-from comet_moe.experiments.training.build import build_trainer
+from comet_moe.experiments.training.recipe import build_trainer
 from comet_moe.experiments.training.records import EvaluationRecord, ResultRecord, SummaryRecord
 from comet_moe.experiments.training.run import RunFolder, start_run
 from comet_moe.experiments.training.trainer import Callbacks, StepLoss, Trainer
@@ -149,7 +154,8 @@ class Line(nn.Module):
 def line_trainer(folder, loss=lambda w: (w - 1) ** 2, **given):
     """Two steps per epoch of gradient descent on ``loss``; the metric is the negative loss."""
     model = Line()
-    folder.start(config(), {"name": "line"})
+    if folder is not None:
+        folder.start(config(), {"name": "line"})
 
     def objective(batch):
         value = loss(model.w)
@@ -172,17 +178,19 @@ def line_trainer(folder, loss=lambda w: (w - 1) ** 2, **given):
         "optimizer": torch.optim.SGD(model.parameters(), lr=0.25),
         "result": ResultRecord(status="running"),
     }
+    if folder is not None:
+        settings |= {
+            "folder": folder,
+            "evaluate_held_out": lambda: SummaryRecord.from_evaluations(evaluate(), evaluate(), "test"),
+            "save_model": lambda: folder.write_model(model.state_dict()),
+        }
     return Trainer(
         model=model,
         objective=objective,
         batches=lambda epoch: range(2),
         steps_per_epoch=2,
         train_rows=2,
-        evaluate=evaluate,
-        evaluate_held_out=lambda: SummaryRecord.from_evaluations(evaluate(), evaluate(), "test"),
-        save_model=lambda: folder.write_model(model.state_dict()),
-        folder=folder,
-        **{**settings, **given},
+        **{"evaluate": evaluate, **settings, **given},
     )
 
 
@@ -192,6 +200,24 @@ def test_steps_are_those_of_the_optimiser(tmp_path):
     # Each step halves the distance from 1.
     assert folder.model()["w"].item() == 1 - 0.5**6
     assert [record.train_loss for record in folder.metrics()] == [62.5, 3.90625, 0.244140625]
+
+
+def test_without_a_folder_training_is_the_same_and_nothing_is_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    trainer = line_trainer(None)
+    result = trainer.run()
+    assert trainer.model.w.item() == 1 - 0.5**6
+    assert [record.train_loss for record in trainer.history] == [62.5, 3.90625, 0.244140625]
+    assert (result.status, result.best_epoch, result.test_loss) == ("complete", 3, None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_validation_rows_all_epochs_are_trained_and_the_last_one_is_kept():
+    trainer = line_trainer(None, evaluate=None, patience=1)
+    result = trainer.run()
+    assert (result.status, result.epochs, result.best_epoch) == ("complete", 3, 3)
+    assert trainer.model.w.item() == 1 - 0.5**6
+    assert trainer.history[0].validation.loss is None
 
 
 def test_a_schedule_scales_the_learning_rate_of_every_step(tmp_path):
@@ -207,6 +233,54 @@ def test_the_norm_of_the_gradient_is_limited(tmp_path):
     line_trainer(folder, clip=0.1, epochs=1).run()
     # clip_grad_norm_ divides by the norm plus 1e-6.
     assert folder.model()["w"].item() == pytest.approx(2 * 0.25 * 0.1, rel=1e-5)
+
+
+@pytest.fixture
+def mesh():
+    """A mesh of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+def test_the_norm_is_that_of_all_gradients_where_some_are_spread_over_ranks(mesh):
+    model = nn.Module()
+    model.plain = nn.Parameter(torch.tensor([3.0, 0.0]))
+    model.spread = nn.Parameter(distribute_tensor(torch.tensor([4.0, 0.0]), mesh, [Shard(0)]))
+
+    def objective(batch):
+        loss = (model.plain.square().sum() + model.spread.to_local().square().sum()) / 2  # gradient (3, 4)
+        return StepLoss(loss, loss, torch.zeros(()), {})
+
+    trainer = Trainer(
+        model=model,
+        objective=objective,
+        batches=lambda epoch: range(1),
+        steps_per_epoch=1,
+        train_rows=1,
+        evaluate=None,
+        optimizer=torch.optim.SGD([{"params": [p]} for p in model.parameters()], lr=1.0),
+        epochs=1,
+        patience=1,
+        seed=0,
+        result=ResultRecord(status="running"),
+        clip=1.0,
+    )
+    assert trainer.run().status == "complete"
+    assert model.plain[0].item() == pytest.approx(3 - 3 / 5, rel=1e-5)
+    assert model.spread.full_tensor()[0].item() == pytest.approx(4 - 4 / 5, rel=1e-5)
+
+
+@pytest.mark.parametrize(("factor", "steps"), [(1.0, 2), (1e35, 0)])
+def test_a_search_does_not_move_where_float16_gradients_overflow_and_the_step_is_left_out(factor, steps):
+    """The loss is scaled by 65536: gradients of 1e35 are infinite then, even in float32."""
+    trainer = line_trainer(
+        None, lambda w: w * factor, epochs=1, evaluate=None, placement=Placement(precision="float16")
+    )
+    trainer.model.search = Permutation(4, steps=10)
+    trainer.run()
+    assert int(trainer.model.search.progress) == steps
+    assert (trainer.model.w.item() != 0) == (steps > 0)
 
 
 def test_the_epoch_with_the_lowest_selection_loss_is_kept(tmp_path):

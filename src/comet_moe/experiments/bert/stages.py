@@ -32,7 +32,7 @@ from comet_moe.experiments.bert.run import (
 from comet_moe.experiments.bert.students import build_student, check_student, discrepancy
 from comet_moe.experiments.bert.tokens import TaskData, evaluation_batches, load_task_data, training_batches
 from comet_moe.experiments.config import BertConfig, Override, load_bert_config, parse_setting
-from comet_moe.experiments.training.batches import steps_per_epoch
+from comet_moe.experiments.config.schema import steps_per_epoch
 from comet_moe.experiments.training.distributed import num_threads
 from comet_moe.experiments.training.records import EvaluationRecord, ResultRecord, SummaryRecord
 from comet_moe.experiments.training.trainer import Callbacks, StepLoss, Trainer

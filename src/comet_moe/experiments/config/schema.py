@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from math import ceil
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -395,6 +396,20 @@ class TrainingConfig(Section):
     )
     device: DeviceName = DEVICE
     precision: PrecisionName = PRECISION
+
+
+MIN_BATCH, MAX_BATCH = 32, 1024
+"""Limits of a batch size that is not given: fewer rows are noise, more have no further speed."""
+
+
+def rows_per_step(rows: int, batch_size: int | None) -> int:
+    """``batch_size``, or where it is None that of about 32 optimiser steps over ``rows`` rows."""
+    return min(max(rows // 32, MIN_BATCH), MAX_BATCH) if batch_size is None else batch_size
+
+
+def steps_per_epoch(rows: int, batch_size: int | None) -> int:
+    """Optimiser steps per epoch over ``rows`` train rows; the last batch may be smaller."""
+    return ceil(rows / rows_per_step(rows, batch_size))
 
 
 class ParallelConfig(Section):

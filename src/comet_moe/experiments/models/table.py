@@ -1,20 +1,17 @@
 """The network for tables: embeddings of all columns, a mixture of experts with one gate per task, towers."""
 
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from comet_moe.experiments.models.layers import build_head
+from comet_moe.experiments.models.base import Mixture, Model, make_generator
 from comet_moe.experiments.models.table_inputs import TableInput
 from comet_moe.experiments.models.tasks import Task
-from comet_moe.experts.base import count_linear_flops
-from comet_moe.mixture.moe import MultiGateMoE
-from comet_moe.mixture.ple import CGC, PLE
-from comet_moe.routing import Routing
 
 
-class TableModel(nn.Module):
+class TableModel(Model):
     """A mixture over the concatenated embeddings of a table's columns, with one gate and one tower per task.
 
     The mixture is MMoE (:class:`~comet_moe.MultiGateMoE`), CGC or PLE (:mod:`comet_moe.mixture.ple`).
@@ -53,34 +50,45 @@ class TableModel(nn.Module):
         [torch.Size([1, 1]), torch.Size([1, 1])]
     """
 
+    kind = "table"
+    has_table_metrics = True
+    inputs: nn.ModuleDict
+    dropout: nn.Dropout
+
     def __init__(
         self,
         *,
         tasks: Sequence[Task],
         inputs: Mapping[str, TableInput],
-        moe: MultiGateMoE | CGC | PLE,
+        moe: Mixture,
         expert_units: int,
         head_units: Sequence[int] = (),
         dropout: float = 0.0,
         key: int | None = None,
         uncertainty: bool = False,
     ):
-        super().__init__()
-        self.tasks = tuple(tasks)
-        self.inputs = nn.ModuleDict(dict(inputs))
-        self.dropout = nn.Dropout(dropout)
+        super().__init__(
+            tasks,
+            moe,
+            expert_units,
+            head_units,
+            inputs=nn.ModuleDict(dict(inputs)),
+            dropout=nn.Dropout(dropout),
+        )
         self.key = key
-        self.moe = moe
-        self.heads = nn.ModuleList(build_head(expert_units, head_units, task.outputs) for task in tasks)
-        self.gate_names = _gate_names([task.name for task in tasks], moe)
         self.log_variances = nn.Parameter(torch.zeros(len(self.tasks))) if uncertainty else None
 
-    def forward(self, features: dict[str, Tensor]) -> tuple[list[Tensor], list[Routing]]:
-        """The arrays of a table, (B, columns) each -> one (B, outputs) per task, one routing per gate."""
+    def embed(self, features: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
+        """The embeddings of all columns side by side, and the codes of the key column."""
         embedded = [module(features[name]) for name, module in self.inputs.items()]
         keys = None if self.key is None else features["categorical"][:, self.key].long()
-        mixed, routings = self.moe(self.dropout(torch.cat(embedded, -1)), keys=keys)
-        return [head(y) for head, y in zip(self.heads, mixed, strict=True)], routings
+        return self.dropout(torch.cat(embedded, -1)), keys
+
+    def example_features(self, rows: int) -> dict[str, Tensor]:
+        """Random arrays of the table."""
+        generator = make_generator(rows)
+        modules = {name: cast(TableInput, module) for name, module in self.inputs.items()}
+        return {name: module.example(rows, generator) for name, module in modules.items()}
 
     def weigh(self, losses: Sequence[Tensor]) -> Tensor:
         """The loss to minimise, from the mean loss of each task.
@@ -88,29 +96,22 @@ class TableModel(nn.Module):
         Σ_t w_t L_t with the tasks' own weights, or by uncertainty (Kendall et al. 2018), with a learned
         s_t = log σ_t²: Σ_t w_t (e^{-s_t} L_t + s_t / 2), where the squared error of a regression counts half.
         """
-        weights = [task.weight for task in self.tasks]
         if self.log_variances is None:
-            return torch.stack([w * loss for w, loss in zip(weights, losses, strict=True)]).sum()
+            return super().weigh(losses)
         terms = [
-            weight * ((-s).exp() * loss * (0.5 if task.kind == "regression" else 1.0) + s / 2)
-            for task, weight, s, loss in zip(self.tasks, weights, self.log_variances, losses, strict=True)
+            task.weight * ((-s).exp() * loss * (0.5 if task.kind == "regression" else 1.0) + s / 2)
+            for task, s, loss in zip(self.tasks, self.log_variances, losses, strict=True)
         ]
         return torch.stack(terms).sum()
 
-    def flops(self, routings: Sequence[Routing]) -> int:
-        """Floating-point operations of the matrix products that made ``routings``' batch."""
-        rows = routings[0].batch_shape[0]
-        numeric = 2 * sum(
-            parameter.numel()
-            for name, parameter in self.inputs.named_parameters()
-            if name == "numeric.weight"
-        )
-        return self.moe.flops(routings) + rows * (numeric + count_linear_flops(self.heads))
+    def trained_task_values(self) -> dict[str, dict[str, float]]:
+        """The ``log_variance`` s_t of each task, if tasks are weighed by uncertainty."""
+        if self.log_variances is None:
+            return {}
+        names = [task.name for task in self.tasks]
+        values = self.log_variances.tolist()
+        return {name: {"log_variance": value} for name, value in zip(names, values, strict=True)}
 
-
-def _gate_names(tasks: list[str], moe: MultiGateMoE | CGC | PLE) -> tuple[str, ...]:
-    """The gates of tasks by their names; those of the earlier layers of PLE also by the layer."""
-    if not isinstance(moe, PLE):
-        return tuple(tasks)
-    earlier = range(1, len(moe.layers))
-    return (*(f"{name} (layer {layer})" for layer in earlier for name in (*tasks, "shared")), *tasks)
+    def embedding_flops(self) -> int:
+        """Operations of the linear maps of numbers, per row."""
+        return sum(cast(TableInput, module).flops() for module in self.inputs.values())

@@ -8,14 +8,23 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from comet_moe.experiments.data.table.schema import UNKNOWN
-from comet_moe.experiments.models.layers import build_embedding
+from comet_moe.experiments.config.schema import TableModelConfig
+from comet_moe.experiments.data.table.schema import UNKNOWN, TableSchema
+from comet_moe.experiments.models.base import build_embedding
 
 
 class TableInput(nn.Module):
     """Base class of the modules that embed an array of a table: (B, columns) -> (B, out_features)."""
 
     out_features: int
+
+    def example(self, rows: int, generator: torch.Generator) -> Tensor:
+        """A random array of ``rows`` rows."""
+        raise NotImplementedError
+
+    def flops(self) -> int:
+        """Floating-point operations of matrix products per row."""
+        return 0
 
 
 class CategoricalEmbeddings(TableInput):
@@ -36,8 +45,13 @@ class CategoricalEmbeddings(TableInput):
         super().__init__()
         self.table = build_embedding(sum(sizes), width)
         self.register_buffer("offsets", _offsets(sizes), persistent=False)
+        self.sizes = tuple(sizes)
         self.out_features = len(sizes) * width
         self.unknown_rate = unknown_rate
+
+    def example(self, rows: int, generator: torch.Generator) -> Tensor:
+        """Random codes."""
+        return _random_codes(self.sizes, [1] * len(self.sizes), rows, generator)
 
     def forward(self, codes: Tensor) -> Tensor:
         """Look up each code in the table of its column."""
@@ -65,8 +79,12 @@ class ListEmbeddings(TableInput):
         self.table = build_embedding(sum(sizes), width)
         by_element = _offsets(sizes).repeat_interleave(torch.tensor(lengths), output_size=sum(lengths))
         self.register_buffer("offsets", by_element, persistent=False)
-        self.lengths = tuple(lengths)
+        self.sizes, self.lengths = tuple(sizes), tuple(lengths)
         self.out_features = len(sizes) * width
+
+    def example(self, rows: int, generator: torch.Generator) -> Tensor:
+        """Random codes, without padding."""
+        return _random_codes(self.sizes, self.lengths, rows, generator)
 
     def forward(self, codes: Tensor) -> Tensor:
         """Look up the elements and average those of each list."""
@@ -114,7 +132,17 @@ class PiecewiseLinearEmbeddings(TableInput):
         counts = [len(column) - 1 for column in edges]
         for parameter, count in zip(self.weight, counts, strict=True):
             nn.init.uniform_(parameter, -(count**-0.5), count**-0.5)
+        self.limits = [(column[0], column[-1]) for column in edges]
         self.out_features = len(edges) * width
+
+    def example(self, rows: int, generator: torch.Generator) -> Tensor:
+        """Numbers between the first and the last edge of each column."""
+        low, high = torch.tensor(self.limits).unbind(1)
+        return low + (high - low) * torch.rand(rows, len(low), generator=generator)
+
+    def flops(self) -> int:
+        """Those of the linear maps."""
+        return 2 * self.weight.numel()
 
     def forward(self, numbers: Tensor) -> Tensor:
         """Encode by bins, map and rectify."""
@@ -146,6 +174,11 @@ class ScaledNumbers(TableInput):
         self.register_buffer("scales", torch.tensor(scales).clamp_min(1e-30), persistent=False)
         self.out_features = 2 * len(medians)
 
+    def example(self, rows: int, generator: torch.Generator) -> Tensor:
+        """Numbers up to one scale from the median of each column."""
+        medians, scales = self.medians.float().cpu(), self.scales.float().cpu()
+        return medians + scales * (2 * torch.rand(rows, len(medians), generator=generator) - 1)
+
     def forward(self, numbers: Tensor) -> Tensor:
         """Scale and bound; 0 and a 1 beside it where a number is missing."""
         is_missing = numbers.isnan()
@@ -153,6 +186,39 @@ class ScaledNumbers(TableInput):
         scaled = scaled.clamp(-1e15, 1e15)  # the square of more is infinite in float32
         bounded = scaled / (1 + (scaled / 3).square()).sqrt()
         return torch.cat((bounded.masked_fill(is_missing, 0), is_missing.to(bounded.dtype)), -1)
+
+
+def build_table_inputs(schema: TableSchema, shape: TableModelConfig) -> dict[str, TableInput]:
+    """The modules that embed the arrays of a table, by the name of the array."""
+    inputs: dict[str, TableInput] = {}
+    categorical, numeric, lists = (schema.of_kind(kind) for kind in ("categorical", "numeric", "list"))
+    if categorical:
+        sizes = [feature.num_codes for feature in categorical]
+        inputs["categorical"] = CategoricalEmbeddings(sizes, shape.embedding, shape.unknown_rate)
+    if numeric and shape.numeric == "piecewise":
+        edges = [feature.edges for feature in numeric]
+        inputs["numeric"] = PiecewiseLinearEmbeddings(edges, shape.numeric_embedding)
+    elif numeric:
+        inputs["numeric"] = ScaledNumbers(
+            [feature.median for feature in numeric], [feature.scale for feature in numeric]
+        )
+    if lists:
+        inputs["lists"] = ListEmbeddings(
+            [feature.num_codes for feature in lists],
+            [feature.length for feature in lists],
+            shape.embedding,
+        )
+    return inputs
+
+
+def _random_codes(
+    sizes: Sequence[int], lengths: Sequence[int], rows: int, generator: torch.Generator
+) -> Tensor:
+    codes = [
+        torch.randint(size, (rows, length), generator=generator)
+        for size, length in zip(sizes, lengths, strict=True)
+    ]
+    return torch.cat(codes, 1).int()
 
 
 def _offsets(sizes: Sequence[int]) -> Tensor:

@@ -3,12 +3,18 @@
 A loss is a sum and a count, so that batches, and the shards of several processes, add up exactly.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from comet_moe.exceptions import DataError, RecipeError
+from comet_moe.experiments.config.schema import LossConfig
+from comet_moe.experiments.data.table.schema import TableSchema, Target
+from comet_moe.files import validate
 
 
 @dataclass(frozen=True)
@@ -18,8 +24,8 @@ class Task:
     Attributes:
         name: name of the target.
         kind: "binary" (cross-entropy on a logit), "multiclass" (cross-entropy on logits), "regression"
-            (squared error) or "count" (negative logarithm of the Poisson likelihood, the output being the
-            logarithm of the mean).
+            (squared error) or "count" (negative Poisson log-likelihood). The output for a count is the
+            logarithm of the mean.
         weight: factor of the task's loss in the total loss.
         outputs: width of the output of the head.
         where: name of a target with the weight of each row, such as 0 and 1; rows of weight 0 are left out,
@@ -123,3 +129,54 @@ def image_tasks(classes: dict[str, int]) -> list[Task]:
         Task(name, "binary", weight) if count == 2 else Task(name, "multiclass", weight, outputs=count)
         for name, count in classes.items()
     ]
+
+
+def read_schema(meta: Mapping[str, Any]) -> TableSchema:
+    """The schema in the metadata of a prepared table."""
+    remedy = "prepare the data set again"
+    return validate(meta["table"], "the schema of the table", TableSchema, DataError, remedy)
+
+
+def table_tasks(schema: TableSchema, loss: LossConfig) -> list[Task]:
+    """One task per target, with the weights of ``loss``."""
+    names = [target.name for target in schema.targets]
+    for setting, given in (("weights", loss.weights), ("class_weights", loss.class_weights)):
+        unknown = next((name for name in given if name not in names), None)
+        if unknown is not None:
+            raise RecipeError(
+                f"there is no setting loss.{setting}.{unknown}: the tasks are {', '.join(names)}"
+            )
+    if all(loss.weights.get(name) == 0 for name in names):
+        raise RecipeError("loss.weights is 0 for every task: give at least one task a weight above 0")
+    return [
+        Task(
+            target.name,
+            target.kind,
+            loss.weights.get(target.name, 1 / len(names)),
+            outputs=len(target.classes) if target.kind == "multiclass" else 1,
+            mean=target.mean if target.kind == "regression" else 0.0,
+            std=target.std,
+            has_missing=True,
+            class_weights=_class_weights(target, loss.class_weights.get(target.name)),
+            classes=tuple(target.classes),
+        )
+        for target in schema.targets
+    ]
+
+
+def _class_weights(target: Target, given: Any) -> tuple[float, ...] | None:
+    """Weights with mean 1 over the train rows for "balanced", else as they are given, 1 where not."""
+    if given is None:
+        return None
+    if not target.classes:
+        raise RecipeError(f"loss.class_weights.{target.name} is for classes, not for {target.kind}")
+    if given == "balanced":
+        counts = [max(count, 1) for count in target.class_counts]
+        return tuple(sum(counts) / (len(counts) * count) for count in counts)
+    unknown = next((name for name in given if name not in target.classes), None)
+    if unknown is not None:
+        raise RecipeError(
+            f"there is no setting loss.class_weights.{target.name}.{unknown}: the classes are "
+            f"{', '.join(target.classes)}"
+        )
+    return tuple(given.get(name, 1.0) for name in target.classes)

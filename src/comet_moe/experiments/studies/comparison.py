@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from math import isfinite, nan
 
 from comet_moe.experiments.config import TrainConfig
+from comet_moe.experiments.models.tasks import read_schema, table_tasks
 from comet_moe.experiments.studies.reading import read_lines, read_studies
 from comet_moe.experiments.studies.render import TextTable
 from comet_moe.experiments.studies.significance import summarise, summarise_metrics
@@ -14,7 +15,6 @@ from comet_moe.experiments.studies.trial import RecipeRunner
 from comet_moe.experiments.studies.winner import DENSE, Row, loss_of, p_below
 from comet_moe.experiments.training.boosted_trees import FILE, train_trees
 from comet_moe.experiments.training.records import TREES, ResultRecord
-from comet_moe.experiments.training.table_parts import read_schema, table_tasks
 from comet_moe.files import write_text
 
 MAIN_METRICS = {"binary": "auc", "multiclass": "accuracy", "regression": "mse", "count": "mae"}

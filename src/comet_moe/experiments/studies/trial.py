@@ -8,8 +8,9 @@ from comet_moe.devices import make_placement
 from comet_moe.exceptions import RecipeError
 from comet_moe.experiments.config import AnyConfig, TrainConfig, load_train_config
 from comet_moe.experiments.data import Dataset
+from comet_moe.experiments.models.build import build_model
 from comet_moe.experiments.training.batches import load_dataset
-from comet_moe.experiments.training.build import build_model, build_trainer
+from comet_moe.experiments.training.recipe import build_trainer
 from comet_moe.experiments.training.records import ResultRecord
 from comet_moe.experiments.training.run import RunFolder, start_run
 from comet_moe.experiments.training.trainer import Callbacks

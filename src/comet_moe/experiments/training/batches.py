@@ -6,7 +6,6 @@ are copied.
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from math import ceil
 from pathlib import Path
 from queue import Full, Queue
 from threading import Event, Thread
@@ -19,12 +18,10 @@ from torch import Tensor
 
 from comet_moe.exceptions import RecipeError
 from comet_moe.experiments.config import TrainConfig
+from comet_moe.experiments.config.schema import rows_per_step
 from comet_moe.experiments.data import DATASETS, RESERVED_OPTIONS, Dataset, Split, default_cache, load
 
 T = TypeVar("T")
-
-MIN_BATCH, MAX_BATCH = 32, 1024
-"""Limits of a batch size that is not given: fewer rows are noise, more have no further speed."""
 
 
 class Batch(NamedTuple):
@@ -35,16 +32,6 @@ class Batch(NamedTuple):
 
     def __len__(self) -> int:
         return len(next(iter(self.features.values())))
-
-
-def rows_per_step(rows: int, batch_size: int | None) -> int:
-    """``batch_size``, or where it is None that of about 32 optimiser steps over ``rows`` rows."""
-    return min(max(rows // 32, MIN_BATCH), MAX_BATCH) if batch_size is None else batch_size
-
-
-def steps_per_epoch(rows: int, batch_size: int | None) -> int:
-    """Optimiser steps per epoch over ``rows`` train rows; the last batch may be smaller."""
-    return ceil(rows / rows_per_step(rows, batch_size))
 
 
 def training_batches(

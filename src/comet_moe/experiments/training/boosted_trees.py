@@ -1,4 +1,4 @@
-"""Boosted trees on a prepared table, with the rows and metrics of the networks: what many would use instead.
+"""Boosted trees on a prepared table, with the rows and metrics of the networks: the usual baseline.
 
 scikit-learn's HistGradientBoosting, one model per task. Categorical features with at most 255 codes are
 categorical there too; those with more are read as numbers, and of lists the most frequent elements are
@@ -16,10 +16,10 @@ import torch
 from comet_moe.experiments.data import Dataset, Split
 from comet_moe.experiments.data.table.schema import TableSchema
 from comet_moe.experiments.models import Task
+from comet_moe.experiments.models.tasks import read_schema
 from comet_moe.experiments.training.batches import take_rows
-from comet_moe.experiments.training.evaluate import TableTaskMetrics
+from comet_moe.experiments.training.metrics import TableTaskMetrics
 from comet_moe.experiments.training.records import TREES, ResultRecord
-from comet_moe.experiments.training.table_parts import read_schema
 
 FILE = "trees.jsonl"
 """Their results in the folder of a study, one line per seed."""

@@ -16,7 +16,6 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
 from comet_moe.exceptions import MainProcessError, RecipeError, RunError
-from comet_moe.experiments.training.heartbeat import Heartbeat
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -91,8 +90,21 @@ class Processes:
         value = action()
         return self.on_main(lambda: value)  # those of the others may differ by rounding
 
+    def broadcast(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors of the main process, on all; they travel as tensors, one after the other."""
+        if self.size == 1:
+            return tensors
+        layout = self.on_main(lambda: {name: (value.shape, value.dtype) for name, value in tensors.items()})
+        received = {
+            name: tensors[name] if self.is_main else torch.empty(shape, dtype=dtype)
+            for name, (shape, dtype) in layout.items()
+        }
+        for value in received.values():
+            dist.broadcast(value, src=0)
+        return received
+
     def gather(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """``tensors``, whole ones in place of those of which each process has a share."""
+        """``tensors`` with DTensors converted to full tensors; call it on all processes."""
         if self.mesh is None:
             return tensors
         from comet_moe.parallel import full_tensors
@@ -199,29 +211,32 @@ def join_processes() -> Iterator[Processes]:
     Tensors on the CPU travel over gloo, those on CUDA devices over NCCL.
     """
     size = _number_from_torchrun("WORLD_SIZE", 1, "processes")
-    restarts = count_restarts()
     if size == 1:
         yield Processes()
         return
     _check_torchrun(size)
     store, rank, _ = next(rendezvous("env://"))
     # The store outlives a restart by torchrun: what ranks of before have written there must not be read.
-    store = PrefixStore(f"comet_moe/{restarts}", store)
+    store = PrefixStore(f"comet_moe/{count_restarts()}", store)
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size)
-    heartbeat = Heartbeat(store, rank, size)
-    heartbeat.start()
     try:
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size)
         yield Processes(rank, size)
     except RuntimeError as error:
-        is_collective = type(error) is RuntimeError or isinstance(error, dist.DistError)  # not typer.Exit
-        sentence = heartbeat.explain_failure() if is_collective else None
-        if sentence is None:
+        if not _is_lost_connection(error):
             raise
-        raise (RunError(sentence) if heartbeat.reports() else MainProcessError(sentence)) from error
+        raise RunError(
+            f"rank {rank} of {size} lost its connection to another rank, which torchrun names: "
+            f"start again with --resume, or let torchrun do it with --max-restarts"
+        ) from error
     finally:
-        heartbeat.stop()
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _is_lost_connection(error: RuntimeError) -> bool:
+    """Whether a collective failed; gloo raises a plain RuntimeError that names its source file."""
+    return isinstance(error, dist.DistError) or "gloo/transport" in str(error)
 
 
 @contextmanager

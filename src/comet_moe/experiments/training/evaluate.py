@@ -1,45 +1,54 @@
-"""A model of a recipe on a split: losses, metrics of each task, and how its gates use the experts."""
+"""A model of a recipe on a split: losses, metrics of each task, and how its gates use the experts.
 
-from collections.abc import Sequence
-from typing import Any
+The evaluation on the test split also records what experts specialise in: the weight that each group of
+samples gives to each expert. A grouping is a column of the data: the class of a task, or one that
+``Dataset.meta["groups"]`` names. That maps the name of a feature or target to labels of its values 0, 1, ...
+None in place of labels means that each value is its own label.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from comet_moe.checks import without_value_checks
 from comet_moe.devices import Placement
+from comet_moe.diagnosis import Problem, explain
+from comet_moe.exceptions import DataError
 from comet_moe.experiments.data import Dataset, Split
-from comet_moe.experiments.models import Model, TableModel, Task
-from comet_moe.experiments.training.batches import Batch, evaluation_batches
-from comet_moe.experiments.training.groups import GateGroups, Grouping, Groups
+from comet_moe.experiments.models import Model, Task
+from comet_moe.experiments.models.tasks import read_schema
+from comet_moe.experiments.training.batches import evaluation_batches
+from comet_moe.experiments.training.metrics import TableTaskMetrics, TaskMetrics
 from comet_moe.experiments.training.records import (
     EvaluationRecord,
     GroupsRecord,
-    Metrics,
     RoutingRecord,
     SummaryRecord,
 )
-from comet_moe.experiments.training.table_metrics import (
-    Metric,
-    bootstrap_intervals,
-    compute_metrics,
-    table_metrics,
-)
-from comet_moe.experiments.training.table_parts import with_group_columns
 from comet_moe.kernels.mix import weights_dtype
-from comet_moe.statistics import RoutingStatistics
+from comet_moe.routing import Routing
+from comet_moe.statistics import GroupStatistics, RoutingStatistics
 
 CPU = Placement()
 EVALUATION_BATCH = 4096
 """Rows of a batch; not the training batch size, so that metrics do not depend on it."""
 
+Groups = Mapping[str, Sequence[str] | None]
+"""Names of columns, each with the labels of its values, or None."""
+
+MAX_GROUPS = 30
+"""Groups of a column, the largest ones; all others are one group, "other"."""
+
 
 def evaluate_held_out(model: Model, dataset: Dataset, placement: Placement = CPU) -> SummaryRecord:
     """Evaluate ``model`` on the validation and the test split."""
     groups = dataset.meta.get("groups", {})
-    test = with_group_columns(dataset.test, dataset.meta)
+    test = _with_group_columns(dataset.test, dataset.meta)
     return SummaryRecord.from_evaluations(
         evaluate(model, dataset.validation, placement=placement),
         evaluate(model, test, groups, with_intervals=True, placement=placement),
@@ -68,10 +77,9 @@ def evaluate(
     """
     was_training = model.training
     model.eval()
-    is_table = isinstance(model, TableModel)
-    accumulators = [TableTaskMetrics(task) if is_table else TaskMetrics(task) for task in model.tasks]
-    names = gate_names(model)
-    statistics = {name: RoutingStatistics() for name in names}
+    make_metrics = TableTaskMetrics if model.has_table_metrics else TaskMetrics
+    accumulators = [make_metrics(task) for task in model.tasks]
+    statistics = {name: RoutingStatistics() for name in model.gate_names}
     by_group = _gate_groups(model.tasks, split, groups)
     flops = start = 0
     for batch in evaluation_batches(split, EVALUATION_BATCH):
@@ -80,7 +88,7 @@ def evaluate(
         flops += model.flops(routings)
         for metrics, output in zip(accumulators, outputs, strict=True):
             metrics.add(output.to("cpu", weights_dtype(output.dtype)), batch)
-        for name, routing in zip(names, routings, strict=True):
+        for name, routing in zip(model.gate_names, routings, strict=True):
             statistics[name].add(routing)
             if name in by_group:
                 by_group[name].add(routing, start)
@@ -90,10 +98,11 @@ def evaluate(
         name: routing_record(sums, by_group[name].records() if name in by_group else {})
         for name, sums in statistics.items()
     }
-    tasks = {metrics.task.name: metrics.metrics() for metrics in accumulators}
-    if isinstance(model, TableModel) and model.log_variances is not None:
-        for name, value in zip(tasks, model.log_variances.tolist(), strict=True):
-            tasks[name]["log_variance"] = value
+    trained = model.trained_task_values()
+    tasks = {
+        metrics.task.name: {**metrics.metrics(), **trained.get(metrics.task.name, {})}
+        for metrics in accumulators
+    }
     return EvaluationRecord(
         loss=100 * sum(metrics.task.weight * metrics.loss() for metrics in accumulators),
         tasks=tasks,
@@ -108,9 +117,89 @@ def evaluate(
     )
 
 
-def gate_names(model: Model) -> tuple[str, ...]:
-    """The names of a model's gates, in the order of their routings; the gate of a task is named after it."""
-    return model.gate_names if isinstance(model, TableModel) else tuple(task.name for task in model.tasks)
+def routing_record(
+    statistics: RoutingStatistics, groups: dict[str, GroupsRecord] | None = None
+) -> RoutingRecord:
+    """The statistics of a gate as they are written."""
+    result = statistics.result()
+    fields = {name: result[name] for name in RoutingRecord.model_fields if name != "groups"}
+    return RoutingRecord(**fields, groups=groups or {})
+
+
+def _with_group_columns(split: Split, meta: Mapping[str, Any]) -> Split:
+    """``split`` with the columns of the option ``groups`` of a table as targets, to group statistics by."""
+    if "table" not in meta or not meta.get("groups"):
+        return split
+    names = [feature.name for feature in read_schema(meta).of_kind("categorical")]
+    codes = split.features["categorical"]
+    return replace(
+        split, targets=split.targets | {name: codes[:, names.index(name)] for name in meta["groups"]}
+    )
+
+
+class Grouping:
+    """The group of every row of a split by one column.
+
+    Args:
+        name: name of the column, a feature or target of ``split``.
+        split: the rows.
+        labels: labels of the values 0, 1, ...; None if each value is its own label.
+
+    Attributes:
+        labels: labels of the groups in the order of their values; the last is "other" if some are pooled.
+    """
+
+    def __init__(self, name: str, split: Split, labels: Sequence[str] | None = None):
+        columns = {**split.features, **split.targets}
+        if name not in columns or columns[name].ndim != 1:
+            raise DataError(
+                f"the data set groups its rows by {name!r}, which is none of its columns of single values: "
+                f"{', '.join(key for key, column in columns.items() if column.ndim == 1) or 'none'}."
+            )
+        self.name = name
+        self._column = columns[name]
+        values, counts = np.unique(self._column, return_counts=True)
+        largest = np.argsort(-counts, kind="stable")[:MAX_GROUPS]
+        self._values = values[np.sort(largest)]
+        self.labels = [_label(value, labels) for value in self._values.tolist()]
+        if len(values) > MAX_GROUPS:
+            self.labels.append("other")
+
+    def groups(self, start: int, stop: int) -> npt.NDArray[np.int64]:
+        """(stop - start,) the group of each of these rows, as a position in ``labels``."""
+        column = np.asarray(self._column[start:stop])
+        position = np.searchsorted(self._values, column).clip(max=len(self._values) - 1)
+        own = self._values[position]
+        is_own = (own == column) | ((own != own) & (column != column))  # NaN, a missing class, is a group too
+        return np.where(is_own, position, len(self._values)).astype(np.int64)
+
+
+def _label(value: object, labels: Sequence[str] | None) -> str:
+    if value != value:
+        return "missing"
+    if labels is not None and isinstance(value, int | float) and 0 <= value < len(labels):
+        return labels[int(value)]
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+class GateGroups:
+    """The statistics of one gate by each of some groupings."""
+
+    def __init__(self, groupings: Sequence[Grouping]):
+        self._parts = [(grouping, GroupStatistics(len(grouping.labels))) for grouping in groupings]
+
+    def add(self, routing: Routing, start: int) -> None:
+        """Add the routing of the rows of the split from ``start`` on."""
+        rows = routing.batch_shape[0]
+        for grouping, statistics in self._parts:
+            statistics.add(routing, torch.from_numpy(grouping.groups(start, start + rows)))
+
+    def records(self) -> dict[str, GroupsRecord]:
+        """By the name of the column."""
+        return {
+            grouping.name: GroupsRecord(labels=grouping.labels, **statistics.result())
+            for grouping, statistics in self._parts
+        }
 
 
 def _gate_groups(tasks: Sequence[Task], split: Split, groups: Groups | None) -> dict[str, GateGroups]:
@@ -125,90 +214,35 @@ def _gate_groups(tasks: Sequence[Task], split: Split, groups: Groups | None) -> 
     }
 
 
-def routing_record(
-    statistics: RoutingStatistics, groups: dict[str, GroupsRecord] | None = None
-) -> RoutingRecord:
-    """The statistics of a gate as they are written."""
-    result = statistics.result()
-    fields = {name: result[name] for name in RoutingRecord.model_fields if name != "groups"}
-    return RoutingRecord(**fields, groups=groups or {})
+def routing_warnings(
+    routing: Mapping[str, RoutingRecord], epoch: int, known: Collection[str] = ()
+) -> dict[str, list[str]]:
+    """One sentence about all gates that are static, and one about all that have collapsed.
+
+    Args:
+        routing: the statistics of each gate on the validation split.
+        epoch: the epoch after which they were taken.
+        known: gates that there has been a warning about.
+
+    Returns:
+        The sentences, each with the names of its gates.
+    """
+    found: dict[str, list[str]] = {}
+    for problem in get_args(Problem):
+        gates = [name for name, record in routing.items() if record.verdict == problem and name not in known]
+        if gates:
+            numbers = _numbers([routing[name] for name in gates])
+            found[f"after epoch {epoch}, {explain(problem, gates, numbers)}"] = gates
+    return found
 
 
-class TaskMetrics:
-    """Accumulates loss and predictions of one task over batches."""
-
-    def __init__(self, task: Task):
-        self.task = task
-        self._loss_sum = 0.0
-        self._count = 0.0
-        self._outputs: list[Tensor] = []
-        self._targets: list[Tensor] = []
-
-    def add(self, output: Tensor, batch: Batch) -> None:
-        """Add one batch: outputs (B, outputs) of the head."""
-        loss_sum, count = self.task.loss(output.double(), batch.targets)
-        self._loss_sum += float(loss_sum)
-        self._count += float(count)
-        self._outputs.append(output.squeeze(-1))
-        self._targets.append(batch.targets[self.task.name])
-
-    def loss(self) -> float:
-        """Mean over the rows that count."""
-        return self._loss_sum / max(self._count, 1.0)
-
-    def metrics(self) -> Metrics:
-        """The loss and the metrics of the task's kind."""
-        loss = self.loss()
-        if self.task.kind == "regression":
-            return {"loss": loss, "mse": loss}
-        outputs, targets = torch.cat(self._outputs).numpy(), torch.cat(self._targets).numpy()
-        metrics: Metrics = {"loss": loss, "accuracy": accuracy(outputs, targets)}
-        return metrics | {"auc": auc(outputs, targets)} if self.task.kind == "binary" else metrics
-
-
-class TableTaskMetrics(TaskMetrics):
-    """Also keeps the groups of the rows; the metrics are those of :mod:`table_metrics`."""
-
-    def __init__(self, task: Task):
-        super().__init__(task)
-        self._groups: list[Tensor] = []
-
-    def add(self, output: Tensor, batch: Batch) -> None:
-        """Add one batch: outputs (B, outputs) of the head."""
-        super().add(output, batch)
-        if "group" in batch.features:
-            self._groups.append(batch.features["group"])
-
-    def metrics(self) -> Metrics:
-        """The loss and the metrics of the task's kind."""
-        return {"loss": self.loss()} | compute_metrics(*self._prepared())
-
-    def intervals(self) -> dict[str, list[float | None]]:
-        """The interval of each metric, by a bootstrap over rows."""
-        return bootstrap_intervals(*self._prepared())
-
-    def _prepared(self) -> tuple[dict[str, Metric], int]:
-        """The metrics of the rows that have a target, and the number of those rows."""
-        outputs, targets = torch.cat(self._outputs).numpy(), torch.cat(self._targets).numpy()
-        is_present = ~np.isnan(targets)
-        groups = torch.cat(self._groups).numpy()[is_present] if self._groups else None
-        metrics = table_metrics(self.task, outputs[is_present], targets[is_present], groups)
-        return metrics, int(is_present.sum())
-
-
-def auc(scores: npt.NDArray[Any], labels: npt.NDArray[Any]) -> float:
-    """Area under the ROC curve, (N,) and (N,) of 0 and 1; NaN where a class is missing or a score is NaN."""
-    from sklearn.metrics import roc_auc_score
-
-    if len(np.unique(labels)) < 2 or not np.isfinite(scores).all():
-        return float("nan")
-    return float(roc_auc_score(labels, scores))
-
-
-def accuracy(logits: npt.NDArray[Any], labels: npt.NDArray[Any]) -> float:
-    """Share of rows whose class is right, from (N,) logits of class 1 or (N, classes); NaN without rows."""
-    from sklearn.metrics import accuracy_score
-
-    if not len(labels):
-        return float("nan")
-    return float(accuracy_score(labels, logits > 0 if logits.ndim == 1 else logits.argmax(-1)))
+def _numbers(records: list[RoutingRecord]) -> str:
+    """The numbers behind a verdict, as means over the gates."""
+    information, effective, per_sample = (
+        fmean(getattr(record, name) for record in records)
+        for name in ("information", "effective_experts", "experts_per_sample")
+    )
+    return (
+        f"information {information:.3f} nats, {effective:.2f} effective experts of "
+        f"{records[0].choices}, {per_sample:.2f} per sample"
+    )

@@ -1,7 +1,7 @@
 """Floating-point operations per sample, counted while the network runs: the cost table of the appendix.
 
-Matrix products and convolutions are counted by torch, a multiplication and an addition as two operations, on
-the execution (dense or sparse) that the network takes.
+Torch counts the matrix products and convolutions of the execution that the network takes, dense or sparse. A
+multiplication and an addition are two operations.
 """
 
 from collections.abc import Callable
@@ -16,9 +16,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from comet_moe.checks import without_value_checks
 from comet_moe.experiments.config import TrainConfig
 from comet_moe.experiments.data import Dataset
-from comet_moe.experiments.models import Model, TableModel
+from comet_moe.experiments.models import Model
+from comet_moe.experiments.models.build import build_model
 from comet_moe.experiments.training.batches import take_rows
-from comet_moe.experiments.training.build import build_model
 from comet_moe.gates import CometGate, DSelectKGate
 from comet_moe.mixture.moe import MultiGateMoE
 from comet_moe.mixture.ple import CGC
@@ -100,9 +100,8 @@ def _count_cost(model: Model, features: dict[str, Tensor]) -> Cost:
         for handle in handles:
             handle.remove()
     gate = sum(_count_flops(call) for call in gate_calls)
-    shared = sum(_count_flops(partial(head, y)) for head, y in zip(model.heads, mixed, strict=True))
-    if isinstance(model, TableModel):
-        shared += sum(_count_flops(partial(module, features[name])) for name, module in model.inputs.items())
+    shared = _count_flops(partial(model.embed, features))
+    shared += sum(_count_flops(partial(head, y)) for head, y in zip(model.heads, mixed, strict=True))
     rows = len(mixed[0])
     experts = [routing.statistics()["experts_per_sample"] for routing in routings]
     return Cost(gate / rows, (total - gate - shared) / rows, shared / rows, sum(experts) / len(experts))

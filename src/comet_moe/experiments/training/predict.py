@@ -1,32 +1,35 @@
-"""Predictions of a trained rating model for new pairs of user and item.
+"""Predictions of a trained model for the rows of a new table.
 
-A user or an item that was not in the data of the run gets the mean of the trained embeddings. Hash gates
-route by user: an unknown one takes the expert of the known user whose index is the CRC-32 of the id modulo
-the number of users, so that an id always has the same expert.
+Ratings: a user or an item that was not in the data of the run gets the mean of the trained embeddings. Hash
+gates route by user. For an unknown user they take the expert of a known one, whose index is the CRC-32 of the
+id modulo the number of users. So an id always has the same expert.
 """
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+import pyarrow as pa
 import torch
 from torch import Tensor
 
-from comet_moe.devices import Placement
-from comet_moe.exceptions import RunError
+from comet_moe.exceptions import DataError, RunError
 from comet_moe.experiments.data import read_pairs
+from comet_moe.experiments.data.table.encode import Encoder
+from comet_moe.experiments.data.table.schema import TableOptions
+from comet_moe.experiments.data.table.source import TableSource, find_tables
 from comet_moe.experiments.data.vocabulary import id_text
-from comet_moe.experiments.models import RatingModel
+from comet_moe.experiments.models import RatingModel, Task
+from comet_moe.experiments.models.tasks import read_schema
 from comet_moe.experiments.training.distributed import num_threads
 from comet_moe.experiments.training.evaluate import EVALUATION_BATCH
-from comet_moe.experiments.training.load import LoadedRun
+from comet_moe.experiments.training.recipe import LoadedRun
 from comet_moe.files import write_atomically
-
-Indices = npt.NDArray[np.int32]
 
 _WRITERS: dict[str, Callable[[pd.DataFrame, Path], Any]] = {
     ".csv": lambda table, path: table.to_csv(path, index=False),
@@ -35,26 +38,40 @@ _WRITERS: dict[str, Callable[[pd.DataFrame, Path], Any]] = {
 }
 
 
-def predict(run: LoadedRun, table: Path) -> pd.DataFrame:
-    """Score the pairs of ``table`` (.csv, .tsv or .parquet with a user and an item in each row).
+@dataclass(frozen=True)
+class Predictions:
+    """Predictions for a table, and how the table differs from the training data.
 
-    Returns:
-        The pairs in their order: ``user``, ``item``, ``watched`` (probability), ``rating`` (in the units of
-        the raw data of the run) and ``known`` ("both", "user", "item" or "neither": which of the two were in
-        the data of the run).
+    Attributes:
+        frame: one row per row of the table, in its order.
+        summary: the differences as counts, plain JSON.
+        lines: the differences as sentences.
+        notes: what was inferred about the file.
     """
-    model = run.model
-    if not isinstance(model, RatingModel):
-        raise RunError(f"{run.folder.path} is a run on images: give a run of a rating model")
-    options = run.config.data.options
-    columns = {role: options[role] for role in ("user", "item") if options.get(role) is not None}
-    pairs = read_pairs(table, columns, with_rating=False)
-    user, item = (run.folder.vocabulary(name).encode(pairs[name]) for name in ("user", "item"))
-    keys = np.where(user < 0, _replacement_keys(pairs["user"], model.users.num_embeddings), user)
-    with num_threads(run.config.training.threads):
-        watched, rating = _scores(model, user, item, keys, run.placement)
-    known = np.array(["neither", "user", "item", "both"])[(user >= 0) + 2 * (item >= 0)]
-    return pairs[["user", "item"]].assign(watched=watched, rating=rating, known=known)
+
+    frame: pd.DataFrame
+    summary: dict[str, Any]
+    lines: list[str]
+    notes: list[str] = field(default_factory=list)
+
+
+def predict(run: LoadedRun, table: Path, keep: Sequence[str] = ()) -> Predictions:
+    """Predict all tasks of ``run`` for the rows of ``table``.
+
+    The model of a table predicts the probability of the second class of a binary task. A multiclass task has
+    the likeliest class and, as TASK.CLASS, the probability of each. Other tasks have numbers in the units of
+    the training data. For the model of ratings see :func:`_predict_pairs`.
+
+    Args:
+        run: a run of ratings or of a table.
+        table: a .csv, .tsv or .parquet file; for the run of a table also a folder of such, or a pattern.
+        keep: columns of a table that come before the predictions, such as an id.
+    """
+    predict_rows = {"rating": _predict_pairs, "table": _predict_table}.get(run.model.kind)
+    if predict_rows is None:
+        raise RunError(f"{run.folder.path} is a run on images: give a run of ratings or of a table")
+    with torch.no_grad(), num_threads(run.config.training.threads):
+        return predict_rows(run, table, keep)
 
 
 def write_table(table: pd.DataFrame, path: Path, escape_formulas: bool = False) -> None:
@@ -85,30 +102,41 @@ def _escape_formula(value: Any) -> Any:
     )
 
 
-@torch.no_grad()
-def _scores(
-    model: RatingModel, user: Indices, item: Indices, keys: npt.NDArray[np.int64], placement: Placement
-) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """Probability of "watched" and the rating in raw units, (N,) each; index -1 is an unknown id."""
-    mean_user, mean_item = model.users.weight.mean(0), model.items.weight.mean(0)
-    outputs: list[list[Tensor]] = []
-    for start in range(0, len(user), EVALUATION_BATCH):
-        rows = slice(start, start + EVALUATION_BATCH)
-        with placement.autocast():
-            scores, _ = model.from_embeddings(
-                _embed(mean_user, model.users.weight, user[rows]),
-                _embed(mean_item, model.items.weight, item[rows]),
-                placement.move(torch.from_numpy(keys[rows])),
-            )
-        outputs.append([score.float().cpu() for score in scores])
-    by_task = (torch.cat(batches) for batches in zip(*outputs, strict=True))
-    watched, rating = (
-        task.predict(output).numpy() for task, output in zip(model.tasks, by_task, strict=True)
-    )
-    return watched, rating
+def _predict_pairs(run: LoadedRun, table: Path, keep: Sequence[str]) -> Predictions:
+    """``user``, ``item``, ``watched`` (probability), ``rating`` (in the units of the raw data) and ``known``.
+
+    ``known`` says which of the two were in the data of the run: "both", "user", "item" or "neither".
+    """
+    if keep:
+        raise RunError(
+            f"column {keep[0]} cannot be kept: that is for tables, and predictions of ratings have user and "
+            f"item already"
+        )
+    model = cast(RatingModel, run.model)
+    options = run.config.data.options
+    columns = {role: options[role] for role in ("user", "item") if options.get(role) is not None}
+    pairs = read_pairs(table, columns, with_rating=False)
+    user, item = (run.folder.vocabulary(name).encode(pairs[name]) for name in ("user", "item"))
+    keys = np.where(user < 0, _replacement_keys(pairs["user"], model.users.num_embeddings), user)
+    means = [embedding.weight.mean(0) for embedding in (model.users, model.items)]
+
+    def embed(rows: slice) -> tuple[Tensor, Tensor]:
+        embedded = [
+            _embed(mean, embedding.weight, index[rows])
+            for mean, embedding, index in zip(means, (model.users, model.items), (user, item), strict=True)
+        ]
+        return torch.cat(embedded, -1), run.placement.move(torch.from_numpy(keys[rows]))
+
+    watched, rating = _predict_tasks(run, len(user), lambda rows: model.mix(*embed(rows)))
+    known = np.array(["neither", "user", "item", "both"])[(user >= 0) + 2 * (item >= 0)]
+    frame = pairs[["user", "item"]].assign(watched=watched, rating=rating, known=known)
+    counts = {name: int((known == name).sum()) for name in ("both", "user", "item", "neither")}
+    unknown = len(frame) - counts["both"]
+    line = f"{unknown:,} rows have an unknown user or item and use the mean embedding (see column `known`)"
+    return Predictions(frame, {"known": counts}, [line])
 
 
-def _embed(mean: Tensor, weight: Tensor, indices: Indices) -> Tensor:
+def _embed(mean: Tensor, weight: Tensor, indices: npt.NDArray[np.int32]) -> Tensor:
     """Rows of ``weight`` (v, d), or ``mean`` (d,) for -1: (B,) -> (B, d)."""
     index = torch.from_numpy(indices).long().to(weight.device)
     return torch.where((index < 0).unsqueeze(-1), mean, weight[index.clamp_min(0)])
@@ -118,3 +146,80 @@ def _replacement_keys(ids: pd.Series, users: int) -> npt.NDArray[np.int64]:
     """The index of a known user for each id, for hash gates."""
     codes, distinct = pd.factorize(ids)
     return np.array([zlib.crc32(id_text(name).encode()) % users for name in distinct], dtype=np.int64)[codes]
+
+
+def _predict_table(run: LoadedRun, path: Path, keep: Sequence[str]) -> Predictions:
+    """Predict for the rows of a table, whose columns may be in any order."""
+    schema = read_schema(run.meta)
+    options = TableOptions.read(run.config.data.options)
+    source = TableSource(find_tables(path), options.encoding, options.separator, options.missing)
+    missing = [name for name in schema.feature_columns if name not in source.columns]
+    if missing:
+        raise DataError(
+            f"{source} has no column {', '.join(missing)}, which the run was trained with; its columns are "
+            f"{', '.join(source.columns)}."
+        )
+    absent = next((name for name in keep if name not in source.columns), None)
+    if absent is not None:
+        raise DataError(
+            f"{source} has no column {absent} to keep; its columns are {', '.join(source.columns)}."
+        )
+    encoder = Encoder(schema)
+    parts = [
+        _with_columns(batch, keep, _predict_batch(run, encoder, batch))
+        for batch in source.batches(list(dict.fromkeys([*schema.feature_columns, *keep])))
+    ]
+    if not parts:
+        raise DataError(f"{source} has no rows; at least one is needed.")
+    used = {*keep, *schema.feature_columns, *(target.column for target in schema.targets)}
+    ignored = [name for name in source.columns if name not in used]
+    lines = [f"columns that the model does not use: {', '.join(ignored)}"] if ignored else []
+    for counts, meaning in (
+        (encoder.unknown, "values were never seen in training"),
+        (encoder.not_numbers, "texts are not numbers and count as missing"),
+    ):
+        lines += [f"{name}: {count:,} {meaning}" for name, count in counts.items()]
+    summary = {"ignored": ignored, "unknown": encoder.unknown, "not_numbers": encoder.not_numbers}
+    return Predictions(pd.concat(parts, ignore_index=True), summary, lines, source.notes)
+
+
+def _with_columns(batch: pa.RecordBatch, keep: Sequence[str], predictions: pd.DataFrame) -> pd.DataFrame:
+    taken = next((name for name in keep if name in predictions), None)
+    if taken is not None:
+        raise DataError(f"column {taken} cannot be kept: a prediction has that name.")
+    return pd.concat([batch.select(list(keep)).to_pandas(), predictions], axis=1) if keep else predictions
+
+
+def _predict_batch(run: LoadedRun, encoder: Encoder, batch: pa.RecordBatch) -> pd.DataFrame:
+    arrays = {name: torch.from_numpy(array) for name, array in encoder.features(batch, False).items()}
+
+    def forward(rows: slice) -> Any:
+        return run.model(run.placement.move({name: array[rows].clone() for name, array in arrays.items()}))
+
+    columns: dict[str, object] = {}
+    predicted = _predict_tasks(run, batch.num_rows, forward)
+    for task, values in zip(run.model.tasks, predicted, strict=True):
+        columns |= _columns(task, values)
+    return pd.DataFrame(columns)
+
+
+def _predict_tasks(
+    run: LoadedRun, count: int, forward: Callable[[slice], Any]
+) -> Iterator[npt.NDArray[np.float32]]:
+    """The predictions of each task for ``count`` rows; ``forward`` runs the model on a slice of them."""
+    outputs: list[list[Tensor]] = []
+    for start in range(0, count, EVALUATION_BATCH):
+        with run.placement.autocast():
+            scores, _ = forward(slice(start, start + EVALUATION_BATCH))
+        outputs.append([score.float().cpu() for score in scores])
+    by_task = (torch.cat(batches) for batches in zip(*outputs, strict=True))
+    return (task.predict(output).numpy() for task, output in zip(run.model.tasks, by_task, strict=True))
+
+
+def _columns(task: Task, predicted: npt.NDArray[np.float32]) -> dict[str, object]:
+    if task.kind != "multiclass":
+        return {task.name: predicted}
+    likeliest = np.array(task.classes, dtype=object)[predicted.argmax(1)]
+    return {task.name: likeliest} | {
+        f"{task.name}.{name}": predicted[:, index] for index, name in enumerate(task.classes)
+    }

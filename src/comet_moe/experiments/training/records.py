@@ -1,8 +1,8 @@
 """What a run writes and others read back: a line of ``metrics.jsonl``, and ``result.json``.
 
-The trainer writes these records; studies and the report read them. This module
-does not import torch. Losses are times 100 unless a field says otherwise. Write a record with
-``model_dump_json()``: NaN and infinity become null, which is read back as None.
+The trainer writes these records; studies and the report read them. This module does not import torch.
+Losses are times 100 unless a field says otherwise. Write a record with ``model_dump_json()``: NaN and
+infinity become null, which is read back as None.
 """
 
 from typing import Literal
@@ -98,7 +98,7 @@ class RoutingRecord(Record):
 
     @property
     def verdict(self) -> Verdict:
-        """In a word, what the gate does: see :func:`comet_moe.diagnosis.verdict`."""
+        """One word for what the gate does, see :func:`comet_moe.diagnosis.verdict`."""
         return verdict(
             experts_per_sample=self.experts_per_sample,
             effective_experts=self.effective_experts,

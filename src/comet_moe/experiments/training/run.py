@@ -1,10 +1,14 @@
-"""A run is a folder: which one is meant, and the files in it.
+"""A run is a folder: how a command finds it, and the files in it.
 
-``config.yaml`` (complete, resolved), ``environment.json`` (versions, machine and threads of each start),
-``data.json`` and ``*.vocabulary.json`` (what the model needs to know of its data), ``metrics.jsonl`` (one
-line per epoch), ``result.json``, ``model.safetensors`` (weights of the best epoch) and ``checkpoint/``.
+- ``config.yaml``: complete and resolved
+- ``environment.json``: versions, machine and threads of each start
+- ``data.json``, ``*.vocabulary.json``: what the model needs to know about its data
+- ``metrics.jsonl``: one line per epoch
+- ``result.json``, ``model.safetensors`` (weights of the best epoch), ``checkpoint/``
+- ``.lock``: locked while a process trains the run
+
 All but ``metrics.jsonl`` are written atomically, so that a kill leaves the old file or the new one. Each file
-that is read back goes through its type. ``.lock`` is locked while a process trains the run.
+that is read back goes through its type.
 """
 
 import hashlib
@@ -174,7 +178,7 @@ class RunFolder:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Exclude other processes from the run; RunError if one has it. A killed process has it no more."""
+        """Exclude other processes from the run; RunError if one has it. A killed process releases it."""
         if self.path.exists() and not self.path.is_dir():
             raise RunError(f"{self.path} is a file, and a run is a folder: choose another path")
         new = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]

@@ -1,8 +1,9 @@
 """The training loop, for every model: epochs of optimiser steps, early stopping, checkpoints, a result.
 
-Read :class:`Trainer` from :meth:`Trainer.run` down. What differs between models is given to it: a recipe's
-trainer is made by :mod:`comet_moe.experiments.training.build`, that of a BERT by
-:mod:`comet_moe.experiments.bert.stages`.
+Read :class:`Trainer` from :meth:`Trainer.run` down. What differs between models is given to it: by
+:mod:`comet_moe.experiments.training.recipe` for recipes and estimators, by
+:mod:`comet_moe.experiments.bert.stages` for a BERT. With a folder, every epoch leaves a checkpoint there.
+Without one, nothing is written.
 
 What is random in an epoch is seeded by (seed, epoch, rank). A run that was killed resumes from its last
 checkpoint and ends with the same result, bit for bit at the same number of threads.
@@ -26,7 +27,7 @@ from comet_moe.devices import Placement
 from comet_moe.exceptions import DivergedError, RunError
 from comet_moe.experiments.training.batches import prefetched
 from comet_moe.experiments.training.distributed import Processes, num_threads
-from comet_moe.experiments.training.evaluate import routing_record
+from comet_moe.experiments.training.evaluate import routing_record, routing_warnings
 from comet_moe.experiments.training.records import (
     CheckpointRecord,
     EpochRecord,
@@ -34,7 +35,6 @@ from comet_moe.experiments.training.records import (
     ResultRecord,
     SummaryRecord,
 )
-from comet_moe.experiments.training.routing_warnings import routing_warnings
 from comet_moe.experiments.training.run import RunFolder, Tensors, environment
 from comet_moe.files import require_same_tensors
 from comet_moe.gates import Gate
@@ -49,6 +49,12 @@ READ_INTERVAL = 20
 
 ROUTING_INTERVAL = 20
 """Training batches from one that counts in the routing statistics of an epoch to the next."""
+
+
+NOT_EVALUATED = EvaluationRecord(
+    loss=None, tasks={}, experts_per_sample=0.0, flops_per_sample=0.0, routing={}
+)
+"""The validation of an epoch where there are no validation rows."""
 
 
 class StepLoss(NamedTuple):
@@ -101,8 +107,9 @@ def validation_loss(validation: EvaluationRecord) -> float:
     return math.nan if validation.loss is None else validation.loss
 
 
+@dataclass(kw_only=True, eq=False)
 class Trainer:
-    """Trains a model, keeps the weights of its best epoch, and writes everything to the folder of a run.
+    """Trains a model and keeps the weights of its best epoch.
 
     Args:
         model: the model to train; ``comet_moe.step`` is called on it after each optimiser step.
@@ -110,15 +117,16 @@ class Trainer:
         batches: returns the train batches of an epoch, counted from 1; depends on the epoch alone.
         steps_per_epoch: number of batches per epoch.
         train_rows: rows per epoch, from which the reported speed is computed.
-        evaluate: evaluates the model on the validation split.
-        evaluate_held_out: evaluates the model on validation and test split, once, with the best weights.
-        save_model: saves the model, once, with the best weights; called on all processes.
+        evaluate: evaluates the model on the validation split; None trains all epochs and keeps the last one.
+        evaluate_held_out: evaluates the model on validation and test split, once, with the best weights; None
+            leaves these fields of the result empty.
+        save_model: saves the model, once, with the best weights; called on all processes; None for nothing.
         optimizer: the optimiser of the model's parameters.
         epochs: largest number of epochs.
         patience: epochs without improvement after which training stops.
         seed: seed of dropout and other noise.
         result: the result, with the fields that are known before training.
-        folder: folder of the run, already started.
+        folder: folder of the run, already started, to which everything is written; None writes nothing.
         selection_loss: computes from an evaluation the number whose lowest value marks the best epoch.
         schedule: factor on the learning rates by optimiser step, counted from 0; None for a constant rate.
         clip: norm to which the gradient is clipped; None for no clipping.
@@ -126,59 +134,42 @@ class Trainer:
         placement: where the model is, and the precision of a step.
         processes: this process among those of the run.
         callbacks: functions that follow the run.
+
+    Attributes:
+        history: records of the epochs that were trained since this object was made.
     """
 
-    def __init__(
-        self,
-        *,
-        model: nn.Module,
-        objective: Callable[[Any], StepLoss],
-        batches: Callable[[int], Iterable[Any]],
-        steps_per_epoch: int,
-        train_rows: int,
-        evaluate: Callable[[], EvaluationRecord],
-        evaluate_held_out: Callable[[], SummaryRecord],
-        save_model: Callable[[], None],
-        optimizer: Optimizer,
-        epochs: int,
-        patience: int,
-        seed: int,
-        result: ResultRecord,
-        folder: RunFolder,
-        selection_loss: Callable[[EvaluationRecord], float] = validation_loss,
-        schedule: Callable[[int], float] | None = None,
-        clip: float | None = None,
-        threads: int | None = None,
-        placement: Placement = Placement(),  # noqa: B008 - frozen
-        processes: Processes = Processes(),  # noqa: B008 - frozen
-        callbacks: Callbacks = Callbacks(),  # noqa: B008 - frozen
-    ):
-        self.model = model
-        self.objective = objective
-        self.batches = batches
-        self.steps_per_epoch = steps_per_epoch
-        self.train_rows = train_rows
-        self.evaluate = evaluate
-        self.evaluate_held_out = evaluate_held_out
-        self.save_model = save_model
-        self.optimizer = optimizer
-        self.learning_rates: list[float] = [group["lr"] for group in optimizer.param_groups]
-        self.epochs = epochs
-        self.patience = patience
-        self.seed = seed
-        self.result = result
-        self.folder = folder
-        self.selection_loss = selection_loss
-        self.schedule = schedule
-        self.clip = clip
-        self.threads = threads
-        self.placement = placement
-        self.read_interval = READ_INTERVAL if placement.is_accelerator else 1
-        is_scaled = placement.precision == "float16"
-        self.scaler = torch.amp.GradScaler(placement.device.type, enabled=is_scaled)
-        self.processes = processes
-        self.callbacks = callbacks
-        self.searches = [module for module in model.modules() if isinstance(module, Permutation)]
+    model: nn.Module
+    objective: Callable[[Any], StepLoss]
+    batches: Callable[[int], Iterable[Any]]
+    steps_per_epoch: int
+    train_rows: int
+    optimizer: Optimizer
+    epochs: int
+    patience: int
+    seed: int
+    result: ResultRecord
+    evaluate: Callable[[], EvaluationRecord] | None
+    evaluate_held_out: Callable[[], SummaryRecord] | None = None
+    save_model: Callable[[], None] | None = None
+    folder: RunFolder | None = None
+    selection_loss: Callable[[EvaluationRecord], float] = validation_loss
+    schedule: Callable[[int], float] | None = None
+    clip: float | None = None
+    threads: int | None = None
+    placement: Placement = Placement()  # noqa: RUF009 - frozen
+    processes: Processes = Processes()  # noqa: RUF009 - frozen
+    callbacks: Callbacks = Callbacks()
+
+    def __post_init__(self) -> None:
+        if self.folder is not None and self.evaluate is None:
+            raise ValueError("evaluate is None, and a run with a folder keeps its best epoch: give one")
+        self.learning_rates: list[float] = [group["lr"] for group in self.optimizer.param_groups]
+        self.read_interval = READ_INTERVAL if self.placement.is_accelerator else 1
+        is_scaled = self.placement.precision == "float16"
+        self.scaler = torch.amp.GradScaler(self.placement.device.type, enabled=is_scaled)
+        self.searches = [module for module in self.model.modules() if isinstance(module, Permutation)]
+        self.history: list[EpochRecord] = []
         # The state of training, all of it in a checkpoint.
         self.epoch = 0
         self.best_epoch = 0
@@ -189,19 +180,19 @@ class Trainer:
         self.warned: dict[str, list[str]] = {}  # each warning so far, with the gates that it is about
 
     def run(self) -> ResultRecord:
-        """Train to the end, from the last checkpoint if there is one; returns the result as it is written."""
-        keep_freed_memory()
+        """Train to the end, from the last checkpoint if there is one; returns the result."""
+        if self.folder is not None:  # the process is there to train, and may keep its memory
+            keep_freed_memory()
         with num_threads(self.threads):
             try:
-                self._resume()
+                if self.folder is not None:
+                    self._resume(self.folder)
                 while self.epoch < self.epochs and self._patience_left() > 0:
                     self._run_epoch()
             except DivergedError as error:
-                failure = self.result.model_copy(update={"status": "failed", "reason": str(error)})
-                return self.processes.on_main(lambda: self._write_result(failure))
+                return self._end(status="failed", reason=str(error))
             except RunPruned as stop:
-                pruned = self.result.model_copy(update={"status": "pruned", "reason": str(stop)})
-                return self.processes.on_main(lambda: self._write_result(pruned))
+                return self._end(status="pruned", reason=str(stop))
             return self._finish()
 
     def _run_epoch(self) -> None:
@@ -209,14 +200,7 @@ class Trainer:
         self.epoch += 1
         trained = self._train_epoch()
         samples_per_second = self.train_rows / (time.perf_counter() - started)
-        validation = self.processes.with_model(self.evaluate)
-        if not math.isfinite(validation_loss(validation)):
-            raise DivergedError(f"the validation loss is {validation.loss} after epoch {self.epoch}")
-        selection_loss = self.selection_loss(validation)
-        if selection_loss < self.best_selection_loss or self.best_epoch == 0:
-            self.best_epoch, self.best_selection_loss = self.epoch, selection_loss
-            self.best_loss = validation_loss(validation)
-            self.best_weights = {name: value.clone() for name, value in self.model.state_dict().items()}
+        validation = self._validate()
         self.seconds += time.perf_counter() - started
         warnings = self._routing_warnings(validation)
         self.warned |= warnings
@@ -230,9 +214,25 @@ class Trainer:
             patience_left=self._patience_left(),
             seconds=self.seconds,
         )
-        tensors = self.processes.gather(pack_state(self.model, self.best_weights, self.optimizer))
-        self.processes.on_main(lambda: self._save(record, tensors))
+        self.history.append(record)
+        if self.folder is not None:
+            self._save(record, self.folder)
         self.callbacks.on_epoch(record)
+
+    def _validate(self) -> EvaluationRecord:
+        """Evaluate the model, and keep its weights if they are the best so far."""
+        if self.evaluate is None:
+            self.best_epoch = self.epoch
+            return NOT_EVALUATED
+        validation = self.processes.with_model(self.evaluate)
+        if not math.isfinite(validation_loss(validation)):
+            raise DivergedError(f"the validation loss is {validation.loss} after epoch {self.epoch}")
+        selection_loss = self.selection_loss(validation)
+        if selection_loss < self.best_selection_loss or self.best_epoch == 0:
+            self.best_epoch, self.best_selection_loss = self.epoch, selection_loss
+            self.best_loss = validation_loss(validation)
+            self.best_weights = {name: value.clone() for name, value in self.model.state_dict().items()}
+        return validation
 
     @without_value_checks()  # a NaN loss ends the run with a reason, not with an error
     def _train_epoch(self) -> dict[str, Any]:
@@ -255,12 +255,7 @@ class Trainer:
                 sums += self._read(waiting, read)
                 read, waiting = step + 1, []
             distilled = losses.distillation is not None
-            if self.clip is not None:
-                self.scaler.unscale_(self.optimizer)
-                nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
-            step_modules(self.model)
+            self._step()
             if step % ROUTING_INTERVAL == 0:
                 for name, routing in losses.routings.items():
                     statistics.setdefault(name, RoutingStatistics()).add(routing)
@@ -283,6 +278,19 @@ class Trainer:
                 if search.searching
             ],
         }
+
+    def _step(self) -> None:
+        """Clip the gradient, then step the optimiser and what moves with it."""
+        if self.clip is not None:
+            from comet_moe.parallel import clip_grad_norm_  # takes half a second to import
+
+            self.scaler.unscale_(self.optimizer)
+            clip_grad_norm_(self.model.parameters(), self.clip)
+        scale = self.scaler.get_scale()  # 1, without waiting for an accelerator, if not in float16
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        if self.scaler.get_scale() >= scale:  # else gradients overflowed, and there was no optimiser step
+            step_modules(self.model)
 
     def _routing_warnings(self, validation: EvaluationRecord) -> dict[str, list[str]]:
         """Warnings about gates, each with its gates; none while a search or a warm-up is on."""
@@ -310,8 +318,7 @@ class Trainer:
     def _patience_left(self) -> int:
         return self.patience - (self.epoch - self.best_epoch)
 
-    def _save(self, record: EpochRecord, tensors: Tensors) -> None:
-        self.folder.append_metrics(record)
+    def _save(self, record: EpochRecord, folder: RunFolder) -> None:
         state = CheckpointRecord(
             epoch=self.epoch,
             best_epoch=self.best_epoch,
@@ -321,50 +328,72 @@ class Trainer:
             warned=self.warned,
             scaler=self.scaler.state_dict(),
         )
-        self.folder.write_checkpoint(tensors, state)
+        tensors = self.processes.gather(pack_state(self.model, self.best_weights, self.optimizer))
 
-    def _resume(self) -> None:
+        def write() -> None:
+            folder.append_metrics(record)
+            folder.write_checkpoint(tensors, state)
+
+        self.processes.on_main(write)
+
+    def _resume(self, folder: RunFolder) -> None:
         """Load the last checkpoint, if there is one, and drop what the folder has beyond it."""
-        checkpoint = self.processes.on_main(self._last_checkpoint)
-        if checkpoint is None:
+        tensors: Tensors = {}
+
+        def read() -> CheckpointRecord | None:
+            folder.remove_temporary_files()
+            checkpoint = folder.checkpoint()
+            epoch = checkpoint[1].epoch if checkpoint else 0
+            folder.truncate_metrics(epoch)
+            folder.append_environment(environment(self.processes.size, epoch))
+            if checkpoint is None:
+                return None
+            tensors.update(checkpoint[0])
+            return checkpoint[1]
+
+        state = self.processes.on_main(read)  # other processes may not see the folder
+        if state is None:
             return
-        tensors, state = checkpoint
+        tensors = self.processes.broadcast(tensors)
         self.best_weights = unpack_state(tensors, self.model, self.optimizer)
         self.epoch, self.best_epoch = state.epoch, state.best_epoch
         self.best_selection_loss, self.best_loss = state.best_selection_loss, state.best_loss
         self.seconds, self.warned = state.seconds, state.warned
         if self.scaler.is_enabled():
             self.scaler.load_state_dict(state.scaler)
-        on_resume = self.callbacks.on_resume  # other processes than the first may not see the folder
+        on_resume = self.callbacks.on_resume
         if on_resume is not None and self.epoch < self.epochs and self._patience_left() > 0:
-            on_resume(self.folder.metrics()[-1])
-
-    def _last_checkpoint(self) -> tuple[Tensors, CheckpointRecord] | None:
-        self.folder.remove_temporary_files()
-        checkpoint = self.folder.checkpoint()
-        epoch = checkpoint[1].epoch if checkpoint else 0
-        self.folder.truncate_metrics(epoch)
-        self.folder.append_environment(environment(self.processes.size, epoch))
-        return checkpoint
+            on_resume(folder.metrics()[-1])
 
     def _finish(self) -> ResultRecord:
-        self.model.load_state_dict(self.best_weights)
+        if self.best_weights:
+            self.model.load_state_dict(self.best_weights)
         self.model.eval()
-        self.save_model()
-        summary = self.processes.with_model(self.evaluate_held_out)
-        fields = {name: getattr(summary, name) for name in SummaryRecord.model_fields}
-        complete = self.result.model_copy(update={"status": "complete", **fields})
-        return self.processes.on_main(lambda: self._write_result(complete))
+        if self.save_model is not None:
+            self.save_model()
+        fields: dict[str, Any] = {}
+        if self.evaluate_held_out is not None:
+            summary = self.processes.with_model(self.evaluate_held_out)
+            fields = {name: getattr(summary, name) for name in SummaryRecord.model_fields}
+        return self._end(status="complete", **fields)
 
-    def _write_result(self, result: ResultRecord) -> ResultRecord:
+    def _end(self, **fields: Any) -> ResultRecord:
+        """The result, also in the folder."""
         state = {
             "epochs": self.epoch,
             "best_epoch": self.best_epoch,
             "seconds": self.seconds,
-            "notes": [*result.notes, *self.warned],
+            "notes": [*self.result.notes, *self.warned],
         }
-        self.folder.write_result(result.model_copy(update=state))
-        return self.folder.result()
+        result, folder = self.result.model_copy(update=fields | state), self.folder
+        if folder is None:
+            return result
+
+        def write() -> ResultRecord:
+            folder.write_result(result)
+            return folder.result()
+
+        return self.processes.on_main(write)
 
 
 def _scalars(losses: StepLoss) -> Tensor:

@@ -2,8 +2,8 @@
 
 import pytest
 
+from comet_moe.cli._display import TensorBoard
 from comet_moe.experiments.training.records import EpochRecord, EvaluationRecord, RoutingRecord
-from comet_moe.experiments.training.tracking import TensorBoard
 
 
 def test_numbers_are_written_by_their_path_and_lists_are_left_out(tmp_path):

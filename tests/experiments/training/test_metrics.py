@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from comet_moe.experiments.models import Task
-from comet_moe.experiments.training.table_metrics import (
+from comet_moe.experiments.training.metrics import (
     bootstrap_intervals,
     compute_metrics,
     table_metrics,

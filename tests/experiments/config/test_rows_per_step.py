@@ -3,7 +3,7 @@
 import pytest
 
 from comet_moe.experiments.config import load_train_config
-from comet_moe.experiments.training.batches import rows_per_step, steps_per_epoch
+from comet_moe.experiments.config.schema import rows_per_step, steps_per_epoch
 
 
 @pytest.mark.parametrize(

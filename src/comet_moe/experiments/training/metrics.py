@@ -1,7 +1,7 @@
-"""Metrics of the tasks of a table, with confidence intervals by bootstrap over rows.
+"""Metrics of tasks from the outputs of a model over batches; for tables with confidence intervals.
 
-Every metric is a function of weights of the rows: with all weights 1 it is the metric itself, with the
-numbers of times that each row was drawn it is that of a bootstrap sample. What does not depend on the
+Every metric of a table is a function of weights of the rows. With all weights 1 it is the metric itself. With
+the numbers of times that each row was drawn it is that of a bootstrap sample. What does not depend on the
 weights, such as the order of the scores, is computed once.
 
 Shapes: N rows with a target, K classes.
@@ -12,8 +12,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from comet_moe.experiments.models import Task
+from comet_moe.experiments.training.batches import Batch
 from comet_moe.experiments.training.records import Metrics
 
 Floats = npt.NDArray[np.float64]
@@ -25,6 +28,86 @@ BOOTSTRAP_SAMPLES = (50, 200)
 BOOTSTRAP_DRAWS = 20_000_000
 CONFIDENCE = 0.95
 CALIBRATION_BINS = 15
+
+
+class TaskMetrics:
+    """Accumulates loss and predictions of one task over batches."""
+
+    def __init__(self, task: Task):
+        self.task = task
+        self._loss_sum = 0.0
+        self._count = 0.0
+        self._outputs: list[Tensor] = []
+        self._targets: list[Tensor] = []
+
+    def add(self, output: Tensor, batch: Batch) -> None:
+        """Add one batch: outputs (B, outputs) of the head."""
+        loss_sum, count = self.task.loss(output.double(), batch.targets)
+        self._loss_sum += float(loss_sum)
+        self._count += float(count)
+        self._outputs.append(output.squeeze(-1))
+        self._targets.append(batch.targets[self.task.name])
+
+    def loss(self) -> float:
+        """Mean over the rows that count."""
+        return self._loss_sum / max(self._count, 1.0)
+
+    def metrics(self) -> Metrics:
+        """The loss and the metrics of the task's kind."""
+        loss = self.loss()
+        if self.task.kind == "regression":
+            return {"loss": loss, "mse": loss}
+        outputs, targets = torch.cat(self._outputs).numpy(), torch.cat(self._targets).numpy()
+        metrics: Metrics = {"loss": loss, "accuracy": accuracy(outputs, targets)}
+        return metrics | {"auc": auc(outputs, targets)} if self.task.kind == "binary" else metrics
+
+
+class TableTaskMetrics(TaskMetrics):
+    """Also keeps the groups of the rows; the metrics are those of :func:`table_metrics`."""
+
+    def __init__(self, task: Task):
+        super().__init__(task)
+        self._groups: list[Tensor] = []
+
+    def add(self, output: Tensor, batch: Batch) -> None:
+        """Add one batch: outputs (B, outputs) of the head."""
+        super().add(output, batch)
+        if "group" in batch.features:
+            self._groups.append(batch.features["group"])
+
+    def metrics(self) -> Metrics:
+        """The loss and the metrics of the task's kind."""
+        return {"loss": self.loss()} | compute_metrics(*self._prepared())
+
+    def intervals(self) -> dict[str, list[float | None]]:
+        """The interval of each metric, by a bootstrap over rows."""
+        return bootstrap_intervals(*self._prepared())
+
+    def _prepared(self) -> tuple[dict[str, Metric], int]:
+        """The metrics of the rows that have a target, and the number of those rows."""
+        outputs, targets = torch.cat(self._outputs).numpy(), torch.cat(self._targets).numpy()
+        is_present = ~np.isnan(targets)
+        groups = torch.cat(self._groups).numpy()[is_present] if self._groups else None
+        metrics = table_metrics(self.task, outputs[is_present], targets[is_present], groups)
+        return metrics, int(is_present.sum())
+
+
+def auc(scores: npt.NDArray[Any], labels: npt.NDArray[Any]) -> float:
+    """Area under the ROC curve, (N,) and (N,) of 0 and 1; NaN where a class is missing or a score is NaN."""
+    from sklearn.metrics import roc_auc_score
+
+    if len(np.unique(labels)) < 2 or not np.isfinite(scores).all():
+        return float("nan")
+    return float(roc_auc_score(labels, scores))
+
+
+def accuracy(logits: npt.NDArray[Any], labels: npt.NDArray[Any]) -> float:
+    """Share of rows whose class is right, from (N,) logits of class 1 or (N, classes); NaN without rows."""
+    from sklearn.metrics import accuracy_score
+
+    if not len(labels):
+        return float("nan")
+    return float(accuracy_score(labels, logits > 0 if logits.ndim == 1 else logits.argmax(-1)))
 
 
 def table_metrics(

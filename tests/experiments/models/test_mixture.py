@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from comet_moe.experiments.config import load_train_config
-from comet_moe.experiments.models.single_expert import (
+from comet_moe.experiments.models.build import build_model
+from comet_moe.experiments.models.mixture import (
     build_wider_expert,
     operations,
     parameters,
     scale_widths,
 )
-from comet_moe.experiments.training.build import build_model
 from comet_moe.experts import ConvExperts, DenseExperts
 
 RATING = {"name": "movielens", "num_users": 30, "num_items": 20, "rows": {"train": 100}}

@@ -3,7 +3,7 @@
 Shapes: p features that the gates read, n experts.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -15,16 +15,19 @@ from comet_moe.experiments.config.schema import (
     DSelectKConfig,
     GateSection,
     TrainConfig,
+    steps_per_epoch,
 )
-from comet_moe.experiments.models.single_expert import build_wider_expert, operations, parameters
-from comet_moe.experiments.training.batches import steps_per_epoch
-from comet_moe.experiments.training.table_parts import key_column, read_schema
+from comet_moe.experiments.data.table.schema import TableSchema
+from comet_moe.experiments.models.tasks import read_schema
 from comet_moe.experts import Experts
 from comet_moe.gates import Gate, Regularizer, SubsetGate
 from comet_moe.gates.build import build_gate, check_z_loss, default_load_balance
 from comet_moe.local_search import Permutation, PermutedGate
 
 ExpertsType = TypeVar("ExpertsType", bound=Experts)
+
+BuildExpert = Callable[[float], Experts]
+"""Builds one expert whose layers are wider by a factor."""
 
 
 def build_experts(
@@ -122,6 +125,14 @@ def build_permutation(
     )
 
 
+def key_column(schema: TableSchema) -> tuple[int, int] | None:
+    """Index and number of codes of the categorical feature that hash gates route by, or None."""
+    for index, feature in enumerate(schema.of_kind("categorical")):
+        if feature.name == schema.key:
+            return index, feature.num_codes
+    return None
+
+
 def num_keys(meta: dict[str, Any]) -> int | None:
     """Number of keys of a hash gate: users, or the codes of a table's key column; None without any."""
     if "table" not in meta:
@@ -132,3 +143,39 @@ def num_keys(meta: dict[str, Any]) -> int | None:
 
 def _steps_per_epoch(config: TrainConfig, meta: dict[str, Any]) -> int:
     return steps_per_epoch(meta["rows"]["train"], config.training.batch_size)
+
+
+def scale_widths(widths: Sequence[int], factor: float) -> tuple[int, ...]:
+    """Each width times ``factor``, rounded, at least 1."""
+    return tuple(max(1, round(width * factor)) for width in widths)
+
+
+def build_wider_expert(build: BuildExpert, cost_of: Callable[[Experts], int], target: int) -> Experts:
+    """The expert whose cost is closest to ``target``.
+
+    Args:
+        build: builds an expert for a factor on its widths; its cost grows with the factor.
+        cost_of: operations per row (:func:`operations`) or number of parameters (:func:`parameters`).
+        target: the cost to come close to; the factor is at most 1 or target / cost_of(build(1)).
+    """
+
+    def cost(factor: float) -> int:
+        with torch.device("meta"):  # shapes only
+            return cost_of(build(factor))
+
+    low, high = 0.0, max(1.0, target / cost(1.0))
+    for _ in range(40):  # halves the interval to far below one unit of width
+        middle = (low + high) / 2
+        low, high = (middle, high) if cost(middle) <= target else (low, middle)
+    best = min((low, high), key=lambda factor: abs(cost(factor) - target))
+    return build(best)
+
+
+def operations(experts: Experts) -> int:
+    """Floating-point operations of one expert on one row."""
+    return experts.flops()
+
+
+def parameters(experts: Experts) -> int:
+    """Number of parameters."""
+    return sum(parameter.numel() for parameter in experts.parameters())
