@@ -46,7 +46,8 @@ def find_product(dtype: torch.dtype) -> tuple[int, str]:
 @jit
 def multiply(
     gemm: int,
-    flags: tuple[int, int],
+    transposes_a: bool,
+    transposes_b: bool,
     sizes: tuple[int, int, int],
     strides: tuple[int, int, int],
     addresses: Any,
@@ -58,15 +59,15 @@ def multiply(
 
     Args:
         gemm: address of MKL's function.
-        flags: ``PLAIN`` or ``TRANSPOSED`` for A and B.
+        transposes_a, transposes_b: whether op is the transpose.
         sizes: rows of C, columns of C, and the length of the sums.
         strides: from one column to the next of A, B and C.
         addresses: of A, B and C.
         beta: 0 or 1.
         numbers, scales: memory to pass values in: 8 int64, and 2 numbers of the matrices' type.
     """
-    for i in range(2):
-        numbers[i] = flags[i]
+    numbers[0] = TRANSPOSED if transposes_a else PLAIN
+    numbers[1] = TRANSPOSED if transposes_b else PLAIN
     for i in range(3):
         numbers[2 + i], numbers[5 + i] = sizes[i], strides[i]
     scales[0], scales[1] = 1, beta

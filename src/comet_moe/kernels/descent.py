@@ -332,19 +332,16 @@ def _logits(
     out: Any, node: Any, chain: int, k: int, weights: Any, bias: Any, width: int, x: Any, b: int
 ) -> None:
     """out[chain + j] = the logit of row b at node[chain + j] of tree j, where that is below ``width``."""
-    unpaired = -1  # a tree without a partner yet
-    for j in range(k):
-        if node[chain + j] >= width:
-            continue
-        if unpaired < 0:
-            unpaired = j
-            continue
-        one, two = node[chain + unpaired], node[chain + j]
-        dot_one, dot_two = _two_dots(weights, unpaired, one, j, two, x, b)
-        out[chain + unpaired], out[chain + j] = dot_one + bias[unpaired, one], dot_two + bias[j, two]
-        unpaired = -1
-    if unpaired >= 0:
-        out[chain + unpaired] = _logit(weights, bias, unpaired, node[chain + unpaired], x, b)
+    for j in range(0, k, 2):
+        one = node[chain + j]
+        if j + 1 < k and one < width and node[chain + j + 1] < width:
+            two = node[chain + j + 1]
+            dot_one, dot_two = _two_dots(weights, j, one, two, x, b)
+            out[chain + j], out[chain + j + 1] = dot_one + bias[j, one], dot_two + bias[j + 1, two]
+        else:
+            for tree in range(j, min(j + 2, k)):
+                if node[chain + tree] < width:
+                    out[chain + tree] = _logit(weights, bias, tree, node[chain + tree], x, b)
 
 
 # Indices are unsigned below: a signed one might count from the end, which would not vectorise.
@@ -361,15 +358,15 @@ def _logit(weights: Any, bias: Any, tree: int, node: int, x: Any, b: int) -> Any
 
 
 @jit
-def _two_dots(weights: Any, tree_one: int, one: int, tree_two: int, two: int, x: Any, b: int) -> Any:
-    """The products of the weights of two nodes with row b of x (·, p)."""
+def _two_dots(weights: Any, tree: int, one: int, two: int, x: Any, b: int) -> Any:
+    """The products of node ``one`` of a tree and ``two`` of the next one with row b of x (·, p)."""
     dot_one = dot_two = x.dtype.type(0)
-    tree_one, one, tree_two, two = np.uint64(tree_one), np.uint64(one), np.uint64(tree_two), np.uint64(two)
-    row = np.uint64(b)
+    tree_index, next_index, row = np.uint64(tree), np.uint64(tree + 1), np.uint64(b)
+    one_index, two_index = np.uint64(one), np.uint64(two)
     for c in range(np.uint64(x.shape[1])):
         value = x[row, c]
-        dot_one += weights[tree_one, one, c] * value
-        dot_two += weights[tree_two, two, c] * value
+        dot_one += weights[tree_index, one_index, c] * value
+        dot_two += weights[next_index, two_index, c] * value
     return dot_one, dot_two
 
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from comet_moe.checks import has_dispatch_mode
-from comet_moe.kernels._mkl import FUNCTIONS, PLAIN, TRANSPOSED, find_product, multiply
+from comet_moe.kernels._mkl import FUNCTIONS, find_product, multiply
 from comet_moe.kernels.autograd import parameter_as_array
 from comet_moe.kernels.jit import can_run_compiled, is_worth_compiling, jit
 from comet_moe.kernels.threads import count_threads, over_rows
@@ -126,7 +126,7 @@ def _forward(
                 _address(out, low * outputs),
             )
             sizes, strides = (outputs, high - low, inputs), (inputs, inputs, outputs)
-            multiply(gemm, (TRANSPOSED, PLAIN), sizes, strides, addresses, 1.0, numbers, scales)
+            multiply(gemm, True, False, sizes, strides, addresses, 1.0, numbers, scales)
 
 
 @jit
@@ -146,7 +146,7 @@ def _backward_rows(
                 _address(grad_rows, low * inputs),
             )
             sizes, strides = (inputs, high - low, outputs), (inputs, outputs, inputs)
-            multiply(gemm, (PLAIN, PLAIN), sizes, strides, addresses, 0.0, numbers, scales)
+            multiply(gemm, False, False, sizes, strides, addresses, 0.0, numbers, scales)
 
 
 @jit
@@ -193,7 +193,7 @@ def _backward_weight(
                     _address(grad_weight, (expert * outputs + low) * inputs),
                 )
                 sizes, strides = (inputs, high - low, count), (inputs, outputs, inputs)
-                multiply(gemm, (PLAIN, TRANSPOSED), sizes, strides, addresses, 0.0, numbers, scales)
+                multiply(gemm, False, True, sizes, strides, addresses, 0.0, numbers, scales)
         start = stops[expert]
 
 

@@ -145,6 +145,7 @@ class Loop:
         self._compiled: Any = None
 
     def __call__(self, *arguments: Any) -> Any:
+        """Call the compiled function."""
         return (self._compiled or self.compiled)(*arguments)
 
     @property
@@ -156,6 +157,8 @@ class Loop:
             return self._compiled
 
     def _compile(self) -> Any:
+        if why_not_numba():
+            raise RuntimeError(f"a compiled loop was called where none can run: {why_not_numba()}")
         import numba
 
         # The name is part of the cache's file name. By itself numba looks for changes only in the file that
