@@ -295,8 +295,8 @@ def _backward(
 
 
 # bfloat16 in compiled loops: numpy has no such type, so its 16 bits travel as unsigned integers. A bfloat16
-# is the upper half of a float32: load adds a lower half of zeros, store rounds to the nearest, ties to even, as
-# torch does. Loops compute in float32 in between; for arrays of floats both are the identity.
+# is the upper half of a float32: load adds a lower half of zeros, store rounds to the nearest, ties to even,
+# as torch does. Loops compute in float32 in between; for arrays of floats both are the identity.
 
 
 def as_storage(tensor: Tensor) -> Any:
