@@ -1,5 +1,10 @@
 """`comet-moe bench` and `comet-moe export`, as a user calls them."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 from benchmarks.result import Result, timed_result
@@ -7,6 +12,7 @@ from benchmarks.timing import Ratio
 from command import refusal, succeed
 from raw_sets import SMALL_DIGITS, sets
 
+import comet_moe
 from benchmarks import MEASUREMENTS
 
 
@@ -54,6 +60,36 @@ def test_bench_prints_one_json_object(results):
 
 def test_an_unknown_measurement_is_named():
     assert "there is no measurement 'speed', give some of gate, soft, " in refusal("bench", "speed")
+
+
+def test_a_file_in_place_of_the_folder_of_pictures_is_refused_before_measuring(tmp_path, monkeypatch):
+    monkeypatch.setitem(MEASUREMENTS, "gate", lambda quick: pytest.fail("measured"))
+    path = tmp_path / "picture.svg"
+    path.touch()
+    assert f"--svg must be a folder, got the file {path}" in refusal("bench", "gate", "--svg", path)
+
+
+def test_without_the_repository_bench_says_where_the_benchmarks_are(tmp_path, monkeypatch):
+    installed = tmp_path / "lib" / "site-packages" / "comet_moe" / "__init__.py"
+    monkeypatch.setattr(comet_moe, "__file__", str(installed))
+    assert "the benchmarks are in the repository" in refusal("bench", "gate")
+
+
+def test_the_benchmarks_of_a_clone_are_found_from_any_folder(tmp_path):
+    code = (
+        "from importlib.util import find_spec; from comet_moe.cli.bench import _find_benchmarks; "
+        "assert find_spec('benchmarks') is None; _find_benchmarks(); print(find_spec('benchmarks').origin)"
+    )
+    source = Path(comet_moe.__file__).parents[1]
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(source)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert Path(done.stdout.strip()) == source.parent / "benchmarks" / "__init__.py"
 
 
 def test_export_writes_an_onnx_file_and_reports_the_check(run):

@@ -6,9 +6,8 @@ from comparing import DOUBLE, assert_same
 from hypothesis import given
 from hypothesis import strategies as st
 
-from comet_moe.gates import CometGate
 from comet_moe.kernels.sinkhorn import sinkhorn_rounds, sinkhorn_rounds_torch
-from comet_moe.kernels.soft_trees import soft_trees
+from comet_moe.kernels.soft_trees import soft_trees, soft_trees_torch
 
 
 @given(n=st.integers(1, 12), rounds=st.integers(0, 9), trees=st.integers(1, 3), seed=st.integers(0, 99))
@@ -27,9 +26,13 @@ def test_sinkhorn_rounds_equal_the_torch_version(n, rounds, trees, seed):
 )
 def test_soft_trees_equal_the_torch_version(n, k, gamma, rows, seed):
     torch.manual_seed(seed)
-    gate = CometGate(3, n, k, gamma)
     splits, alphas = torch.randn(rows, k, n - 1, **DOUBLE), torch.randn(rows, k, n, **DOUBLE)
-    assert_same(gate._trees, gate._trees_torch, splits, alphas)
+    assert_same(
+        lambda *logits: soft_trees(*logits, gamma),
+        lambda *logits: soft_trees_torch(*logits, gamma),
+        splits,
+        alphas,
+    )
 
 
 def test_soft_trees_refuse_shapes_and_types_that_do_not_fit():

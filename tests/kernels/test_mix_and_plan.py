@@ -1,4 +1,4 @@
-"""The compiled loops of mix.py and plan.py equal the torch versions beside them, and check what they get."""
+"""Plans have every pair once; the compiled loops of mix.py equal the torch versions beside them."""
 
 import pytest
 import torch
@@ -7,12 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from comet_moe.kernels.mix import Epilogue, PairLayout, gather_rows, mix, mix_dense, mix_torch
-from comet_moe.kernels.plan import (
-    plan_from_pairs,
-    plan_from_pairs_torch,
-    plan_from_weights,
-    plan_from_weights_torch,
-)
+from comet_moe.kernels.plan import plan_from_pairs, plan_from_weights
 
 
 def sparse_weights(rows, n, tasks, seed):
@@ -21,29 +16,27 @@ def sparse_weights(rows, n, tasks, seed):
 
 
 @given(rows=st.integers(0, 9), n=st.integers(1, 9), tasks=st.integers(1, 3), seed=st.integers(0, 99))
-def test_plan_of_weights(rows, n, tasks, seed):
-    weights = sparse_weights(rows, n, tasks, seed)
-    fast, plain = plan_from_weights(weights), plan_from_weights_torch(weights)
-    assert fast.counts == plain.counts
-    for got, wanted in ((fast.row_sample, plain.row_sample), *zip(fast.layout, plain.layout, strict=True)):
-        assert torch.equal(got, wanted)
-    assert_same(
-        lambda *w: plan_from_weights(list(w)).weights,
-        lambda *w: plan_from_weights_torch(list(w)).weights,
-        *weights,
-    )
-
-
-@pytest.mark.parametrize("rows", [0, 1, 37])
-def test_plan_from_pairs(rows):
-    n = 5
-    sample, expert = (torch.rand(rows, n) < 0.4).nonzero(as_tuple=True)
-    weights = torch.rand(len(sample), 2)
-    fast = plan_from_pairs(sample, expert, weights, rows, n)
-    plain = plan_from_pairs_torch(sample, expert, weights, rows, n)
-    assert fast.counts == plain.counts
-    for got, wanted in ((fast.row_sample, plain.row_sample), *zip(fast.layout, plain.layout, strict=True)):
-        assert torch.equal(got, wanted)
+def test_a_plan_has_every_pair_once_in_both_orders(rows, n, tasks, seed):
+    weights = [weight.requires_grad_() for weight in sparse_weights(rows, n, tasks, seed)]
+    plan = plan_from_weights(weights)
+    wanted = [
+        (b, e) for b in range(rows) for e in range(n) if any(weight.detach()[b, e] != 0 for weight in weights)
+    ]
+    assert plan.counts == [sum(e == expert for _, e in wanted) for expert in range(n)]
+    by_expert = sorted(wanted, key=lambda pair: pair[1])
+    assert plan.row_sample.tolist() == [b for b, _ in by_expert]
+    assert [by_expert[row] for row in plan.layout.pair_row.tolist()] == wanted
+    assert plan.layout.start.tolist() == [sum(b < row for b, _ in wanted) for row in range(rows + 1)]
+    assert plan.weights.tolist() == [[weight.detach()[b, e].item() for weight in weights] for b, e in wanted]
+    plan.weights.square().sum().backward()
+    for weight in weights:
+        torch.testing.assert_close(weight.grad, 2 * weight.detach())  # 0 where there is no pair
+    if tasks == 1 and wanted:
+        sample, expert = torch.tensor(wanted).t()
+        again = plan_from_pairs(sample, expert, plan.weights, rows, n)
+        assert again.counts == plan.counts
+        assert torch.equal(again.row_sample, plan.row_sample)
+        assert all(map(torch.equal, again.layout, plan.layout))
 
 
 @pytest.mark.parametrize(
@@ -56,24 +49,22 @@ def test_plan_from_pairs(rows):
         ([0, 1], [0], r"one expert and one row of weights for each of its 2 samples, got shapes \(1,\)"),
     ],
 )
-@pytest.mark.parametrize("make_plan", [plan_from_pairs, plan_from_pairs_torch])
-def test_pairs_that_no_plan_can_follow_are_refused(make_plan, sample, expert, message):
+def test_pairs_that_no_plan_can_follow_are_refused(sample, expert, message):
     pairs = torch.tensor(sample), torch.tensor(expert), torch.ones(len(sample), 1)
     with pytest.raises(ValueError, match=message):
-        make_plan(*pairs, 3, 4)
+        plan_from_pairs(*pairs, 3, 4)
 
 
-@pytest.mark.parametrize("make_plan", [plan_from_pairs, plan_from_pairs_torch])
-def test_pairs_of_other_types_and_devices_are_refused(make_plan):
+def test_pairs_of_other_types_and_devices_are_refused():
     index, weights = torch.tensor([0, 1]), torch.ones(2, 1)
     with pytest.raises(ValueError, match=r"must be torch\.int64, got torch\.int64 and torch\.float32"):
-        make_plan(index, index.float(), weights, 3, 4)
+        plan_from_pairs(index, index.float(), weights, 3, 4)
     with pytest.raises(ValueError, match=r"must be torch\.int64, got torch\.int32 and torch\.int64"):
-        make_plan(index.int(), index, weights, 3, 4)
+        plan_from_pairs(index.int(), index, weights, 3, 4)
     with pytest.raises(ValueError, match="must be on one device, got cpu, meta and cpu"):
-        make_plan(index, index.to("meta"), weights, 3, 4)
+        plan_from_pairs(index, index.to("meta"), weights, 3, 4)
     with pytest.raises(ValueError, match=r"one row of weights .* got shapes \(2,\) and \(2,\)"):
-        make_plan(index, index, weights.squeeze(1), 3, 4)
+        plan_from_pairs(index, index, weights.squeeze(1), 3, 4)
 
 
 @pytest.mark.parametrize(("z", "weights"), [((3, 5), (4, 2)), ((4, 5), (3, 2)), ((4, 5, 1), (4, 2))])

@@ -1,6 +1,7 @@
 """``comet-moe bench``: the cost of the library, as ratios of times."""
 
 import json
+import sys
 from dataclasses import asdict
 from math import isinf
 from pathlib import Path
@@ -8,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+import comet_moe
 from comet_moe.cli._text import echo
+from comet_moe.exceptions import CometError
 
 if TYPE_CHECKING:
     from benchmarks import Result
@@ -53,6 +56,9 @@ def bench(
     unknown = [name for name in measurements or () if name not in NAMES]
     if unknown:
         raise typer.BadParameter(f"there is no measurement {unknown[0]!r}, give some of {', '.join(NAMES)}")
+    if svg is not None and svg.exists() and not svg.is_dir():
+        raise typer.BadParameter(f"--svg must be a folder, got the file {svg}: name a folder")
+    _find_benchmarks()
     from benchmarks.pictures import draw_results
     from rich.console import Console
 
@@ -76,6 +82,18 @@ def bench(
         echo(json.dumps({"rows": [_to_json(result) for result in results], **_describe_machine()}))
     else:
         _show_table(results)
+
+
+def _find_benchmarks() -> None:
+    """Make ``benchmarks`` importable: it lies beside ``src`` in a clone of the repository, in no wheel."""
+    root = Path(comet_moe.__file__).parents[2]
+    if not (root / "benchmarks" / "__init__.py").is_file():
+        raise CometError(
+            "the benchmarks are in the repository and not in the installed package: clone it and run "
+            "pip install -e . there"
+        )
+    if str(root) not in sys.path:
+        sys.path.insert(0, str(root))
 
 
 def _to_json(result: "Result") -> dict[str, Any]:

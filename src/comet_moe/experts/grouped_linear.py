@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from comet_moe import checks
-from comet_moe.kernels.grouped_mm import can_group, grouped_mm, grouped_mm_backward
-from comet_moe.kernels.sorted_mm import sorted_mm
+from comet_moe.kernels.grouped_mm import can_group, grouped_mm, grouped_mm_backward, sorted_mm
 
 ALIGNED = 8
 """Number of 16-bit values in 16 bytes."""
@@ -119,7 +118,7 @@ class _GroupedLinear(torch.autograd.Function):
         rows_need_grad, weight_needs_grad, *_ = ctx.needs_input_grad
         ctx.save_for_backward(rows if weight_needs_grad else None, weight if rows_need_grad else None)
         ctx.counts = counts
-        if can_group(rows, weight, bias):
+        if can_group(len(rows) * weight.shape[1:].numel(), rows, weight, bias):
             return grouped_mm(rows, weight, bias, np.cumsum(counts))
         out = rows.new_empty(rows.shape[0], weight.shape[1])
         for expert, start, stop in _slices(counts):
@@ -142,7 +141,7 @@ class _GroupedLinear(torch.autograd.Function):
             )
         grad = grad.contiguous()
         given = [tensor for tensor in (grad, rows, weight) if tensor is not None]
-        if can_group(*given):
+        if can_group(grad.numel() * (given[-1].shape[-1] if len(given) > 1 else 1), *given):
             grads = grouped_mm_backward(grad, rows, weight, np.cumsum(ctx.counts), bias_needs_grad)
             return *grads, None
         experts, width = len(ctx.counts), grad.shape[1]

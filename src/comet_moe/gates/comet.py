@@ -8,10 +8,8 @@ from torch.nn import functional as F
 
 from comet_moe import checks
 from comet_moe.gates.base import TrainableGate
-from comet_moe.gates.losses import masked_mean, selector_entropy
-from comet_moe.gates.smooth_step import log_smooth_step_sides
-from comet_moe.gates.tree import path_sums
-from comet_moe.kernels.descent import descend, descend_again, descend_op, read_trees
+from comet_moe.gates.losses import masked_mean
+from comet_moe.kernels.descent import descend, descend_again, descend_op, is_worth_descending, read_trees
 from comet_moe.kernels.jit import can_run_compiled, is_plain_cpu, needs_operator
 from comet_moe.kernels.soft_trees import soft_trees
 from comet_moe.routing import Pairs, Routing
@@ -89,7 +87,7 @@ class CometGate(TrainableGate):
             return self._route_dense(x, mask)
         if needs_operator(x):
             return self._route_as_operator(x)
-        if can_run_compiled(x):
+        if is_worth_descending(x, self.leaf_bias) and can_run_compiled(x):
             parameters = self._read_parameters()
             if all(map(is_plain_cpu, parameters)):
                 return self._route_by_descent(x, parameters)
@@ -107,8 +105,9 @@ class CometGate(TrainableGate):
 
     def _route_dense(self, x: Tensor, mask: Tensor | None) -> Routing:
         checks.require_finite(x)
-        splits, alphas = self._logits(x)
-        weights, contributions, paths, entropy = self._trees(splits, alphas)
+        splits, alphas = (logits.flatten(0, -3) for logits in self._logits(x))
+        trees = soft_trees(splits, alphas, self.gamma)
+        weights, contributions, paths, entropy = (value.unflatten(0, x.shape[:-1]) for value in trees)
         aux_loss = None
         if self.training and self.entropy > 0:
             aux_loss = self.entropy * masked_mean(entropy, mask, self.ranks)
@@ -136,22 +135,6 @@ class CometGate(TrainableGate):
             routing = Routing.from_pairs(pairs, batch_shape, self.num_experts, is_ordered=True)
         routing.gate_flops = 2 * self.in_features * descent.visited
         return routing
-
-    def _trees(self, splits: Tensor, alphas: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Weights (B, ..., n), contributions and paths (B, ..., k, n), entropy (B, ...) of all trees."""
-        if not can_run_compiled(splits, alphas):
-            return self._trees_torch(splits, alphas)
-        batch_shape = alphas.shape[:-2]
-        flat = soft_trees(splits.flatten(0, -3), alphas.flatten(0, -3), self.gamma)
-        weights, contributions, paths, entropy = (value.unflatten(0, batch_shape) for value in flat)
-        return weights, contributions, paths, entropy
-
-    def _trees_torch(self, splits: Tensor, alphas: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The definition: paths in log space and one softmax over trees and leaves."""
-        log_paths = path_sums(*log_smooth_step_sides(splits, self.gamma))
-        contributions = (alphas + log_paths).flatten(-2).softmax(-1).unflatten(-1, (self.k, self.num_experts))
-        paths = log_paths.exp()
-        return contributions.sum(-2), contributions, paths, selector_entropy(paths)
 
     def _logits(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Split logits (B, ..., k, n-1) and leaf logits α (B, ..., k, n)."""

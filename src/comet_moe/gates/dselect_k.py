@@ -8,7 +8,6 @@ from comet_moe import checks
 from comet_moe.gates.base import TrainableGate
 from comet_moe.gates.losses import masked_mean, selector_entropy
 from comet_moe.gates.smooth_step import smooth_step_sides
-from comet_moe.gates.tree import depth
 from comet_moe.routing import Routing
 
 
@@ -63,7 +62,7 @@ class DSelectKGate(TrainableGate):
         self.gamma = checks.positive("gamma", gamma)
         self.entropy = checks.not_negative("entropy", entropy)
         self.reachability = checks.not_negative("reachability", reachability)
-        self.bits = depth(num_experts)
+        self.bits = (num_experts - 1).bit_length()  # ceil(log2 n)
         self.sums_to_one = num_experts == 2**self.bits
         self.selector_weight = nn.Parameter(torch.empty(k, self.bits, in_features))
         self.selector_bias = nn.Parameter(torch.empty(k, self.bits))

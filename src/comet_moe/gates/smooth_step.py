@@ -4,7 +4,6 @@ With a = clamp(t/γ, -1/2, 1/2) + 1/2 the cubic -2t³/γ³ + 3t/(2γ) + 1/2 is a
 exactly 0 at a=0 and exactly 1 at a=1, has derivative exactly 0 there, and loses no digits in between.
 """
 
-import torch
 from torch import Tensor
 
 
@@ -28,17 +27,5 @@ def smooth_step_sides(t: Tensor, gamma: float) -> tuple[Tensor, Tensor]:
     return _cubic(0.5 + u), _cubic(0.5 - u)
 
 
-def log_smooth_step_sides(t: Tensor, gamma: float) -> tuple[Tensor, Tensor]:
-    """(log h(t), log(1 - h(t))): -inf with gradient 0 where a side has probability 0, 0 where it has 1."""
-    u = (t / gamma).clamp(-0.5, 0.5)
-    return _log_cubic(0.5 + u), _log_cubic(0.5 - u)
-
-
 def _cubic(a: Tensor) -> Tensor:
     return a * a * (3 - 2 * a)
-
-
-def _log_cubic(a: Tensor) -> Tensor:
-    cut = a == 0
-    a = a.masked_fill(cut, 1.0)  # keeps 1/a, and with it the gradient of a cut side, finite
-    return (2 * a.log() + torch.log(3 - 2 * a)).masked_fill(cut, float("-inf"))

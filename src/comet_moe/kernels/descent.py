@@ -3,10 +3,15 @@
 At a node inside (-γ/2, γ/2) both sides are followed, so the weights are those of the dense gate. The cost is
 O(k p log n) per sample where paths are hard; no tensor of size (B, n) is formed.
 
+Samples walk in small groups, one level at a time: the next nodes of a group do not depend on each other, so
+the processor loads their weights at the same time. Two trees of a sample share each pass over its features.
+The other sides of soft nodes are put on a stack per sample and walked afterwards.
+
 For graphs and under dispatch modes the descent is also a torch operator, :func:`descend_op`. It returns
 weights (B, n), because the size of anything smaller would depend on the values.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -17,15 +22,29 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import register_flop_formula
 
 from comet_moe.kernels.autograd import as_array, parameter_as_array
-from comet_moe.kernels.jit import is_plain_cpu
-from comet_moe.kernels.soft_trees import soft_trees
+from comet_moe.kernels.jit import is_plain_cpu, is_worth_compiling, jit, why_not_numba
+from comet_moe.kernels.soft_trees import _first_deep, _leaf_at, _log_sides, soft_trees
 from comet_moe.kernels.threads import count_threads, over_rows
-from comet_moe.kernels.walk import walk, walk_in_team
 
 SLOTS_PER_TREE = 8
 """Slots per tree that a sample has at first; one that reaches more experts is walked a second time."""
 
+GROUP = 8
+"""Samples that walk together."""
+GROUP_LEAVES = 128
+"""Leaves of one sample that a group can store; a group with more of them walks one by one."""
+SINGLE_ROWS = 64
+"""Samples that walk one by one, with capacity for all leaves, after a group exceeded ``GROUP_LEAVES``."""
+
+FEWEST_ROWS = 128
+"""Rows that a batch counts as at least: single rows are routed one after the other, many times."""
+
 _NO_INDICES = np.empty(0, np.int64)
+
+
+def is_worth_descending(x: Tensor, leaf_bias: Tensor) -> bool:
+    """Whether a descent of x (..., p) is worth compiling, by the nodes (k, n) and leaves of all rows."""
+    return is_worth_compiling(2 * leaf_bias.numel() * max(x.numel(), FEWEST_ROWS * x.shape[-1]))
 
 
 class Trees(NamedTuple):
@@ -115,9 +134,11 @@ def descend_again(x: Tensor, trees: Trees, gamma: float, first: Descent) -> tupl
 
 
 def _walk_rows(rows: int, work: int, *arguments: Any) -> tuple[int, int, bool]:
-    """:func:`walk` in threads: the most experts of a row, nodes visited, whether all logits are finite."""
-    summary = np.empty((count_threads(rows, work), 3), np.int64)
-    if over_rows(walk, walk_in_team, rows, work, *arguments, summary) == 1:
+    """:func:`_walk` in threads: the most experts of a row, nodes visited, whether all logits are finite."""
+    parts = count_threads(rows, work)
+    summary = np.empty((parts, 3), np.int64)
+    over_rows(_walk, parts, rows, *arguments, summary)
+    if parts == 1:
         most_experts, visited, finite = summary[0].tolist()
         return most_experts, visited, bool(finite)
     return int(summary[:, 0].max()), int(summary[:, 1].sum()), bool(summary[:, 2].all())
@@ -131,6 +152,224 @@ def _read_rows(x: Tensor, trees: Trees) -> Any:
     return rows
 
 
+@jit
+def _walk(
+    part: int,
+    first: int,
+    last: int,
+    x: Any,
+    split_weight: Any,
+    split_bias: Any,
+    leaf_weight: Any,
+    leaf_bias: Any,
+    gamma: float,
+    out_expert: Any,
+    out_weight: Any,
+    offsets: Any,
+    chosen: Any,
+    summary: Any,
+) -> None:
+    """Walk rows first..last-1 of x, or rows chosen[first..last-1].
+
+    Nothing is checked here: callers make sure that all sizes agree.
+
+    Args:
+        part: row of ``summary`` to write.
+        first, last: rows of x, or indices into ``chosen``.
+        x: (rows, p); as the next four, contiguous and of one floating-point type.
+        split_weight, split_bias: (k, n-1, p), (k, n-1).
+        leaf_weight, leaf_bias: (k, n, p), (k, n).
+        gamma: width of the smooth-step.
+        out_expert, out_weight: (rows, capacity), zeros at the start; with offsets (1, all pairs). A row that
+            reaches more experts than its capacity gets minus their number in its first slot.
+        offsets: (rows + 1,) where the pairs of each row begin, or empty.
+        chosen: rows to walk, or empty for all of them.
+        summary: (parts, 3): the largest number of experts of a row, the number of nodes and leaves visited,
+            and 1 if all logits are finite, else 0.
+    """
+    k, n, _ = leaf_weight.shape
+    kind = x.dtype.type
+    half, scale = kind(0.5), kind(1 / gamma)
+    first_deep = _first_deep(n)
+    levels = 0  # ceil(log2 n), the splits on the longest path from the root
+    while (1 << levels) < n:
+        levels += 1
+    depth = k * levels + levels  # nodes on a stack at most: of each tree, and of the tree walked last
+    chains, stack_size, leaf_count = GROUP * k, GROUP * depth, max(k * n, GROUP * GROUP_LEAVES)
+    node, log_v, logit = np.empty(chains, np.int64), np.empty(chains, x.dtype), np.empty(chains, x.dtype)
+    row, stacked, leaves = np.empty(GROUP, np.int64), np.empty(GROUP, np.int64), np.empty(GROUP, np.int64)
+    current, current_tree = np.empty(GROUP, np.int64), np.empty(GROUP, np.int64)
+    current_log_v = np.empty(GROUP, x.dtype)
+    stack_node, stack_tree = np.empty(stack_size, np.int64), np.empty(stack_size, np.int64)
+    stack_log_v = np.empty(stack_size, x.dtype)
+    leaf_expert, leaf_logit = np.empty(leaf_count, np.int64), np.empty(leaf_count, x.dtype)
+    mass = np.empty(n, x.dtype)
+    for i in range(n):
+        mass[i] = 0
+    most_experts = 0
+    visited = 0
+    finite = True
+    group = single_until = first
+    while group < last:
+        size = 1 if group < single_until else min(GROUP, last - group)
+        leaf_capacity = k * n if size == 1 else GROUP_LEAVES
+        visits = 0
+        overflows = k > leaf_capacity
+        for g in range(size):
+            row[g] = chosen[group + g] if len(chosen) else group + g
+            stacked[g] = 0
+        for c in range(size * k):
+            node[c], log_v[c] = 0, 0
+        # All trees to one leaf each: at a soft node on the likelier side, the other one goes on the stack.
+        for _ in range(levels):
+            for g in range(size):
+                _logits(logit, node, g * k, k, split_weight, split_bias, n - 1, x, row[g])
+                for j in range(k):
+                    c = g * k + j
+                    q = node[c]
+                    if q < n - 1:
+                        u = logit[c] * scale
+                        visits += 1
+                        node[c] = 2 * q + 1 + (u < 0)
+                        if not (u >= half or u <= -half):
+                            finite &= u == u
+                            log_left, log_right = _log_sides(u)
+                            taken, other = (log_right, log_left) if u < 0 else (log_left, log_right)
+                            top = g * depth + stacked[g]
+                            stack_node[top] = 2 * q + 2 - (u < 0)
+                            stack_tree[top] = j
+                            stack_log_v[top] = log_v[c] + other
+                            stacked[g] += 1
+                            log_v[c] += taken
+        for c in range(size * k):
+            node[c] = _leaf_at(node[c], n, first_deep)
+        for g in range(size):
+            _logits(logit, node, g * k, k, leaf_weight, leaf_bias, n, x, row[g])
+        visits += size * k
+        for g in range(size):
+            current[g], leaves[g] = -1, k
+            for j in range(k if not overflows else 0):
+                leaf_expert[g * leaf_capacity + j] = node[g * k + j]
+                leaf_logit[g * leaf_capacity + j] = logit[g * k + j] + log_v[g * k + j]
+        # The stacks, one node per sample and round.
+        is_busy = not overflows
+        while is_busy:
+            is_busy = False
+            for g in range(size):
+                if current[g] < 0:
+                    if stacked[g] == 0:
+                        continue
+                    stacked[g] -= 1
+                    top = g * depth + stacked[g]
+                    current[g], current_tree[g] = stack_node[top], stack_tree[top]
+                    current_log_v[g] = stack_log_v[top]
+                is_busy = True
+                q, j, b = current[g], current_tree[g], row[g]
+                visits += 1
+                if q < n - 1:
+                    u = _logit(split_weight, split_bias, j, q, x, b) * scale
+                    current[g] = 2 * q + 1 + (u < 0)
+                    if not (u >= half or u <= -half):
+                        finite &= u == u
+                        log_left, log_right = _log_sides(u)
+                        top = g * depth + stacked[g]
+                        stack_node[top], stack_tree[top] = 2 * q + 2, j
+                        stack_log_v[top] = current_log_v[g] + log_right
+                        stacked[g] += 1
+                        current[g] = 2 * q + 1
+                        current_log_v[g] += log_left
+                elif leaves[g] < leaf_capacity:
+                    i = _leaf_at(q, n, first_deep)
+                    leaf = g * leaf_capacity + leaves[g]
+                    leaf_expert[leaf] = i
+                    leaf_logit[leaf] = _logit(leaf_weight, leaf_bias, j, i, x, b) + current_log_v[g]
+                    leaves[g] += 1
+                    current[g] = -1
+                else:
+                    overflows = True
+            is_busy &= not overflows
+        if overflows:
+            single_until = group + SINGLE_ROWS
+            continue
+        visited += visits
+        # The softmax over the leaves of all trees, summed by expert.
+        for g in range(size):
+            b = row[g]
+            first_leaf = g * leaf_capacity
+            peak = kind(-np.inf)
+            for leaf in range(first_leaf, first_leaf + leaves[g]):
+                peak = max(peak, leaf_logit[leaf])
+                finite &= abs(leaf_logit[leaf]) < np.inf
+            total = kind(0)
+            experts = 0
+            for leaf in range(first_leaf, first_leaf + leaves[g]):
+                e = math.exp(leaf_logit[leaf] - peak)
+                i = leaf_expert[leaf]
+                if e > 0:
+                    if mass[i] == 0:
+                        leaf_expert[first_leaf + experts] = i
+                        experts += 1
+                    mass[i] += e
+                    total += e
+            out_row, offset, capacity = b, 0, out_expert.shape[1]
+            if len(offsets):
+                out_row, offset, capacity = 0, offsets[b], offsets[b + 1] - offsets[b]
+            for slot in range(experts):
+                i = leaf_expert[first_leaf + slot]
+                if slot < capacity:
+                    out_expert[out_row, offset + slot] = i
+                    out_weight[out_row, offset + slot] = mass[i] / total
+                mass[i] = 0
+            if experts > capacity and len(offsets) == 0:
+                out_expert[b, 0] = -experts
+            most_experts = max(most_experts, experts)
+        group += size
+    summary[part, 0], summary[part, 1], summary[part, 2] = most_experts, visited, finite
+
+
+@jit
+def _logits(
+    out: Any, node: Any, chain: int, k: int, weights: Any, bias: Any, width: int, x: Any, b: int
+) -> None:
+    """out[chain + j] = the logit of row b at node[chain + j] of tree j, where that is below ``width``."""
+    for j in range(0, k, 2):
+        one = node[chain + j]
+        if j + 1 < k and one < width and node[chain + j + 1] < width:
+            two = node[chain + j + 1]
+            dot_one, dot_two = _two_dots(weights, j, one, two, x, b)
+            out[chain + j], out[chain + j + 1] = dot_one + bias[j, one], dot_two + bias[j + 1, two]
+        else:
+            for tree in range(j, min(j + 2, k)):
+                if node[chain + tree] < width:
+                    out[chain + tree] = _logit(weights, bias, tree, node[chain + tree], x, b)
+
+
+# Indices are unsigned below: a signed one might count from the end, which would not vectorise.
+
+
+@jit
+def _logit(weights: Any, bias: Any, tree: int, node: int, x: Any, b: int) -> Any:
+    """The logit of row b of x (·, p) at one node."""
+    dot = x.dtype.type(0)
+    tree_index, node_index, row = np.uint64(tree), np.uint64(node), np.uint64(b)
+    for c in range(np.uint64(x.shape[1])):
+        dot += weights[tree_index, node_index, c] * x[row, c]
+    return dot + bias[tree, node]
+
+
+@jit
+def _two_dots(weights: Any, tree: int, one: int, two: int, x: Any, b: int) -> Any:
+    """The products of node ``one`` of a tree and ``two`` of the next one with row b of x (·, p)."""
+    dot_one = dot_two = x.dtype.type(0)
+    tree_index, next_index, row = np.uint64(tree), np.uint64(tree + 1), np.uint64(b)
+    one_index, two_index = np.uint64(one), np.uint64(two)
+    for c in range(np.uint64(x.shape[1])):
+        value = x[row, c]
+        dot_one += weights[tree_index, one_index, c] * value
+        dot_two += weights[next_index, two_index, c] * value
+    return dot_one, dot_two
+
+
 @torch.library.custom_op("comet_moe::descend", mutates_args=())
 def descend_op(
     x: Tensor,
@@ -141,10 +380,13 @@ def descend_op(
     gamma: float,
 ) -> Tensor:
     """(B, p) and the gate's parameters -> weights (B, n); NaN in rows that meet a logit of NaN."""
-    trees = read_trees((split_weight, split_bias, leaf_weight, leaf_bias), x.dtype)
+    parameters = (split_weight, split_bias, leaf_weight, leaf_bias)
+    if not is_worth_descending(x, leaf_bias) or why_not_numba():
+        return _evaluate_all_nodes(x, parameters, gamma)
+    trees = read_trees(parameters, x.dtype)
     descent = descend(x, trees, gamma)
     if not descent.finite:
-        return _evaluate_all_nodes(x, trees, gamma)
+        return _evaluate_all_nodes(x, parameters, gamma)
     weights = x.new_zeros(len(x), leaf_bias.shape[1])
     if descent.fits:
         expert, weight = torch.from_numpy(descent.expert), torch.from_numpy(descent.weight)
@@ -153,16 +395,13 @@ def descend_op(
     return weights.index_put_((sample, expert), weight)
 
 
-def _evaluate_all_nodes(x: Tensor, trees: Trees, gamma: float) -> Tensor:
+def _evaluate_all_nodes(x: Tensor, parameters: Sequence[Tensor], gamma: float) -> Tensor:
     """The weights (B, n) as the dense gate makes them, which keeps a NaN in its own row."""
-    split_weight, split_bias, leaf_weight, leaf_bias = map(torch.from_numpy, trees)
+    split_weight, split_bias, leaf_weight, leaf_bias = parameters
     splits = F.linear(x, split_weight.flatten(0, 1), split_bias.flatten())
     alphas = F.linear(x, leaf_weight.flatten(0, 1), leaf_bias.flatten())
-    rows = len(x)
-    trees_of_rows = soft_trees(
-        splits.reshape(rows, *split_bias.shape), alphas.reshape(rows, *leaf_bias.shape), gamma
-    )
-    return trees_of_rows.weights
+    shape = len(x), *leaf_bias.shape
+    return soft_trees(splits.reshape(len(x), *split_bias.shape), alphas.reshape(shape), gamma).weights
 
 
 @descend_op.register_fake
@@ -181,7 +420,7 @@ def _(
 def _flops(x: Tensor, *parameters: Any, out_val: Tensor, **_: object) -> int:
     """Two per feature of each node and leaf that was visited; of all of them where x has no values."""
     *tensors, gamma = parameters
-    if not is_plain_cpu(x):
+    if not is_plain_cpu(x) or not is_worth_descending(x, tensors[3]) or why_not_numba():
         k, n, p = tensors[2].shape
         return 2 * x.shape[0] * p * k * (2 * n - 1)
     return 2 * x.shape[1] * descend(x, read_trees(tensors, x.dtype), gamma).visited

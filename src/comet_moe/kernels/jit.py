@@ -1,14 +1,20 @@
-"""When compiled loops can run, and how they are compiled."""
+"""When compiled loops run, and how they are compiled.
+
+numba is imported by the first loop that is called. So this package imports and runs without it, with any
+version of it, and models that are too small for compiled loops never wait for its compiler.
+"""
 
 import os
-import re
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from hashlib import blake2b
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeVar
+from threading import RLock
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,20 +27,31 @@ from comet_moe.checks import (
     in_tracer,
 )
 
-Function = TypeVar("Function", bound=Callable[..., Any])
-
 FASTMATH = {"reassoc", "contract", "nsz", "arcp"}
 """Sums may be reordered, so that they vectorise; NaN and infinity keep their meaning."""
 
 NUMBA_ENABLED = find_spec("numba") is not None and os.environ.get("NUMBA_DISABLE_JIT", "0") == "0"
-"""Whether numba is installed and its compiler is not switched off."""
+"""Whether numba is installed and its compiler is not switched off; :func:`why_not_numba` also tries it."""
 
 COMPILED_TYPES = (torch.float32, torch.float64)
 
-NUMBA_LIMIT, LLVMLITE_LIMIT = (0, 69), (0, 51)
-"""Internals of numba and llvmlite are used below these versions only: later ones are not tested yet."""
+SMALL_WORK = 2**20
+"""Multiply-adds below which a loop is left to torch's operators; see :func:`is_worth_compiling`."""
 
 _portable = False
+_extensions: list[Callable[[], None]] = []
+_lock = RLock()
+
+
+def is_worth_compiling(work: int) -> bool:
+    """Whether ``work`` multiply-adds are worth a compiled loop: the one rule, of shapes alone.
+
+    A loop takes 0.3 to 1.5 seconds to compile in a new environment, and numba 0.8 to start. Measured on one
+    thread, forward and backward, k=2: at 64 rows and 8 experts (0.4 million) soft trees take 0.3 ms
+    compiled and 0.6 ms by torch's operators, so that compiling pays after thousands of steps. At 512 rows and
+    16 experts (6 million) they take 1.2 and 1.7 ms on one thread, and the loop gains from further ones.
+    """
+    return work >= SMALL_WORK
 
 
 @contextmanager
@@ -58,15 +75,16 @@ def needs_operator(tensor: Tensor) -> bool:
 
     Compiled graphs and dispatch modes, such as the FLOP counter, see operators only.
     """
-    in_graph = torch.compiler.is_compiling() or (has_dispatch_mode() and not in_tracer())
-    return in_graph and NUMBA_ENABLED and not _portable and tensor.is_cpu and tensor.dtype in COMPILED_TYPES
+    if not (torch.compiler.is_compiling() or (has_dispatch_mode() and not in_tracer())):
+        return False
+    return NUMBA_ENABLED and not _portable and tensor.is_cpu and tensor.dtype in COMPILED_TYPES
 
 
 def can_run_compiled(*tensors: Tensor) -> bool:
     """Whether compiled loops can take these tensors: eager mode, on the CPU, float32 or float64."""
     if not NUMBA_ENABLED or torch.compiler.is_compiling() or in_functorch_transform():
         return False
-    if in_forward_mode() or in_tracer():
+    if in_forward_mode() or in_tracer() or why_not_numba():
         return False
     return all(is_plain_cpu(tensor) and tensor.dtype in COMPILED_TYPES for tensor in tensors)
 
@@ -76,43 +94,87 @@ def is_plain_cpu(tensor: Tensor) -> bool:
     return tensor.is_cpu and type(tensor) in PLAIN_TENSOR_TYPES
 
 
-def jit(function: Function, allocates: bool = True, reassociates: bool = True) -> Function:
-    """``function`` compiled at its first call, cached on disk where possible. Releases the GIL.
+@cache
+def why_not_numba() -> str:
+    """Why nothing can be compiled, or "" if it can. A numba that is installed and fails is warned of."""
+    if find_spec("numba") is None:
+        return "numba is not installed"
+    if not NUMBA_ENABLED:
+        return "NUMBA_DISABLE_JIT is set"
+    try:
+        import numba
+        from numba.extending import typeof_impl
 
-    Where numba is missing it stays as it is; :func:`can_run_compiled` keeps it from being called.
+        typeof_impl.register(Loop)(lambda loop, _: numba.typeof(loop.compiled))
+        for extend in _extensions:
+            extend()
+    except Exception as error:  # whatever a new version or a broken installation raises
+        return warn_slower(f"numba {metadata.version('numba')} fails with {type(error).__name__}: {error}")
+    return ""
+
+
+def warn_slower(reason: str) -> str:
+    """Warn that ``reason`` switches a compiled path off which this machine could have; returns it."""
+    warnings.warn(
+        f"{reason}; training and inference run slower, and comet_moe.kernels.status() lists what is left",
+        RuntimeWarning,
+        stacklevel=3,
+    )
+    return reason
+
+
+def extends_numba(function: Callable[[], None]) -> Callable[[], None]:
+    """Decorates a function that teaches numba something loops need; it runs when numba is imported."""
+    _extensions.append(function)
+    return function
+
+
+class Loop:
+    """A function of numbers and arrays, compiled at its first call, cached on disk where possible.
+
+    It releases the GIL. Compiled functions can call it too.
 
     Args:
-        function: its arguments are numbers and arrays.
-        allocates: False if it makes no arrays of its own; it then need not count references, which takes
-            time in inner loops.
+        function: what to compile.
         reassociates: False if its sums must be computed in the order in which they are written.
     """
-    if not NUMBA_ENABLED:
-        return function
-    import numba
 
-    # As in numpy, a division by zero is no error: checks for it would keep loops from vectorising.
-    options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
-    options["fastmath"] = FASTMATH if reassociates else {"contract"}
-    if not allocates and _accepts_option("_nrt"):
-        options["_nrt"] = False
-    # The name is part of the cache's file name. By itself numba looks for changes only in the file that holds
-    # ``function``, so it would load stale code after a change of a helper in another file.
-    function.__qualname__ += f"_{_source_checksum()}"
-    compiled: Any = numba.njit(**options)(function)
-    with suppress(RuntimeError):  # no folder to write to: compiled anew in each process
-        compiled.enable_caching()
-    return compiled
+    def __init__(self, function: Callable[..., Any], reassociates: bool):
+        self._function = function
+        self._reassociates = reassociates
+        self._compiled: Any = None
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Call the compiled function."""
+        return (self._compiled or self.compiled)(*arguments)
+
+    @property
+    def compiled(self) -> Any:
+        """The function that numba makes of it."""
+        with _lock:
+            if self._compiled is None:
+                self._compiled = self._compile()
+            return self._compiled
+
+    def _compile(self) -> Any:
+        if why_not_numba():
+            raise RuntimeError(f"a compiled loop was called where none can run: {why_not_numba()}")
+        import numba
+
+        # The name is part of the cache's file name. By itself numba looks for changes only in the file that
+        # holds the function, so it would load stale code after a change of a helper in another file.
+        self._function.__qualname__ += f"_{_source_checksum()}"
+        # As in numpy, a division by zero is no error: checks for it would keep loops from vectorising.
+        fastmath = FASTMATH if self._reassociates else {"contract"}
+        compiled: Any = numba.njit(nogil=True, error_model="numpy", fastmath=fastmath)(self._function)
+        with suppress(RuntimeError):  # no folder to write to: compiled anew in each process
+            compiled.enable_caching()
+        return compiled
 
 
-def jit_inline(function: Function) -> Function:
-    """``function`` inlined into every compiled function that calls it."""
-    if not NUMBA_ENABLED:
-        return function
-    import numba
-
-    compiled: Any = numba.njit(nogil=True, error_model="numpy", fastmath=FASTMATH, inline="always")(function)
-    return compiled
+def jit(function: Callable[..., Any] | None = None, reassociates: bool = True) -> Any:
+    """Decorates a function that becomes a :class:`Loop`."""
+    return Loop(function, reassociates) if function else lambda given: Loop(given, reassociates)
 
 
 @cache
@@ -122,80 +184,3 @@ def _source_checksum() -> str:
     for path in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()
-
-
-def internals_are_tested() -> bool:
-    """Whether numba is there, and numba and llvmlite are of versions whose internals are known to work."""
-    if not NUMBA_ENABLED:
-        return False
-    import llvmlite
-    import numba
-
-    return _is_below(numba.__version__, NUMBA_LIMIT) and _is_below(llvmlite.__version__, LLVMLITE_LIMIT)
-
-
-def _is_below(version: str, limit: tuple[int, int]) -> bool:
-    """Whether "major.minor..." is below ``limit``; an unreadable version is not."""
-    numbers = re.match(r"(\d+)\.(\d+)", version)
-    return numbers is not None and (int(numbers[1]), int(numbers[2])) < limit
-
-
-def _accepts_option(name: str) -> bool:
-    """Whether ``numba.njit`` takes the private option ``name``."""
-    try:
-        from numba.core.cpu import CPUTargetOptions
-    except ImportError:
-        return False
-    return internals_are_tested() and hasattr(CPUTargetOptions, name)
-
-
-def _prefer_wide_vectors(function: Any) -> None:
-    """Set LLVM's attribute on ``function``, of llvmlite's intermediate representation."""
-    # set.add, because the add of llvmlite's own class knows only some of LLVM's attributes.
-    set.add(function.attributes, '"prefer-vector-width"="512"')
-
-
-@cache
-def _accepts_wide_vectors() -> bool:
-    """Whether llvmlite lets us set the attribute and LLVM reads it, tried on an empty function."""
-    if not internals_are_tested():
-        return False
-    from llvmlite import binding, ir
-
-    try:
-        module = ir.Module()
-        function = ir.Function(module, ir.FunctionType(ir.VoidType(), ()), "empty")
-        ir.IRBuilder(function.append_basic_block()).ret_void()
-        _prefer_wide_vectors(function)
-        binding.parse_assembly(str(module))
-    except (AttributeError, RuntimeError, TypeError, ValueError):
-        return False
-    return True
-
-
-if NUMBA_ENABLED:
-    from numba import types
-    from numba.extending import intrinsic
-
-    @intrinsic
-    def _wide_vectors(context: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            if _accepts_wide_vectors():
-                _prefer_wide_vectors(builder.function)
-            return context.get_dummy_value()
-
-        return types.none(), generate
-
-    @jit_inline
-    def wide_vectors() -> None:
-        """Lets the compiled function that calls it use the widest registers, where LLVM prefers half of them.
-
-        LLVM's reason, that a few wide instructions slow the processor down for all others, does not hold for
-        loops that are made of them.
-        """
-        _wide_vectors()  # type: ignore[call-arg]
-
-else:
-
-    def wide_vectors() -> None:
-        """Only called by compiled functions, which do not exist without numba."""

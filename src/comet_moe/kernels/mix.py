@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 
 from comet_moe.kernels.autograd import differentiable_backward
-from comet_moe.kernels.bfloat16 import as_storage, load, store
-from comet_moe.kernels.jit import can_run_compiled, is_plain_cpu, jit
-from comet_moe.kernels.team import run_in_team
-from comet_moe.kernels.threads import over_rows
+from comet_moe.kernels.jit import can_run_compiled, extends_numba, is_plain_cpu, is_worth_compiling, jit
+from comet_moe.kernels.threads import count_threads, over_rows
+
+VALUE_COST = 4
+"""Multiply-adds that take as long as one value of z in the sum of one gate."""
 
 
 class Epilogue(NamedTuple):
@@ -46,9 +47,10 @@ def weights_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def _can_mix_compiled(z: Tensor, weights: Tensor) -> bool:
+def _can_mix_compiled(z: Tensor, weights: Tensor, tasks: int) -> bool:
     has_types = z.dtype == weights.dtype or (z.dtype, weights.dtype) == (torch.bfloat16, torch.float32)
-    return has_types and can_run_compiled(weights) and is_plain_cpu(z)
+    is_worth = is_worth_compiling(VALUE_COST * z.numel() * tasks)
+    return has_types and is_worth and can_run_compiled(weights) and is_plain_cpu(z)
 
 
 def mix(z: Tensor, weights: Tensor, layout: PairLayout, epilogue: Epilogue) -> Tensor:
@@ -59,7 +61,7 @@ def mix(z: Tensor, weights: Tensor, layout: PairLayout, epilogue: Epilogue) -> T
             f"outputs (M, u) and weights (M, T) must have one row for each of the {pairs} (sample, expert) "
             f"pairs, got shapes {tuple(z.shape)} and {tuple(weights.shape)}"
         )
-    if _can_mix_compiled(z, weights):
+    if _can_mix_compiled(z, weights, weights.shape[1]):
         seed = int(torch.randint(2**62, ())) if epilogue.dropout else 0
         return _Mix.apply(z.contiguous(), weights.contiguous(), layout, epilogue, seed)
     return mix_torch(z, weights, layout, epilogue)
@@ -83,7 +85,7 @@ def mix_dense(z: Tensor, weights: Tensor, epilogue: Epilogue) -> Tensor:
             f"{tuple(weights.shape)}"
         )
     samples, experts, u = z.shape
-    if _can_mix_compiled(z, weights):
+    if _can_mix_compiled(z, weights, weights.shape[1]):
         pairs = samples * experts
         layout = PairLayout(torch.arange(pairs), torch.arange(0, pairs + 1, experts))
         by_pair = weights.transpose(1, 2).reshape(pairs, weights.shape[1])
@@ -95,7 +97,7 @@ def mix_dense(z: Tensor, weights: Tensor, epilogue: Epilogue) -> Tensor:
 
 def gather_rows(x: Tensor, row_sample: Tensor, layout: PairLayout) -> Tensor:
     """x[row_sample], with a backward pass that gathers too: (B, p), (M,) -> (M, p)."""
-    if _can_mix_compiled(x, torch.empty(0, dtype=weights_dtype(x.dtype))):
+    if _can_mix_compiled(x, torch.empty(0, dtype=weights_dtype(x.dtype)), 1):
         return _GatherRows.apply(x, row_sample, layout)
     return x[row_sample]
 
@@ -135,8 +137,8 @@ class _Mix(torch.autograd.Function):
             layout.start.numpy(),
             as_storage(out),
         )
-        work = z.numel() * weights.shape[1]
-        over_rows(_forward, _forward_in_team, samples, work, *arrays, *epilogue, seed)
+        parts = count_threads(samples, z.numel() * weights.shape[1])
+        over_rows(_forward, parts, samples, *arrays, *epilogue, seed)
         return out
 
     @staticmethod
@@ -164,8 +166,8 @@ class _Mix(torch.autograd.Function):
             as_storage(grad_z),
             grad_weights.numpy(),
         )
-        work = 2 * z.numel() * weights.shape[1]
-        over_rows(_backward, _backward_in_team, len(start) - 1, work, *arrays, *epilogue, ctx.seed)
+        parts = count_threads(len(start) - 1, 2 * z.numel() * weights.shape[1])
+        over_rows(_backward, parts, len(start) - 1, *arrays, *epilogue, ctx.seed)
         return grad_z, grad_weights, None, None, None
 
 
@@ -233,7 +235,9 @@ def _forward(
     value = np.empty(u, weights.dtype)
     total = np.empty((tasks, u), weights.dtype)
     for b in range(first, last):
-        total[:] = 0
+        for t in range(tasks):
+            for c in range(u):
+                total[t, c] = 0
         for m in range(start[b], start[b + 1]):
             row = pair_row[m]
             if relu or dropout != 0:
@@ -290,11 +294,60 @@ def _backward(
                 store(grad_z, (row, c), total[c] * factor[c])
 
 
-@jit
-def _forward_in_team(team: Any, parts: int, rows: int, *arguments: Any) -> bool:
-    return run_in_team(_forward, team, parts, rows, arguments)
+# bfloat16 in compiled loops: numpy has no such type, so its 16 bits travel as unsigned integers. A bfloat16
+# is the upper half of a float32: load adds a lower half of zeros, store rounds to the nearest, ties to even,
+# as torch does. Loops compute in float32 in between; for arrays of floats both are the identity.
 
 
-@jit
-def _backward_in_team(team: Any, parts: int, rows: int, *arguments: Any) -> bool:
-    return run_in_team(_backward, team, parts, rows, arguments)
+def as_storage(tensor: Tensor) -> Any:
+    """A contiguous ``tensor`` without gradient as a numpy array of its memory, bfloat16 as uint16."""
+    return (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
+
+
+def load(value: Any) -> Any:
+    """The number that an array of :func:`as_storage` holds; for compiled functions only."""
+    raise NotImplementedError
+
+
+def store(array: Any, index: Any, value: Any) -> None:
+    """``array[index] = value``, rounded to the type of ``array``; for compiled functions only."""
+    raise NotImplementedError
+
+
+@extends_numba
+def _define_load_and_store() -> None:
+    from numba import types
+    from numba.extending import overload
+
+    @overload(load)
+    def _load(value: Any) -> Any:
+        if value == types.uint16:
+
+            def widen(value: Any) -> Any:
+                return np.uint32(np.uint32(value) << np.uint32(16)).view(np.float32)
+
+            return widen
+
+        def keep(value: Any) -> Any:
+            return value
+
+        return keep
+
+    @overload(store)
+    def _store(array: Any, index: Any, value: Any) -> Any:
+        if array.dtype != types.uint16:
+
+            def copy(array: Any, index: Any, value: Any) -> None:
+                array[index] = value
+
+            return copy
+
+        def narrow(array: Any, index: Any, value: Any) -> None:
+            bits = np.float32(value).view(np.uint32)
+            is_odd = np.uint32(np.uint32(bits >> np.uint32(16)) & np.uint32(1))
+            rounded = np.uint32(np.uint32(bits + np.uint32(0x7FFF)) + is_odd)
+            # Rounding up could make an infinity of a NaN.
+            is_nan = np.uint32(bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
+            array[index] = np.uint16(0x7FC0) if is_nan else np.uint16(rounded >> np.uint32(16))
+
+        return narrow

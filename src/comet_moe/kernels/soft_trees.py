@@ -1,7 +1,11 @@
 """Soft trees and their softmax over trees and leaves in one pass over the batch, with their gradient.
 
-For sample b and tree j, log v of a node is the sum of the log branch probabilities above it, in heap order
-(children of q: 2q+1, 2q+2; leaves from n-1 on). With A = α + log v over all leaves of all trees,
+A tree with n leaves, for any n, is a heap. Internal nodes are 0..n-2, the children of q are 2q+1 (left) and
+2q+2 (right), every index from n-1 on is a leaf. With d = ceil(log2 n) that gives 2n - 2^d leaves at depth d
+and 2^d - n at depth d-1. Experts are the leaves from left to right, so the deep leaves come first.
+
+For sample b and tree j, log v of a node is the sum of the log branch probabilities above it. With
+A = α + log v over all leaves of all trees,
 
     contributions = softmax(A),   weights_i = Σ_j contributions_ji,   entropy = Σ_ji -v log(v + 1e-6)
 
@@ -17,12 +21,11 @@ import torch
 from torch import Tensor
 
 from comet_moe.kernels.autograd import as_array, first_order_only
-from comet_moe.kernels.jit import jit
-from comet_moe.kernels.team import run_in_team
-from comet_moe.kernels.threads import over_rows
+from comet_moe.kernels.jit import can_run_compiled, is_worth_compiling, jit
+from comet_moe.kernels.threads import count_threads, over_rows
 
 EPSILON = 1e-6
-NODE_COST = 40
+NODE_COST = 400
 """Multiply-adds that take as long as the exponentials and logarithms of a node."""
 
 
@@ -45,7 +48,52 @@ def soft_trees(splits: Tensor, alphas: Tensor, gamma: float) -> SoftTrees:
             f"splits must have shape {(rows, k, n - 1)} and dtype {alphas.dtype} for leaf logits "
             f"{(rows, k, n)}, got {tuple(splits.shape)} and {splits.dtype}"
         )
-    return SoftTrees(*_SoftTrees.apply(splits, alphas, gamma))
+    if is_worth_compiling(NODE_COST * alphas.numel()) and can_run_compiled(splits, alphas):
+        return SoftTrees(*_SoftTrees.apply(splits, alphas, gamma))
+    return soft_trees_torch(splits, alphas, gamma)
+
+
+def soft_trees_torch(splits: Tensor, alphas: Tensor, gamma: float) -> SoftTrees:
+    """The definition: paths in log space and one softmax over trees and leaves."""
+    log_paths = path_sums(*log_smooth_step_sides(splits, gamma))
+    contributions = (alphas + log_paths).flatten(-2).softmax(-1).unflatten(-1, alphas.shape[-2:])
+    paths = log_paths.exp()
+    entropy = -(paths * (paths + EPSILON).log()).sum((-2, -1))
+    return SoftTrees(contributions.sum(-2), contributions, paths, entropy)
+
+
+def path_sums(left: Tensor, right: Tensor) -> Tensor:
+    """Sum of the edge values on the path to each leaf.
+
+    Args:
+        left: (..., n-1) values of the edges to the left children, in heap order.
+        right: (..., n-1) the same to the right.
+
+    Returns:
+        (..., n), leaves from left to right.
+    """
+    internal = left.shape[-1]
+    sums = left.new_zeros(*left.shape[:-1], 1)
+    first, width = 0, 1
+    while first < internal:
+        splits = min(width, internal - first)  # below the full width only on the last level
+        edges = torch.stack((left[..., first : first + splits], right[..., first : first + splits]), -1)
+        children = (sums[..., :splits].unsqueeze(-1) + edges).flatten(-2)
+        sums = torch.cat((children, sums[..., splits:]), -1) if splits < width else children
+        first, width = first + width, 2 * width
+    return sums
+
+
+def log_smooth_step_sides(t: Tensor, gamma: float) -> tuple[Tensor, Tensor]:
+    """(log h(t), log(1 - h(t))): -inf with gradient 0 where a side has probability 0, 0 where it has 1."""
+    u = (t / gamma).clamp(-0.5, 0.5)
+    return _log_cubic(0.5 + u), _log_cubic(0.5 - u)
+
+
+def _log_cubic(a: Tensor) -> Tensor:
+    cut = a == 0
+    a = a.masked_fill(cut, 1.0)  # keeps 1/a, and with it the gradient of a cut side, finite
+    return (2 * a.log() + torch.log(3 - 2 * a)).masked_fill(cut, float("-inf"))
 
 
 class _SoftTrees(torch.autograd.Function):
@@ -57,7 +105,7 @@ class _SoftTrees(torch.autograd.Function):
         contributions, paths = alphas.new_empty(rows, k, n), alphas.new_empty(rows, k, n)
         results = (weights, contributions, paths, entropy)
         arrays = (as_array(splits), as_array(alphas), *(result.numpy() for result in results))
-        over_rows(_forward, _forward_in_team, rows, NODE_COST * alphas.numel(), gamma, *arrays)
+        over_rows(_forward, count_threads(rows, NODE_COST * alphas.numel()), rows, gamma, *arrays)
         ctx.save_for_backward(splits, contributions, paths)
         ctx.gamma = gamma
         ctx.set_materialize_grads(False)
@@ -84,7 +132,7 @@ class _SoftTrees(torch.autograd.Function):
         grad_splits, grad_alphas = splits.new_empty(splits.shape), splits.new_empty(paths.shape)
         inputs = (splits, contributions, paths, total, grad_paths, grad_entropy)
         arrays = (*(as_array(given) for given in inputs), grad_splits.numpy(), grad_alphas.numpy())
-        over_rows(_backward, _backward_in_team, rows, NODE_COST * paths.numel(), ctx.gamma, *arrays)
+        over_rows(_backward, count_threads(rows, NODE_COST * paths.numel()), rows, ctx.gamma, *arrays)
         return grad_splits, grad_alphas, None
 
 
@@ -224,13 +272,3 @@ def _backward(
                     by_left = kind(2) / left - kind(2) / (kind(3) - kind(2) * left)
                     by_right = kind(2) / right - kind(2) / (kind(3) - kind(2) * right)
                     grad_splits[b, j, q] = (grad_left * by_left - grad_right * by_right) / width
-
-
-@jit
-def _forward_in_team(team: Any, parts: int, rows: int, *arguments: Any) -> bool:
-    return run_in_team(_forward, team, parts, rows, arguments)
-
-
-@jit
-def _backward_in_team(team: Any, parts: int, rows: int, *arguments: Any) -> bool:
-    return run_in_team(_backward, team, parts, rows, arguments)

@@ -8,7 +8,6 @@ torch's operators read and write the halves once for each of them. x and y may b
 in float32.
 """
 
-from functools import partial
 from math import prod
 from typing import Any
 
@@ -18,10 +17,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from comet_moe.kernels.autograd import differentiable_backward
-from comet_moe.kernels.bfloat16 import as_storage, load, store
-from comet_moe.kernels.jit import can_run_compiled, is_plain_cpu, jit, wide_vectors
-from comet_moe.kernels.team import run_in_team
-from comet_moe.kernels.threads import over_rows
+from comet_moe.kernels.jit import can_run_compiled, is_plain_cpu, is_worth_compiling, jit
+from comet_moe.kernels.mix import as_storage, load, store
+from comet_moe.kernels.threads import count_threads, over_rows
 
 SIGMOID_COST = 8
 """Multiply-adds that take as long as a sigmoid."""
@@ -29,7 +27,8 @@ SIGMOID_COST = 8
 
 def swiglu(x: Tensor) -> Tensor:
     """silu(a) · b of the halves (a, b): (..., 2h) -> (..., h)."""
-    if x.dtype in (torch.float32, torch.bfloat16) and is_plain_cpu(x) and can_run_compiled():
+    has_type = x.dtype in (torch.float32, torch.bfloat16)
+    if has_type and is_worth_compiling(SIGMOID_COST * x.numel()) and is_plain_cpu(x) and can_run_compiled():
         return _SwiGLU.apply(x)
     return swiglu_torch(x)
 
@@ -47,7 +46,7 @@ class _SwiGLU(torch.autograd.Function):
         rows = _as_rows(x)
         out = rows.new_empty(len(rows), x.shape[-1] // 2)
         arrays = as_storage(rows), as_storage(out)
-        over_rows(_forward, _forward_in_team, len(rows), SIGMOID_COST * out.numel(), *arrays)
+        over_rows(_forward, count_threads(len(rows), SIGMOID_COST * out.numel()), len(rows), *arrays)
         return out.reshape(*x.shape[:-1], out.shape[-1])
 
     @staticmethod
@@ -59,8 +58,8 @@ class _SwiGLU(torch.autograd.Function):
         rows = _as_rows(x)
         grad_rows = torch.empty_like(rows)
         given = as_storage(rows), as_storage(_as_rows(grad))
-        work = 2 * SIGMOID_COST * grad.numel()
-        over_rows(_backward, _backward_in_team, len(rows), work, *given, as_storage(grad_rows))
+        parts = count_threads(len(rows), 2 * SIGMOID_COST * grad.numel())
+        over_rows(_backward, parts, len(rows), *given, as_storage(grad_rows))
         return (grad_rows.reshape(x.shape),)
 
 
@@ -69,7 +68,7 @@ def _as_rows(x: Tensor) -> Tensor:
     return x.reshape(prod(x.shape[:-1]), x.shape[-1]).contiguous()
 
 
-@partial(jit, reassociates=False)
+@jit(reassociates=False)
 def _sigmoid(a: Any) -> Any:
     """1 / (1 + exp(-a)) in float32, by operations that vectorise.
 
@@ -91,15 +90,8 @@ def _sigmoid(a: Any) -> Any:
     return one / (one + series * power)
 
 
-@jit
-def _put(array: Any, index: int, value: Any) -> None:
-    """:func:`store`, which numba cannot expand twice in one function."""
-    store(array, index, value)
-
-
-@partial(jit, reassociates=False)
+@jit(reassociates=False)
 def _forward(part: int, first: int, last: int, x: Any, out: Any) -> None:
-    wide_vectors()
     half = out.shape[1]
     for row in range(first, last):
         for c in range(half):
@@ -107,9 +99,8 @@ def _forward(part: int, first: int, last: int, x: Any, out: Any) -> None:
             store(out, (row, c), a * _sigmoid(a) * load(x[row, half + c]))
 
 
-@partial(jit, reassociates=False)
+@jit(reassociates=False)
 def _backward(part: int, first: int, last: int, x: Any, grad: Any, grad_x: Any) -> None:
-    wide_vectors()
     half = grad.shape[1]
     one = np.float32(1)
     for row in range(first, last):
@@ -119,15 +110,5 @@ def _backward(part: int, first: int, last: int, x: Any, grad: Any, grad_x: Any) 
         for c in range(half):
             a, b, g = load(gates[c]), load(ups[c]), load(grad[row, c])
             s = _sigmoid(a)
-            _put(grad_gates, c, g * b * s * (one + a * (one - s)))
-            _put(grad_ups, c, g * a * s)
-
-
-@jit
-def _forward_in_team(team: Any, parts: int, rows: int, *arguments: Any) -> bool:
-    return run_in_team(_forward, team, parts, rows, arguments)
-
-
-@jit
-def _backward_in_team(team: Any, parts: int, rows: int, *arguments: Any) -> bool:
-    return run_in_team(_backward, team, parts, rows, arguments)
+            store(grad_gates, c, g * b * s * (one + a * (one - s)))
+            store(grad_ups, c, g * a * s)

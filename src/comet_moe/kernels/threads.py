@@ -1,8 +1,8 @@
 """Splits the rows of a batch among torch's own threads.
 
-Loops run in torch's OpenMP team (:mod:`comet_moe.kernels.team`); where there is none (macOS, Windows), in a
-thread pool. Loops release the GIL, and any thread may call. In a forked child, where a team does not survive,
-they run in one thread.
+Loops run in torch's OpenMP team (:mod:`comet_moe.kernels._openmp`); where there is none (macOS, Windows), in
+a thread pool. Loops release the GIL, and any thread may call. In a forked child, where a team does not
+survive, they run in one thread.
 """
 
 import os
@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from comet_moe.kernels.team import openmp_team
+from comet_moe.kernels._openmp import find_team, run_in_team
 
-WORTH_A_THREAD = 250_000
-"""Multiply-adds below which a further thread costs more time than it saves."""
+WORTH_A_THREAD = 1_000_000
+"""Multiply-adds below which a further thread costs more time, 20 to 40 microseconds, than it saves."""
 
 _is_forked = False
 
@@ -37,31 +37,23 @@ def count_threads(rows: int, work: int) -> int:
     return max(1, min(torch.get_num_threads(), rows, 1 + work // WORTH_A_THREAD))
 
 
-def over_rows(
-    loop: Callable[..., Any], in_team: Callable[..., Any], rows: int, work: int, *arguments: Any
-) -> int:
+def over_rows(loop: Callable[..., Any], parts: int, rows: int, *arguments: Any) -> None:
     """Call ``loop(part, first, last, *arguments)`` for ranges of rows that cover all of them, in threads.
 
     Args:
         loop: a compiled function that works on rows first..last-1 and returns nothing.
-        in_team: ``loop`` in a team, by :func:`comet_moe.kernels.team.run_in_team`.
+        parts: number of ranges, by :func:`count_threads`; arrays with an entry for each part have this size.
         rows: total number of rows.
-        work: total number of multiply-adds.
         arguments: numbers and arrays.
-
-    Returns:
-        The number of parts.
     """
-    threads = count_threads(rows, work)
-    if threads == 1:
+    if parts == 1:
         loop(0, 0, rows, *arguments)
-        return 1
-    team = openmp_team()
-    if team is None:
-        run_in_pool(loop, threads, rows, *arguments)
-    elif not in_team(team, threads, rows, *arguments):
-        raise MemoryError("a compiled loop had no memory for its work space")
-    return threads
+        return
+    openmp, _ = find_team()
+    if openmp is None:
+        run_in_pool(loop, parts, rows, *arguments)
+    else:
+        run_in_team(openmp, loop, parts, rows, *arguments)
 
 
 def run_in_pool(loop: Callable[..., Any], parts: int, rows: int, *arguments: Any) -> None:
