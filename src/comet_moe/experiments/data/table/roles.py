@@ -1,7 +1,7 @@
 """Which columns of a table become features and targets, and of which kind."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from comet_moe.exceptions import DataError
 from comet_moe.experiments.data.table.scan import MAX_DISTINCT, ColumnScan
@@ -128,6 +128,18 @@ def _make_target(
     return target.model_copy(update={"classes": classes})
 
 
+def require_named_columns(
+    source: object, scans: Mapping[str, ColumnScan], option: str, names: Iterable[str]
+) -> None:
+    """Raise DataError if the table lacks one of the columns ``names`` that ``option`` names."""
+    unknown = next((name for name in names if name not in scans), None)
+    if unknown is not None:
+        raise DataError(
+            f"{source} has no column {unknown}, which the option {option} names; its columns are "
+            f"{', '.join(scans)}."
+        )
+
+
 def choose_features(
     scans: Mapping[str, ColumnScan],
     options: TableOptions,
@@ -140,12 +152,7 @@ def choose_features(
     named["groups"] = options.groups
     named |= {name: [value] for name in ("gauc", "key") if (value := getattr(options, name)) is not None}
     for option, names in named.items():
-        unknown = next((name for name in names if name not in scans), None)
-        if unknown is not None:
-            raise DataError(
-                f"{source} has no column {unknown}, which the option {option} names; its columns are "
-                f"{', '.join(scans)}."
-            )
+        require_named_columns(source, scans, option, names)
     target_columns = {target.column for target in targets}
     used = {*options.columns, *(options.features or [])}
     also_target = sorted(target_columns & used)

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from comet_moe.exceptions import DataError
 from comet_moe.experiments.data.splits import SPLITS, make_rng
+from comet_moe.experiments.data.table.roles import require_named_columns
 from comet_moe.experiments.data.table.scan import ColumnScan
 from comet_moe.experiments.data.table.schema import TableOptions
 from comet_moe.experiments.data.table.source import TableSource
@@ -98,11 +99,7 @@ def require_single_values(
     source: TableSource, scans: Mapping[str, ColumnScan], option: str, column: str
 ) -> None:
     """Raise DataError unless ``column``, which ``option`` names, exists and has single values."""
-    if column not in source.columns:
-        raise DataError(
-            f"{source} has no column {column}, which the option {option} names; its columns are "
-            f"{', '.join(source.columns)}."
-        )
+    require_named_columns(source, scans, option, [column])
     if scans[column].is_list or not scans[column].is_readable:
         raise DataError(
             f"{source} has lists or bytes in column {column}, which the option {option} names; name a column "
