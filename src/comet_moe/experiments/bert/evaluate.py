@@ -79,7 +79,7 @@ def evaluate(
         outputs.append((rows, output))
         loss += len(rows) * float(output.loss) / len(features)
         tokens += int(batch["attention_mask"].sum())
-        flops += batch_flops(model, *batch["input_ids"].shape, routings)
+        flops += batch_flops(model, len(rows), batch["input_ids"].shape[1], routings)
         statistics = statistics or [RoutingStatistics() for _ in routings]
         for sums, routing in zip(statistics, routings, strict=True):
             sums.add(routing)
