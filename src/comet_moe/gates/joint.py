@@ -66,7 +66,11 @@ class JointSelection:
         chosen = torch.where(has_none, torch.stack(by_score), chosen)
         chosen_sum = chosen.sum(-1, keepdim=True)
         scale = weights.sum(-1, keepdim=True) / chosen_sum.masked_fill(chosen_sum == 0, 1.0)
-        return [routing.with_weights(own) for routing, own in zip(routings, chosen * scale, strict=True)]
+        most = min(self.k_shared + self.k_private, n)
+        return [
+            routing.with_weights(own, most_experts=most)
+            for routing, own in zip(routings, chosen * scale, strict=True)
+        ]
 
 
 def _restrict(weights: Tensor, routing: Routing) -> Tensor:
