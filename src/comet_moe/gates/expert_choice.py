@@ -57,6 +57,7 @@ class ExpertChoiceGate(SteppedGate):
     """
 
     sums_to_one = False
+    has_logits = True
     depends_on_batch = True
     threshold: Tensor
     batches_seen: Tensor

@@ -7,6 +7,7 @@ from torch.nn import functional as F
 from comet_moe import checks
 from comet_moe.gates.losses import masked_mean
 from comet_moe.gates.ranks import sum_over_ranks
+from comet_moe.gates.registry import Size, register_gate
 from comet_moe.gates.stepped import SteppedGate
 from comet_moe.routing import Routing
 
@@ -59,6 +60,7 @@ class ReluGate(SteppedGate):
 
     sums_to_one = False
     max_weight_sum = None
+    has_logits = True
     coefficient: Tensor
     active_and_rows: Tensor
 
@@ -108,3 +110,15 @@ class ReluGate(SteppedGate):
         is_row = torch.ones_like(weights[..., 0], dtype=torch.bool) if mask is None else mask
         active = (weights > 0) & is_row.unsqueeze(-1)
         self.active_and_rows.add_(torch.stack((active.sum(), is_row.sum())))
+
+
+@register_gate("relu")
+def build_relu(in_features: int, num_experts: int, k: Size = 2) -> ReluGate:
+    """Positive logits are the weights (ReMoE).
+
+    Args:
+        in_features: p.
+        num_experts: n.
+        k: number of experts per sample that the loss aims at.
+    """
+    return ReluGate(in_features, num_experts, target=k)

@@ -8,13 +8,9 @@ from torch.nn import functional as F
 
 from comet_moe import checks
 from comet_moe.gates.ranks import sum_over_ranks
+from comet_moe.gates.registry import NotNegative, Positive, Size, register_gate
 from comet_moe.gates.stepped import SteppedGate
 from comet_moe.routing import Routing
-
-
-def default_normalize(k: int) -> Literal["selected", "all"]:
-    """The ``normalize`` with which a gate of ``k`` experts trains: at k=1 "selected" is constant."""
-    return "all" if k == 1 else "selected"
 
 
 class TopKGate(SteppedGate):
@@ -73,6 +69,7 @@ class TopKGate(SteppedGate):
     """
 
     k: int
+    has_logits = True
     balance_bias: Tensor | None
     choice_counts: Tensor | None
 
@@ -219,3 +216,93 @@ def _check_groups(num_experts: int, k: int, groups: int, top_groups: int) -> Non
         raise ValueError(
             f"k must be at most {choosable}, the experts in {top_groups} of {groups} groups, got {k}"
         )
+
+
+@register_gate("topk")
+def build_topk(
+    in_features: int,
+    num_experts: int,
+    k: Size = 2,
+    noise: bool = False,
+    normalize: Literal["selected", "all"] | None = None,
+    bias_update: NotNegative = 0.0,
+    groups: Size = 1,
+    top_groups: Size = 1,
+    scale: Positive = 1.0,
+) -> TopKGate:
+    """The k experts with the largest logits.
+
+    Args:
+        in_features: p.
+        num_experts: n.
+        k: number of experts per sample.
+        noise: add trainable Gaussian noise to the logits in training.
+        normalize: softmax over the selected logits or over all; null is `all` at k=1, where the gate learns
+            only so, else `selected`.
+        bias_update: change per step of the bias that balances the choice without a loss.
+        groups: groups into which the experts are divided.
+        top_groups: number of best groups, whose experts can be chosen.
+        scale: factor on the weights.
+    """
+    return TopKGate(
+        in_features,
+        num_experts,
+        k,
+        noise,
+        normalize or default_normalize(k),
+        bias_update=bias_update,
+        groups=groups,
+        top_groups=top_groups,
+        scale=scale,
+    )
+
+
+@register_gate("switch", load_balance=0.01)  # as in the paper of Fedus et al.
+def build_switch(in_features: int, num_experts: int, noise: bool = False) -> TopKGate:
+    """The one expert with the largest logit, with a load-balancing loss.
+
+    Args:
+        in_features: p.
+        num_experts: n.
+        noise: add trainable Gaussian noise to the logits in training.
+    """
+    return TopKGate(in_features, num_experts, 1, noise, "all")
+
+
+@register_gate("sigmoid")
+def build_sigmoid(
+    in_features: int,
+    num_experts: int,
+    k: Size = 2,
+    bias_update: NotNegative = 1e-3,  # as in DeepSeek-V3
+    groups: Size = 1,
+    top_groups: Size = 1,
+    scale: Positive = 1.0,
+) -> TopKGate:
+    """The k experts with the largest sigmoid score, balanced by a bias.
+
+    Args:
+        in_features: p.
+        num_experts: n.
+        k: number of experts per sample.
+        bias_update: change per step of the bias that balances the choice without a loss.
+        groups: groups into which the experts are divided.
+        top_groups: number of best groups, whose experts can be chosen.
+        scale: factor on the weights.
+    """
+    return TopKGate(
+        in_features,
+        num_experts,
+        k,
+        normalize=default_normalize(k),
+        score="sigmoid",
+        bias_update=bias_update,
+        groups=groups,
+        top_groups=top_groups,
+        scale=scale,
+    )
+
+
+def default_normalize(k: int) -> Literal["selected", "all"]:
+    """The ``normalize`` with which a gate of ``k`` experts trains: at k=1 "selected" is constant."""
+    return "all" if k == 1 else "selected"

@@ -97,5 +97,5 @@ class WarmupGate(GateWrapper, Stepped):
 
 
 def _version(buffer: Tensor) -> int | None:
-    """How often ``buffer`` was changed in place; None for a tensor of inference mode, which does not count."""
+    """How often ``buffer`` was changed in place; None in inference mode, where torch does not count."""
     return None if buffer.is_inference() else buffer._version
