@@ -46,7 +46,7 @@ def from_pretrained(
         path: a folder that ``save_pretrained`` wrote, or a name on the Hub.
         model_class: such as ``MixtralForCausalLM``; None means the class that was saved.
         adapter: of the family, as it was given to :func:`replace_routers`.
-        classes: the classes of gates that are not of this library.
+        classes: the classes of gates that are neither of this library nor registered.
         kwargs: of the class's own ``from_pretrained``: ``dtype``, ``device_map``, and so on.
     """
     where = {name: kwargs[name] for name in HUB_ARGUMENTS if name in kwargs}
