@@ -1,5 +1,7 @@
 """Gates by name: what each name builds, its defaults, and combinations that are refused."""
 
+import re
+from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -175,3 +177,10 @@ def test_a_setting_that_the_gate_does_not_have_is_named():
 def test_a_z_loss_without_logits_is_refused_at_construction(gate):
     with pytest.raises(ValueError, match=r"z_loss is 1, and .* has no router logits: set z_loss to 0"):
         RegularizedGate(gate, z_loss=1)
+
+
+def test_the_gate_of_the_page_keeps_the_laws():
+    page = Path(__file__).parents[2] / "docs" / "gates.md"
+    (block,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    exec(compile(block, str(page), "exec"), {"__name__": "page"})
+    check_gate(lambda p, n: build_gate("nearest", p, n, sharpness=2.0))
