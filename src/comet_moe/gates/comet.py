@@ -20,8 +20,8 @@ from comet_moe.routing import Pairs, Routing
 class CometGate(TrainableGate):
     r"""k decision trees whose leaves are the experts: COMET (Ibrahim et al. 2023).
 
-    Tree j sends a sample left at node q with probability h(w_q·x + b_q), h the smooth-step of width
-    ``gamma``; v_i^{(j)} is the product of the branch probabilities on the path to leaf i. With α affine,
+    Tree j sends a sample left at node q with probability h(w_q·x + b_q), where h is the smooth step of width
+    ``gamma``. v_i^{(j)} is the product of the branch probabilities on the path to leaf i. With α affine,
 
     .. math:: g(x)_i = \frac{\sum_j \exp(α_i^{(j)}) v_i^{(j)}}{\sum_{j,i} \exp(α_i^{(j)}) v_i^{(j)}}
 
@@ -105,7 +105,7 @@ class CometGate(TrainableGate):
     def _read_parameters(self) -> list[Tensor]:
         """split_weight, split_bias, leaf_weight and leaf_bias, as attribute access gives them.
 
-        A parameter in the module's own dictionary is read from there, which takes a tenth of the time; one
+        A parameter in the module's own dictionary is read from there, which takes a tenth of the time. One
         that is computed (``parametrize``, ``prune``, ``weight_norm``) is not in it.
         """
         own: dict[str, Any] = self._parameters

@@ -20,11 +20,12 @@ class DSelectKGate(TrainableGate):
         p_{ji} = \prod_{b: \, i_b = 1} h(z_{jb}) \prod_{b: \, i_b = 0} (1 - h(z_{jb}))
 
     i_b is bit b of i. z = Zx + z₀ are m = ceil(log2 n) logits per selector, most significant bit first; h is
-    the smooth-step of width ``gamma``. For n that is no power of 2 the codes from n on reach no expert: their
-    mass is missing from the row, which ``reachability`` makes part of the loss.
+    the smooth-step of width ``gamma``. If n is no power of 2, the codes from n on reach no expert, and their
+    mass is missing from the row. ``reachability`` makes it part of the loss.
 
-    In training the auxiliary loss is the batch mean of ``entropy`` · Σ_ji -p_ji log(p_ji + 1e-6) plus
-    ``reachability`` · Σ_j 1 / (1e-6 + Σ_i p_ji), p_ji the product of bits of selector j for expert i.
+    p_ji is the product of bits of selector j for expert i. In training the auxiliary loss is the batch mean
+    of ``entropy`` · Σ_ji -p_ji log(p_ji + 1e-6). To it is added that of ``reachability`` · Σ_j 1 / (1e-6 +
+    Σ_i p_ji).
 
     Args:
         in_features: p.

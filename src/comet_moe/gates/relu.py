@@ -25,9 +25,10 @@ class ReluGate(SteppedGate):
         \mathrm{aux\_loss} = \frac{\mathrm{coefficient}}{B} \sum_{b=1}^B \sum_{i=1}^n g(x_b)_i
 
     The weights are differentiable everywhere that matters and need not sum to 1. A row has any number of
-    experts from 0 to n, ``target`` on average: after each optimiser step :func:`comet_moe.step` multiplies
-    the coefficient by 1.2 if the rows of the training passes since the last step had more active experts,
-    and divides it by 1.2 if they had fewer, within 1e-12 to 1. The mean is over the rows of all ranks.
+    experts from 0 to n, ``target`` on average. After each optimiser step :func:`comet_moe.step` compares the
+    rows of the training passes since the last step with it. It multiplies the coefficient by 1.2 if they had
+    more active experts, and divides it by 1.2 if they had fewer. The coefficient stays within 1e-12 and 1.
+    The mean is over the rows of all ranks.
 
     Use it where a hard choice of k trains badly and the cost may differ from row to row. The gate starts
     nearly dense and becomes sparse over the first hundred steps or so. A row without any expert gets the
@@ -40,7 +41,7 @@ class ReluGate(SteppedGate):
 
     Attributes:
         weight: (n, p), Uniform(±sqrt(3 / p) / n) at the start.
-        bias: (n,), 1 / n at the start. So for inputs of unit variance each weight is about 1/n ± 1/n, five
+        bias: (n,), 1 / n at the start. So for inputs of unit variance each weight is about 1/n ± 1/n. Five
             experts of six are active, and a row sums to about 1.
         coefficient: scalar buffer, 1e-8 at the start.
         active_and_rows: (2,) buffer, active (row, expert) pairs and rows of the training passes since the

@@ -26,10 +26,11 @@ class TopKGate(SteppedGate):
     ``groups``, ``scale`` and ``bias_update=1e-3``. Use it where the cost per row has to be fixed. Alone it
     tends to overload a few experts: give it a ``bias_update`` or a load-balance loss.
 
-    ``bias_update`` is loss-free balancing (Wang et al. 2024): :func:`comet_moe.step`, after each optimiser
-    step, moves the balancing bias of an expert that was chosen less often than the average up by
-    ``bias_update``, of one chosen more often down. The bias decides who is chosen, never a weight, so it
-    adds no gradient. 0.001 is usual; larger values balance sooner, and swing more around the balance.
+    ``bias_update`` is loss-free balancing (Wang et al. 2024): after each optimiser step
+    :func:`comet_moe.step` moves the balancing bias of each expert by ``bias_update``. It goes up for an
+    expert that was chosen less often than the average, and down for one chosen more often. The bias decides
+    who is chosen, never a weight, so it adds no gradient. 0.001 is usual; larger values balance sooner, and
+    swing more around the balance.
 
     ``routing.logits`` are the logits that were compared: in training with their noise.
 
@@ -38,8 +39,8 @@ class TopKGate(SteppedGate):
         num_experts: n.
         k: number of experts per sample; more than n means n.
         noise: add N(0, 1) · softplus(W_noise x) to the logits in training.
-        normalize: "selected" divides the scores of the chosen by their sum (at k=1 that is the constant 1,
-            and the gate does not train); "all" keeps the scores as they are.
+        normalize: "selected" divides the scores of the chosen by their sum; "all" keeps them as they are. At
+            k=1 "selected" is the constant 1, and the gate does not train.
         score: "softmax" over all n, or "sigmoid" of each logit by itself.
         bias_update: how far the balancing bias moves in each step; 0 for no balancing.
         groups: number of groups of n / groups neighbouring experts.

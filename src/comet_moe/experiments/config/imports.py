@@ -1,8 +1,8 @@
 """Files and modules of the user that register gates, imported because the command line names them.
 
 A configuration names a gate, and never the code that defines it: a run or a study of someone else imports
-nothing by itself. ``comet-moe --import`` puts its values into an environment variable, which all processes of
-a command inherit: the workers of a study, and the ranks that ``torchrun`` starts.
+nothing by itself. ``comet-moe --import`` puts its values into an environment variable, which the workers of a
+study inherit.
 """
 
 import os

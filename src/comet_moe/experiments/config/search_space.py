@@ -1,7 +1,7 @@
 """The search space of a recipe: the distribution of each setting that tuning samples, per gate.
 
 A recipe's ``tuning`` section maps settings to distributions. Those under ``all`` are for every gate, those
-under ``search`` for gates whose name ends in ``+``, those under a gate's name for that gate; ``comet+``
+under ``search`` for gates whose name ends in ``+``, those under a gate's name for that gate. ``comet+``
 overrides ``comet``, and so on. ``fixed`` instead of a distribution keeps the recipe's value.
 """
 
