@@ -103,7 +103,7 @@ class NamedGate:
     def settings(self) -> dict[str, Setting]:
         """By name, in the order of the constructor."""
         of: Any = self.build
-        hints = get_type_hints(of.__init__ if isinstance(of, type) else of, include_extras=True)
+        hints = get_type_hints(of.__init__ if isinstance(of, type) else of, include_extras=True)  # type: ignore[misc]
         meanings = _read_meanings(inspect.getdoc(of) or "")
         found = {}
         for name, argument in self._arguments.items():
