@@ -74,10 +74,10 @@ def information_loss(routings: Routing | Sequence[Routing], ranks: Ranks | None 
     .. math:: \sum_{j=1}^k \left( \frac{1}{B} \sum_{b=1}^B H(v_b^{(j)})
         - H(\frac{1}{B} \sum_{b=1}^B v_b^{(j)}) \right)
 
-    The sum is over the trees or selectors v of one gate that has them, for which it replaces the entropy
-    loss: it makes a tree one-hot and keeps it from sending all rows to one leaf. For a gate without, and for
-    several gates together, v are the weights, each row divided by its sum. Rows without an expert are left
-    out, as in :class:`~comet_moe.statistics.RoutingStatistics`.
+    The sum is over the trees or selectors v of one gate that has them. There it replaces the entropy loss: it
+    makes a tree one-hot and keeps it from sending all rows to one leaf. For a gate without, and for several
+    gates together, v are the weights, each row divided by its sum. Rows without an expert are left out, as in
+    :class:`~comet_moe.statistics.RoutingStatistics`.
     """
     routings = _as_sequence(routings)
     if len(routings) == 1 and routings[0].selectors is not None:

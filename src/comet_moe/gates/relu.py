@@ -15,7 +15,7 @@ COEFFICIENT_START = 1e-8
 COEFFICIENT_FACTOR = 1.2
 COEFFICIENT_RANGE = 1e-12, 1.0
 """So that a coefficient which moved one way for long comes back in time. Adam moves the weights no faster for
-a larger one: beyond 1 it only stays large for longer after the target is reached, and switches all off."""
+a larger one. Beyond 1 it only stays large for longer after the target is reached, and switches all off."""
 
 
 class ReluGate(SteppedGate):

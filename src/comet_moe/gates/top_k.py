@@ -21,9 +21,10 @@ class TopKGate(SteppedGate):
     .. math:: g(x)_i = \mathrm{scale} \cdot \frac{s_i}{\sum_{j \in T} s_j} \; (i \in T), \qquad
         g(x)_i = 0 \; (i \notin T)
 
-    This is the router of most mixtures: Shazeer et al. (2017) with ``noise``; Switch (Fedus et al. 2021) with
-    k=1 and ``normalize="all"``; Mixtral and Qwen3-MoE as it is; DeepSeek-V3 (2024) with ``score="sigmoid"``,
-    ``groups``, ``scale`` and ``bias_update=1e-3``. Use it where the cost per row has to be fixed. Alone it
+    This is the router of most mixtures. As it is, it is that of Mixtral and Qwen3-MoE; with ``noise``, that
+    of Shazeer et al. (2017). Switch (Fedus et al. 2021) has k=1 and ``normalize="all"``. DeepSeek-V3 (2024)
+    has ``score="sigmoid"``, ``groups``, ``scale`` and ``bias_update=1e-3``. Use it where the cost per row has
+    to be fixed. Alone it
     tends to overload a few experts: give it a ``bias_update`` or a load-balance loss.
 
     ``bias_update`` is loss-free balancing (Wang et al. 2024): after each optimiser step

@@ -57,7 +57,7 @@ class Permutation(nn.Module, Stepped):
     takes the assignment for the current U.
 
     Call :meth:`step` after each optimiser step, as for a learning-rate scheduler. Several gates may share one
-    search: the soft matrix is computed once per forward pass, and the auxiliary loss of each gate has the
+    search. The soft matrix is then computed once per forward pass. The auxiliary loss of each gate has the
     entropy divided by the number of gates. So it counts once in their sum.
 
     Args:
