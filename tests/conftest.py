@@ -9,6 +9,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from comet_moe.gates import registry
+
 pytest_plugins = ["hosts", "storages"]
 settings.register_profile("ci", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("ci")
@@ -19,3 +21,11 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _forget_own_gates():
+    """Forget gates that a test registers; those of the library stay."""
+    yield
+    for name in set(registry._registered) - set(registry._MODULES):
+        del registry._registered[name]

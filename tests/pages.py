@@ -77,6 +77,7 @@ RUN_BY = {
     "docs/routing.md": "tests/cli/test_tutorial_pages.py",
     "docs/tables.md": "tests/cli/test_tables_page.py",
     "docs/training.md": "tests/cli/test_page_commands.py",
+    "docs/gates.md": "tests/gates/test_registry.py",
     "docs/transformers.md": "tests/hf/test_transformers_page.py",
     "docs/tuning.md": "tests/cli/test_page_commands.py",
     "docs/tutorials/comparing-gates.md": "tests/cli/test_tutorial_pages.py",

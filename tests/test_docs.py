@@ -11,7 +11,7 @@ import typer
 
 from comet_moe.cli.app import app
 from comet_moe.experiments.config import BertConfig, TrainConfig, list_recipes
-from comet_moe.experiments.config.schema import Section
+from comet_moe.experiments.config.loader import _setting_names
 
 ROOT = Path(__file__).parent.parent
 PAGES = ["README.md", "CONTRIBUTING.md", *(f"docs/{path.name}" for path in sorted(ROOT.glob("docs/*.md")))]
@@ -46,15 +46,9 @@ def verbs():
     return typer.main.get_command(app).commands
 
 
-def setting_names(section=None, prefix=""):
-    names = set()
-    for config in (TrainConfig, BertConfig) if section is None else (section,):
-        for name, field in config.model_fields.items():
-            names.add(prefix + name)
-            for kind in (field.annotation, *getattr(field.annotation, "__args__", ())):
-                if isinstance(kind, type) and issubclass(kind, Section):
-                    names |= setting_names(kind, f"{prefix}{name}.")
-    return names
+@cache
+def setting_names():
+    return {name for config in (TrainConfig, BertConfig) for name in _setting_names(config)}
 
 
 @pytest.mark.parametrize("text", list(commands()))

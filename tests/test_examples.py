@@ -52,10 +52,15 @@ def test_vision(run):
         assert sum(map(float, row.split())) == pytest.approx(1, abs=0.04)  # six shares of two decimals
 
 
-def test_own_gate(run):
+@pytest.mark.slow
+def test_own_gate_in_train_compare_an_estimator_and_a_model_of_transformers(run):
+    pytest.importorskip("transformers")
     printed = run("own_gate.py")
     assert "keeps every law" in printed
-    assert "2.0 experts per sample" in printed
+    assert float(re.search(r"accuracy ([\d.]+)", printed)[1]) > 0.6  # three classes
+    assert "computes the same: True" in printed
+    assert re.search(r"train: nearest\+ has a test loss of \d", printed)
+    assert re.search(r"compare: test losses {'dense': [\d.]+, 'nearest': [\d.]+}", printed)
 
 
 def test_bert_student(run):

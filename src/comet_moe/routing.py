@@ -305,12 +305,22 @@ class Routing:
         pairs = Pairs(sample[kept], expert[kept] - first, weight[kept])
         return Routing.from_pairs(pairs, self.batch_shape, num_experts, is_ordered=True)
 
-    def with_weights(self, weights: Tensor) -> "Routing":
-        """This routing with new ``weights`` (B, ..., n); padding keeps weight 0."""
+    def with_weights(
+        self, weights: Tensor, contributions: Tensor | None = None, most_experts: int | None = None
+    ) -> "Routing":
+        """This routing with new weights; padding keeps weight 0.
+
+        Args:
+            weights: (B, ..., n).
+            contributions: (B, ..., k, n), which sum to ``weights`` over k; None if they are not known.
+            most_experts: how many weights of a row are not 0 at most; None if that is not known.
+        """
         if self.mask is not None:
             weights = weights.masked_fill(~self.mask.unsqueeze(-1), 0.0)
-        routing = self._with(weights=weights, contributions=None)
-        routing.most_experts = None
+            if contributions is not None:
+                contributions = contributions.masked_fill(~self.mask[..., None, None], 0.0)
+        routing = self._with(weights=weights, contributions=contributions)
+        routing.most_experts = most_experts
         return routing
 
     def with_aux_loss(self, aux_loss: Tensor) -> "Routing":

@@ -89,6 +89,11 @@ def contract(case: Case) -> None:
             _must(shape == wanted, f"the shape of the weights is {shape}, not {wanted}")
             shape = tuple(routing.aux_loss.shape)
             _must(shape == (), f"the shape of aux_loss is {shape}, not that of a scalar")
+            has_logits = routing.logits is not None
+            declared = gate.has_logits in (None, has_logits)
+            _must(declared, f"has_logits is {gate.has_logits}, but a routing shows {has_logits}")
+            has_trees = routing.contributions is not None
+            _must(has_trees or not gate.has_trees, "has_trees is True, but a routing has no contributions")
 
 
 def hooks(case: Case) -> None:

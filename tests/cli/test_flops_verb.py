@@ -6,7 +6,7 @@ import math
 import pytest
 from command import refusal, succeed
 
-from comet_moe.gate_names import DENSE_KINDS, GATE_KINDS
+from comet_moe.gates.registry import DENSE_KINDS, gate_kinds
 
 SIZES = [f"data.options.{split}_size=300" for split in ("train", "validation", "test")]
 SETS = [part for setting in SIZES for part in ("--set", setting)]
@@ -30,7 +30,7 @@ def test_the_count_of_a_run_equals_its_result(tmp_path, gate):
 def test_gates_of_a_recipe_cost_what_the_appendix_of_the_paper_says():
     found = succeed("flops", "multidigits", *SETS, "--json").json["rows"]
     rows = {(row["gate"], row["pass"]): row for row in found}
-    assert {gate for gate, _ in rows} == {kind for kind in GATE_KINDS if kind != "hash"}
+    assert {gate for gate, _ in rows} == {kind for kind in gate_kinds() if kind != "hash"}
     n, k, tasks, p, depth = 8, 2, 2, 144, 3
     assert rows["topk", "inference"]["gate_flops"] == tasks * 2 * p * n
     assert rows["comet", "training"]["gate_flops"] == tasks * 2 * p * k * (2 * n - 1)

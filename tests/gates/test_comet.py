@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from comet_moe.gates import CometGate
-from comet_moe.gates.smooth_step import smooth_step, smooth_step_sides
+from comet_moe.gates.smoothing import smooth_step, smooth_step_sides
 from comet_moe.kernels.soft_trees import log_smooth_step_sides, path_sums
 
 

@@ -8,7 +8,8 @@ import torch
 import comet_moe
 from comet_moe import MoE, Permutation, PermutedGate
 from comet_moe.experts import DenseExperts
-from comet_moe.gates import CometGate, HashGate, TopKGate, WarmupGate
+from comet_moe.gates import CometGate, DSelectKGate, HashGate, TopKGate, WarmupGate
+from comet_moe.hf import RescaledGate
 from comet_moe.testing import check_gate
 
 GATES = {
@@ -64,6 +65,49 @@ def test_execution_turns_sparse_by_itself_when_the_warm_up_ends():
     assert moe(x)[1].execution == "dense"
     comet_moe.step(moe)
     assert moe(x)[1].execution == "sparse"
+
+
+@pytest.mark.parametrize("gate", [TopKGate(8, 8, k=2), RescaledGate(TopKGate(8, 8, k=2, normalize="all"))])
+def test_execution_turns_sparse_on_an_accelerator_too(gate, monkeypatch):
+    monkeypatch.setattr("comet_moe.mixture.dispatch.counts_are_known", lambda x: False)
+    moe = MoE(experts=DenseExperts(8, 8, 3), gate=WarmupGate(gate, steps=2))
+    x = torch.randn(16, 8)
+    executions = []
+    for _ in range(3):
+        executions.append(moe(x)[1].execution)
+        comet_moe.step(moe)
+    assert executions == ["dense", "dense", "sparse"]
+    restored = WarmupGate(TopKGate(8, 8, k=2), steps=2)
+    restored.progress.fill_(2)  # in place, as a checkpoint that is loaded does
+    assert restored(x).most_experts == 2
+
+
+def test_the_end_of_the_warm_up_compiles_once_more_and_its_steps_do_not():
+    gate, x = WarmupGate(TopKGate(8, 4, k=2), steps=20), torch.randn(5, 8)
+    graphs = []
+
+    def count(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: gate(x).weights, backend=count)
+    for _ in range(25):
+        torch.testing.assert_close(compiled(x), gate(x).weights)
+        comet_moe.step(gate)
+    assert len(graphs) == 2
+
+
+@pytest.mark.parametrize("kind", [CometGate, DSelectKGate])
+def test_the_contributions_of_trees_warm_up_as_the_weights_do(kind):
+    gate, mask = WarmupGate(kind(8, 4, k=2), steps=4), torch.tensor([True, False, True])
+    search = Permutation(4, steps=5, trees=2)
+    for _ in range(6):
+        routing = gate(torch.randn(3, 8), mask=mask)
+        torch.testing.assert_close(routing.contributions.sum(-2), routing.weights)
+        permuted = PermutedGate(gate, search)(torch.randn(3, 8), mask=mask)
+        torch.testing.assert_close(permuted.weights.sum(-1), mask.float())
+        comet_moe.step(gate)
 
 
 def test_progress_is_saved():

@@ -30,7 +30,7 @@ from comet_moe.gates import (
     WarmupGate,
 )
 from comet_moe.hf import RescaledGate, RouterAdapter, from_pretrained, replace_routers
-from comet_moe.hf.description import KNOWN, build_gates, describe_gates
+from comet_moe.hf.description import KNOWN, describe_gates, restore_gates
 
 GATES = {
     "TopKGate": lambda p, n, k: TopKGate(p, n, k, noise=True, score="sigmoid", bias_update=0.1, groups=2),
@@ -66,7 +66,7 @@ def test_every_gate_of_the_library_is_tested_here():
 def test_every_gate_comes_back_from_its_description_as_json(gate):
     before = GATES[gate](P, 4, 2)
     description = json.loads(json.dumps(describe_gates({"a": before})))
-    after = build_gates(description)["a"]
+    after = restore_gates(description)["a"]
     after.load_state_dict(before.state_dict())
     assert repr(after) == repr(before)
     assert describe_gates({"a": after}) == description

@@ -5,7 +5,7 @@ from typing import Any
 from huggingface_hub.dataclasses import strict
 from transformers import BertConfig
 
-from comet_moe.gate_names import GATE_NAMES
+from comet_moe.gates.registry import gate_names, registered_gates, unknown_gate
 
 
 @strict
@@ -13,23 +13,20 @@ class CometBertConfig(BertConfig):
     """A BERT whose feed-forward layers are mixtures of experts.
 
     Args:
-        gate: a name of :data:`comet_moe.gate_names.GATE_NAMES`; with "+" for local search.
+        gate: a name of :func:`comet_moe.gates.registry.gate_names`; with "+" for local search.
         num_experts: E, experts per layer.
         expert_size: neurons per expert.
         k: experts per token at most, once the gate is hard.
-        gamma, entropy: width of the smooth step and weight of the entropy loss (COMET, DSelect-k).
-        reachability: weight of the loss on codes without an expert (DSelect-k).
-        noise: whether trainable noise is added to the logits in training (Top-k).
-        normalize: softmax over the "selected" or over "all" logits (Top-k). None means "selected", and at
-            k=1 "all", since a gate with "selected" does not learn there.
         route_by: "token", or "sentence" to route by the mean over the unmasked tokens.
-        bias_update, groups, top_groups, scale: of Top-k and sigmoid gates, see ``TopKGate``.
         load_balance, z_loss, information: weights of losses, see ``RegularizedGate``; not for hash gates.
         warmup_steps: optimiser steps in which a gate turns from equal weights to its own.
         hash_seed: seed of the hash table of the first layer; layer l has the seed hash_seed + l.
         search_steps: optimiser steps of local search, one search per layer; above 0, "+" may be left out.
         zeta, tau, sinkhorn_iterations, gumbel, search_lr_factor: local search, see ``Permutation``.
         execution: "sparse" runs only the selected experts, see ``MoE``.
+
+    The settings of all registered gates, such as ``gamma`` of COMET, are fields as well; None leaves one at
+    its default. :func:`comet_moe.gates.register_gate` says what the settings of a gate are.
     """
 
     model_type = "comet_bert"
@@ -38,16 +35,7 @@ class CometBertConfig(BertConfig):
     num_experts: int = 4
     expert_size: int = 768
     k: int = 1
-    gamma: float | int = 1.0
-    entropy: float | int = 0.0
-    reachability: float | int = 0.0
-    noise: bool = False
-    normalize: str | None = None
     route_by: str = "token"
-    bias_update: float | int | None = None
-    groups: int = 1
-    top_groups: int = 1
-    scale: float | int = 1.0
     load_balance: float | int | None = None
     z_loss: float | int = 0.0
     information: float | int = 0.0
@@ -63,8 +51,11 @@ class CometBertConfig(BertConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)
-        if self.gate not in GATE_NAMES:
-            raise ValueError(f"gate must be one of {', '.join(GATE_NAMES)}, got {self.gate!r}")
+        for name in {name for gate in registered_gates() for name in gate.settings}:
+            if not hasattr(self, name):
+                setattr(self, name, None)
+        if self.gate not in gate_names():
+            raise ValueError(unknown_gate(self.gate))
         if self.route_by not in ("token", "sentence"):
             raise ValueError(f'route_by must be "token" or "sentence", got {self.route_by!r}')
         if self.kind == "hash" and self.route_by == "sentence":

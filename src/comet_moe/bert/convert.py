@@ -55,7 +55,7 @@ def convert_bert(
 
     Args:
         model: a BertModel, BertForSequenceClassification or BertForQuestionAnswering.
-        gate: a name of :data:`comet_moe.gate_names.GATE_NAMES`, with "+" for local search.
+        gate: a name of :func:`comet_moe.gates.registry.gate_names`, with "+" for local search.
         experts: E, experts per layer.
         expert_size: neurons per expert.
         shared: neurons that every expert has.

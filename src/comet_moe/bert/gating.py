@@ -3,14 +3,12 @@
 Shapes: B sentences, T tokens, p features, E experts.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from comet_moe.bert.configuration import CometBertConfig
-from comet_moe.gates import Gate, GateWrapper, HashGate
-from comet_moe.gates.build import build_gate
+from comet_moe.gates import Gate, GateWrapper, HashGate, build_gate
+from comet_moe.gates.registry import DENSE_KINDS, find_gate
 from comet_moe.local_search import Permutation, PermutedGate
 from comet_moe.routing import Routing
 
@@ -38,25 +36,18 @@ def _build_gate(config: CometBertConfig, layer: int) -> Gate:
     p, n = config.hidden_size, config.num_experts
     if config.kind == "hash":
         return TokenHashGate(config.vocab_size, n, config.hash_seed + layer)
-    normalize: Any = config.normalize
+    names = () if config.kind in DENSE_KINDS else find_gate(config.kind).settings
     return build_gate(
         config.kind,
         p,
         n,
-        k=config.k,
-        gamma=config.gamma,
-        entropy=config.entropy,
-        reachability=config.reachability,
-        noise=config.noise,
-        normalize=normalize,
-        bias_update=config.bias_update,
-        groups=config.groups,
-        top_groups=config.top_groups,
-        scale=config.scale,
+        num_keys=config.vocab_size,
+        seed=config.hash_seed + layer,
         load_balance=config.load_balance,
         z_loss=config.z_loss,
         information=config.information,
         warmup_steps=config.warmup_steps,
+        **{name: value for name in names if (value := getattr(config, name)) is not None},
     )
 
 

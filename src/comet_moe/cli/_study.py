@@ -20,6 +20,7 @@ from rich.text import Text
 from comet_moe.cli._display import as_number, as_time
 from comet_moe.cli._errors import INTERRUPTED
 from comet_moe.cli._text import echo, printable
+from comet_moe.experiments.config.imports import import_options
 from comet_moe.experiments.studies.definition import StudyOptions
 from comet_moe.experiments.studies.pool import WorkerPool, WorkerStatus
 from comet_moe.experiments.studies.process import EXIT_SIGTERM
@@ -105,7 +106,8 @@ def _sigterm_as_interrupt() -> Iterator[Callable[[], None]]:
 def _resume_command(options: StudyOptions) -> str:
     command = "tune" if options.kind == "tuning" else "ablate"
     only = ["--only-gates", ",".join(options.only_gates)] if options.only_gates else []
-    return shlex.join(["comet-moe", command, options.recipe, "--out", str(options.out), "--resume", *only])
+    program = ["comet-moe", *import_options(), command]
+    return shlex.join([*program, options.recipe, "--out", str(options.out), "--resume", *only])
 
 
 class StudyDisplay:

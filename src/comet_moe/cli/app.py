@@ -62,8 +62,20 @@ def options(
         bool,
         typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True),
     ] = False,
+    imports: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--import",
+            metavar="FILE",
+            help="Python file or module to import first: one that registers a gate of yours. Repeatable.",
+        ),
+    ] = None,
 ) -> None:
     """Sparse mixtures of experts: train, compare and use gates."""
+    if imports:
+        from comet_moe.experiments.config.imports import request_imports
+
+        request_imports(imports)
 
 
 def run() -> None:

@@ -72,11 +72,13 @@ def _recipe_rows(recipe: str, gates: list[str] | None, settings: list[str]) -> l
     from comet_moe.experiments.models.mixture import num_keys
     from comet_moe.experiments.training.batches import load_dataset
     from comet_moe.experiments.training.flops import build_hard_model, count_costs
-    from comet_moe.gate_names import GATE_KINDS
+    from comet_moe.gates.registry import DENSE_KINDS, find_gate, gate_kinds
 
     dataset = load_dataset(load_train_config(recipe, settings))
     has_keys = num_keys(dataset.meta) is not None
-    allowed = [name for name in GATE_KINDS if has_keys or name != "hash"]
+    allowed = [
+        name for name in gate_kinds() if has_keys or name in DENSE_KINDS or not find_gate(name).needs_keys
+    ]
     rows = []
     for gate in gates or allowed:
         config = load_train_config(recipe, [*settings, f"gate={gate}"])

@@ -47,6 +47,7 @@ def train(
     """
     from comet_moe.cli._display import print_result, resume_hint
     from comet_moe.exceptions import MainProcessError
+    from comet_moe.experiments.config.imports import import_options
     from comet_moe.experiments.training.distributed import count_restarts, join_processes
     from comet_moe.experiments.training.run import resolve_run
 
@@ -61,7 +62,8 @@ def train(
             if processes.on_main(folder.state) == "finished":
                 result = folder.result()
             else:
-                command = shlex.join(["comet-moe", "train", recipe, "--out", str(folder.path), "--resume"])
+                program = ["comet-moe", *import_options(), "train"]
+                command = shlex.join([*program, recipe, "--out", str(folder.path), "--resume"])
                 with ExitStack() as stack:
                     processes.on_main(lambda: stack.enter_context(folder.lock()))
                     # Checked again, since another process may have been training until now.

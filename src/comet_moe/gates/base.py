@@ -23,6 +23,8 @@ class Gate(nn.Module, ABC):
         sums_to_one: whether the rows of the weights sum to 1.
         max_weight_sum: the largest sum that a row of the weights can have; None if there is no limit.
         stochastic: whether two training passes over one input may differ.
+        has_logits: whether its routings have logits; None if only a forward pass shows it.
+        has_trees: whether it has k trees or selectors, so that its routings have ``contributions``.
         depends_on_batch: whether training decides about a row by the other rows of the batch; evaluation
             never does.
         soft_in_training: whether training mixes more experts than evaluation, as local search does.
@@ -55,6 +57,8 @@ class Gate(nn.Module, ABC):
     sums_to_one: bool = True
     max_weight_sum: float | None = 1.0
     stochastic: bool = False
+    has_logits: bool | None = None
+    has_trees: bool = False
     depends_on_batch: bool = False
     soft_in_training: bool = False
     keeps_contributions: bool = False

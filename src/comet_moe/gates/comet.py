@@ -9,17 +9,19 @@ from torch.nn import functional as F
 from comet_moe import checks
 from comet_moe.gates.base import TrainableGate
 from comet_moe.gates.losses import masked_mean
+from comet_moe.gates.registry import NotNegative, Positive, Size, register_gate
 from comet_moe.kernels.descent import descend, descend_again, descend_op, is_worth_descending, read_trees
 from comet_moe.kernels.jit import can_run_compiled, is_plain_cpu, needs_operator
 from comet_moe.kernels.soft_trees import soft_trees
 from comet_moe.routing import Pairs, Routing
 
 
+@register_gate("comet")
 class CometGate(TrainableGate):
-    r"""The COMET gate (Ibrahim et al. 2023).
+    r"""k decision trees whose leaves are the experts: COMET (Ibrahim et al. 2023).
 
-    Tree j sends a sample left at node q with probability h(w_q·x + b_q), h the smooth-step of width
-    ``gamma``; v_i^{(j)} is the product of the branch probabilities on the path to leaf i. With α affine,
+    Tree j sends a sample left at node q with probability h(w_q·x + b_q), where h is the smooth step of width
+    ``gamma``. v_i^{(j)} is the product of the branch probabilities on the path to leaf i. With α affine,
 
     .. math:: g(x)_i = \frac{\sum_j \exp(α_i^{(j)}) v_i^{(j)}}{\sum_{j,i} \exp(α_i^{(j)}) v_i^{(j)}}
 
@@ -31,8 +33,8 @@ class CometGate(TrainableGate):
     Args:
         in_features: p.
         num_experts: n, any number from 1.
-        k: number of trees.
-        gamma: width of the smooth-step; splits outside (-γ/2, γ/2) are hard.
+        k: number of trees, and the most experts per sample once they are one-hot.
+        gamma: width γ of the smooth step: a logit outside ±γ/2 is a hard choice.
         entropy: weight λ of the entropy loss, which makes trees one-hot.
 
     Attributes:
@@ -51,9 +53,16 @@ class CometGate(TrainableGate):
 
     k: int
     checks_values = True
+    has_logits = False
+    has_trees = True
 
     def __init__(
-        self, in_features: int, num_experts: int, k: int = 1, gamma: float = 1.0, entropy: float = 0.0
+        self,
+        in_features: int,
+        num_experts: int,
+        k: Size = 1,
+        gamma: Positive = 1.0,
+        entropy: NotNegative = 0.0,
     ):
         super().__init__(in_features, num_experts)
         self.k = checks.at_least_one("k", k)
@@ -96,7 +105,7 @@ class CometGate(TrainableGate):
     def _read_parameters(self) -> list[Tensor]:
         """split_weight, split_bias, leaf_weight and leaf_bias, as attribute access gives them.
 
-        A parameter in the module's own dictionary is read from there, which takes a tenth of the time; one
+        A parameter in the module's own dictionary is read from there, which takes a tenth of the time. One
         that is computed (``parametrize``, ``prune``, ``weight_norm``) is not in it.
         """
         own: dict[str, Any] = self._parameters

@@ -7,10 +7,12 @@ from torch.nn import functional as F
 from comet_moe import checks
 from comet_moe.gates.base import TrainableGate
 from comet_moe.gates.losses import masked_mean, selector_entropy
-from comet_moe.gates.smooth_step import smooth_step_sides
+from comet_moe.gates.registry import NotNegative, Positive, Size, register_gate
+from comet_moe.gates.smoothing import smooth_step_sides
 from comet_moe.routing import Routing
 
 
+@register_gate("dselect")
 class DSelectKGate(TrainableGate):
     r"""k selectors, each a binary code of an expert with smooth bits, mixed by a softmax.
 
@@ -18,19 +20,20 @@ class DSelectKGate(TrainableGate):
         p_{ji} = \prod_{b: \, i_b = 1} h(z_{jb}) \prod_{b: \, i_b = 0} (1 - h(z_{jb}))
 
     i_b is bit b of i. z = Zx + z₀ are m = ceil(log2 n) logits per selector, most significant bit first; h is
-    the smooth-step of width ``gamma``. For n that is no power of 2 the codes from n on reach no expert: their
-    mass is missing from the row, which ``reachability`` makes part of the loss.
+    the smooth-step of width ``gamma``. If n is no power of 2, the codes from n on reach no expert, and their
+    mass is missing from the row. ``reachability`` makes it part of the loss.
 
-    In training the auxiliary loss is the batch mean of ``entropy`` · Σ_ji -p_ji log(p_ji + 1e-6) plus
-    ``reachability`` · Σ_j 1 / (1e-6 + Σ_i p_ji), p_ji the product of bits of selector j for expert i.
+    p_ji is the product of bits of selector j for expert i. In training the auxiliary loss is the batch mean
+    of ``entropy`` · Σ_ji -p_ji log(p_ji + 1e-6). To it is added that of ``reachability`` · Σ_j 1 / (1e-6 +
+    Σ_i p_ji).
 
     Args:
         in_features: p.
         num_experts: n.
-        k: number of selectors.
-        gamma: width of the smooth-step.
+        k: number of selectors, and the most experts per sample once they are one-hot.
+        gamma: width γ of the smooth step: a logit outside ±γ/2 is a hard choice.
         entropy: weight of the entropy loss, which makes selectors one-hot.
-        reachability: weight of the loss on mass of unreachable codes.
+        reachability: weight of the loss on binary codes that belong to no expert, if n is no power of 2.
 
     Attributes:
         selector_weight, selector_bias: (k, m, p), (k, m).
@@ -47,15 +50,17 @@ class DSelectKGate(TrainableGate):
     """
 
     k: int
+    has_logits = False
+    has_trees = True
 
     def __init__(
         self,
         in_features: int,
         num_experts: int,
-        k: int = 1,
-        gamma: float = 1.0,
-        entropy: float = 0.0,
-        reachability: float = 0.0,
+        k: Size = 1,
+        gamma: Positive = 1.0,
+        entropy: NotNegative = 0.0,
+        reachability: NotNegative = 0.0,
     ):
         super().__init__(in_features, num_experts)
         self.k = checks.at_least_one("k", k)

@@ -22,16 +22,15 @@ class ExpertChoiceGate(SteppedGate):
     .. math:: g(x_b)_i = P_{bi} \; (b \in T_i), \quad g(x_b)_i = 0 \; (b \notin T_i), \qquad
         |T_i| = \lceil \frac{\mathrm{capacity} \cdot B}{n} \rceil
 
-    In training an expert takes its ceil(capacity · B / n) best rows, at most B, of the B rows of the batch
-    that are not padding (Zhou et al. 2022). The weights are the probabilities of the chosen pairs, as they
-    are. So the load is perfectly balanced without any loss; a row has ``capacity`` experts on average, some
-    rows have none and some have many. Of two rows with the same probability the earlier one is taken.
+    A batch has B rows that are not padding. In training an expert takes its ceil(capacity · B / n) best ones,
+    at most B (Zhou et al. 2022). The weights are the probabilities of the chosen pairs, as they are. So the
+    load is perfectly balanced without any loss; a row has ``capacity`` experts on average, some rows have
+    none and some have many. Of two rows with the same probability the earlier one is taken.
 
     What a row gets depends on the other rows of its batch (``depends_on_batch``), which evaluation must not
-    do: there an expert takes every row whose probability reaches its ``threshold``, the running mean over
-    training batches of the lowest probability that it accepted, as batch normalisation keeps running
-    statistics. So a row is routed on its own, and loads are balanced only as far as the data is like the
-    training data.
+    do. There an expert takes every row whose probability reaches its ``threshold``. That is the running mean,
+    over training batches, of the lowest probability that it accepted. So a row is routed on its own, and
+    loads are balanced only as far as the data is like the training data.
 
     Use it where load balance matters most, as in encoders and vision models. It is not for language models
     that predict the next token: in training the choice of a token sees later ones. Under
@@ -57,6 +56,7 @@ class ExpertChoiceGate(SteppedGate):
     """
 
     sums_to_one = False
+    has_logits = True
     depends_on_batch = True
     threshold: Tensor
     batches_seen: Tensor

@@ -7,14 +7,16 @@ from torch import Tensor
 
 from comet_moe import checks
 from comet_moe.gates.base import Gate
+from comet_moe.gates.registry import register_gate
 from comet_moe.routing import Routing
 
 
+@register_gate("hash")
 class HashGate(Gate):
-    """Sends every sample to the expert of its key: a user, an item, a token id.
+    """One fixed expert for each key, such as a user or a token id; nothing is trained.
 
-    The expert of each key is drawn uniformly at random from ``seed`` and stored with the model; nothing is
-    trained. :meth:`balanced` assigns keys such that experts get about equal load instead.
+    The expert of each key is drawn uniformly at random from ``seed`` and stored with the model.
+    :meth:`balanced` assigns the keys so that all experts have about the same load.
 
     Args:
         num_keys: v, keys are 0..v-1.
@@ -36,6 +38,7 @@ class HashGate(Gate):
 
     assignment: Tensor
     k = 1
+    has_logits = False
 
     def __init__(self, num_keys: int, num_experts: int, seed: int = 0):
         super().__init__()

@@ -15,11 +15,11 @@ from comet_moe.routing import Routing
 class JointSelection:
     """Keeps, of the experts that the gates of T tasks weigh, the same few for every task of a row.
 
-    With independent gates, T tasks ask for up to T·k experts per row. Here the ``k_shared`` experts with the
-    largest score over all tasks are kept for every task, and in addition the ``k_private`` largest others of
-    each task: at most k_shared + T·k_private experts run for a row. Each task keeps its own weights on them,
-    rescaled to the sum that the row had. A task whose gate selected none of them weighs the shared ones by
-    their score instead, without a gradient: sparse gates of different tasks may select different experts.
+    With independent gates, T tasks ask for up to T·k experts per row. Here every task keeps the ``k_shared``
+    experts with the largest score over all tasks, and its own ``k_private`` largest others. At most k_shared
+    + T·k_private experts run for a row. Each task keeps its own weights on them, rescaled to the sum that the
+    row had. Sparse gates of different tasks may select different experts. A task whose gate selected none of
+    the shared ones weighs them by their score, without a gradient.
 
     Args:
         k_shared: experts that all tasks of a row share.
@@ -66,7 +66,11 @@ class JointSelection:
         chosen = torch.where(has_none, torch.stack(by_score), chosen)
         chosen_sum = chosen.sum(-1, keepdim=True)
         scale = weights.sum(-1, keepdim=True) / chosen_sum.masked_fill(chosen_sum == 0, 1.0)
-        return [routing.with_weights(own) for routing, own in zip(routings, chosen * scale, strict=True)]
+        most = min(self.k_shared + self.k_private, n)
+        return [
+            routing.with_weights(own, most_experts=most)
+            for routing, own in zip(routings, chosen * scale, strict=True)
+        ]
 
 
 def _restrict(weights: Tensor, routing: Routing) -> Tensor:

@@ -1,12 +1,12 @@
 """Auxiliary losses that keep a gate balanced and informative, for any gate.
 
-Each function takes the routing of one gate, or those of several gates that share their experts (one per
-task, or one per layer), whose rows then count together, so that tasks do not all crowd one expert. Padding is
-left out. Rows that are spread over several processes count together where ``ranks`` are given.
+Each function takes the routing of one gate, or those of several gates that share their experts, such as one
+per task. Their rows then count together, so that not all tasks use the same expert. Padding is left out. Rows
+that are spread over several processes count together where ``ranks`` are given.
 
-Shapes: B rows, n experts, k trees or selectors. f_i is the share of rows that select expert i, so that
-Σ_i f_i is the number of experts per row; P_i the mean probability of expert i, by the softmax over all logits
-where a gate has logits, by its weights where it has none.
+Shapes: B rows, n experts, k trees or selectors. f_i is the share of rows that select expert i, so that Σ_i
+f_i is the number of experts per row. P_i is the mean probability of expert i: by the softmax over all logits,
+or by the weights of a gate without logits.
 """
 
 from collections.abc import Sequence
@@ -74,10 +74,10 @@ def information_loss(routings: Routing | Sequence[Routing], ranks: Ranks | None 
     .. math:: \sum_{j=1}^k \left( \frac{1}{B} \sum_{b=1}^B H(v_b^{(j)})
         - H(\frac{1}{B} \sum_{b=1}^B v_b^{(j)}) \right)
 
-    The sum is over the trees or selectors v of one gate that has them, for which it replaces the entropy
-    loss: it makes a tree one-hot and keeps it from sending all rows to one leaf. For a gate without, and for
-    several gates together, v are the weights, each row divided by its sum; rows without an expert are left
-    out, as in :class:`~comet_moe.statistics.RoutingStatistics`.
+    The sum is over the trees or selectors v of one gate that has them. There it replaces the entropy loss: it
+    makes a tree one-hot and keeps it from sending all rows to one leaf. For a gate without, and for several
+    gates together, v are the weights, each row divided by its sum. Rows without an expert are left out, as in
+    :class:`~comet_moe.statistics.RoutingStatistics`.
     """
     routings = _as_sequence(routings)
     if len(routings) == 1 and routings[0].selectors is not None:

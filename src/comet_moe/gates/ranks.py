@@ -1,6 +1,6 @@
 """The rows of one batch, spread over the ranks of ``torch.distributed``.
 
-Auxiliary losses such as load balance and information are not linear in the rows: their mean over the ranks is
+Auxiliary losses such as load balance and information are not linear in the rows. Their mean over the ranks is
 not the loss of the whole batch. They are functions of sums over rows, so that it is enough to add these up
 over the ranks first.
 """
@@ -30,8 +30,8 @@ class Ranks:
     def sum(self, *values: Tensor) -> list[Tensor]:
         """Each of ``values`` summed over the ranks, by one collective.
 
-        The gradient is that of ``values`` times the number of ranks: of a loss that is the same on all ranks,
-        the mean of the gradients over the ranks, as ``DistributedDataParallel`` takes it, is then exact.
+        The gradient is that of ``values`` times the number of ranks. So ``DistributedDataParallel``, which
+        averages the gradients, gives the exact one for a loss that is the same on all ranks.
         """
         dtype = torch.promote_types(values[0].dtype, torch.float32)
         for value in values[1:]:

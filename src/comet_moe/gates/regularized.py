@@ -33,6 +33,10 @@ class RegularizedGate(GateWrapper):
     def __init__(self, gate: Gate, load_balance: float = 0.0, z_loss: float = 0.0, information: float = 0.0):
         super().__init__(gate)
         self.regularizer = Regularizer(load_balance, z_loss, information)
+        if z_loss and gate.has_logits is False:
+            raise ValueError(
+                f"z_loss is {z_loss:g}, and {type(gate).__name__} has no router logits: set z_loss to 0"
+            )
 
     def forward(self, x: Tensor, keys: Tensor | None = None, mask: Tensor | None = None) -> Routing:
         """Route ``x`` (B, ..., p) by the gate inside; in training with the losses added."""

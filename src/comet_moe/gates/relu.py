@@ -7,6 +7,7 @@ from torch.nn import functional as F
 from comet_moe import checks
 from comet_moe.gates.losses import masked_mean
 from comet_moe.gates.ranks import sum_over_ranks
+from comet_moe.gates.registry import Size, register_gate
 from comet_moe.gates.stepped import SteppedGate
 from comet_moe.routing import Routing
 
@@ -14,7 +15,7 @@ COEFFICIENT_START = 1e-8
 COEFFICIENT_FACTOR = 1.2
 COEFFICIENT_RANGE = 1e-12, 1.0
 """So that a coefficient which moved one way for long comes back in time. Adam moves the weights no faster for
-a larger one: beyond 1 it only stays large for longer after the target is reached, and switches all off."""
+a larger one. Beyond 1 it only stays large for longer after the target is reached, and switches all off."""
 
 
 class ReluGate(SteppedGate):
@@ -24,9 +25,10 @@ class ReluGate(SteppedGate):
         \mathrm{aux\_loss} = \frac{\mathrm{coefficient}}{B} \sum_{b=1}^B \sum_{i=1}^n g(x_b)_i
 
     The weights are differentiable everywhere that matters and need not sum to 1. A row has any number of
-    experts from 0 to n, ``target`` on average: after each optimiser step :func:`comet_moe.step` multiplies
-    the coefficient by 1.2 if the rows of the training passes since the last step had more active experts,
-    and divides it by 1.2 if they had fewer, within 1e-12 to 1. The mean is over the rows of all ranks.
+    experts from 0 to n, ``target`` on average. After each optimiser step :func:`comet_moe.step` compares the
+    rows of the training passes since the last step with it. It multiplies the coefficient by 1.2 if they had
+    more active experts, and divides it by 1.2 if they had fewer. The coefficient stays within 1e-12 and 1.
+    The mean is over the rows of all ranks.
 
     Use it where a hard choice of k trains badly and the cost may differ from row to row. The gate starts
     nearly dense and becomes sparse over the first hundred steps or so. A row without any expert gets the
@@ -39,7 +41,7 @@ class ReluGate(SteppedGate):
 
     Attributes:
         weight: (n, p), Uniform(±sqrt(3 / p) / n) at the start.
-        bias: (n,), 1 / n at the start. So for inputs of unit variance each weight is about 1/n ± 1/n, five
+        bias: (n,), 1 / n at the start. So for inputs of unit variance each weight is about 1/n ± 1/n. Five
             experts of six are active, and a row sums to about 1.
         coefficient: scalar buffer, 1e-8 at the start.
         active_and_rows: (2,) buffer, active (row, expert) pairs and rows of the training passes since the
@@ -59,6 +61,7 @@ class ReluGate(SteppedGate):
 
     sums_to_one = False
     max_weight_sum = None
+    has_logits = True
     coefficient: Tensor
     active_and_rows: Tensor
 
@@ -108,3 +111,15 @@ class ReluGate(SteppedGate):
         is_row = torch.ones_like(weights[..., 0], dtype=torch.bool) if mask is None else mask
         active = (weights > 0) & is_row.unsqueeze(-1)
         self.active_and_rows.add_(torch.stack((active.sum(), is_row.sum())))
+
+
+@register_gate("relu")
+def build_relu(in_features: int, num_experts: int, k: Size = 2) -> ReluGate:
+    """Positive logits are the weights (ReMoE).
+
+    Args:
+        in_features: p.
+        num_experts: n.
+        k: number of experts per sample that the loss aims at.
+    """
+    return ReluGate(in_features, num_experts, target=k)

@@ -5,9 +5,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from comet_moe.gates.base import TrainableGate
+from comet_moe.gates.registry import register_gate
 from comet_moe.routing import Routing
 
 
+@register_gate("softmax")
 class SoftmaxGate(TrainableGate):
     r"""All experts, weighted by a softmax (MMoE).
 
@@ -30,6 +32,8 @@ class SoftmaxGate(TrainableGate):
         >>> bool(torch.equal(routing.logits.softmax(-1), routing.weights))
         True
     """
+
+    has_logits = True
 
     def __init__(self, in_features: int, num_experts: int):
         super().__init__(in_features, num_experts)

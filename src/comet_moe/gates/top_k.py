@@ -8,13 +8,9 @@ from torch.nn import functional as F
 
 from comet_moe import checks
 from comet_moe.gates.ranks import sum_over_ranks
+from comet_moe.gates.registry import NotNegative, Positive, Size, register_gate
 from comet_moe.gates.stepped import SteppedGate
 from comet_moe.routing import Routing
-
-
-def default_normalize(k: int) -> Literal["selected", "all"]:
-    """The ``normalize`` with which a gate of ``k`` experts trains: at k=1 "selected" is constant."""
-    return "all" if k == 1 else "selected"
 
 
 class TopKGate(SteppedGate):
@@ -25,15 +21,17 @@ class TopKGate(SteppedGate):
     .. math:: g(x)_i = \mathrm{scale} \cdot \frac{s_i}{\sum_{j \in T} s_j} \; (i \in T), \qquad
         g(x)_i = 0 \; (i \notin T)
 
-    This is the router of most mixtures: Shazeer et al. (2017) with ``noise``; Switch (Fedus et al. 2021) with
-    k=1 and ``normalize="all"``; Mixtral and Qwen3-MoE as it is; DeepSeek-V3 (2024) with ``score="sigmoid"``,
-    ``groups``, ``scale`` and ``bias_update=1e-3``. Use it where the cost per row has to be fixed. Alone it
+    This is the router of most mixtures. As it is, it is that of Mixtral and Qwen3-MoE; with ``noise``, that
+    of Shazeer et al. (2017). Switch (Fedus et al. 2021) has k=1 and ``normalize="all"``. DeepSeek-V3 (2024)
+    has ``score="sigmoid"``, ``groups``, ``scale`` and ``bias_update=1e-3``. Use it where the cost per row has
+    to be fixed. Alone it
     tends to overload a few experts: give it a ``bias_update`` or a load-balance loss.
 
-    ``bias_update`` is loss-free balancing (Wang et al. 2024): :func:`comet_moe.step`, after each optimiser
-    step, moves the balancing bias of an expert that was chosen less often than the average up by
-    ``bias_update``, of one chosen more often down. The bias decides who is chosen, never a weight, so it
-    adds no gradient. 0.001 is usual; larger values balance sooner, and swing more around the balance.
+    ``bias_update`` is loss-free balancing (Wang et al. 2024): after each optimiser step
+    :func:`comet_moe.step` moves the balancing bias of each expert by ``bias_update``. It goes up for an
+    expert that was chosen less often than the average, and down for one chosen more often. The bias decides
+    who is chosen, never a weight, so it adds no gradient. 0.001 is usual; larger values balance sooner, and
+    swing more around the balance.
 
     ``routing.logits`` are the logits that were compared: in training with their noise.
 
@@ -42,8 +40,8 @@ class TopKGate(SteppedGate):
         num_experts: n.
         k: number of experts per sample; more than n means n.
         noise: add N(0, 1) · softplus(W_noise x) to the logits in training.
-        normalize: "selected" divides the scores of the chosen by their sum (at k=1 that is the constant 1,
-            and the gate does not train); "all" keeps the scores as they are.
+        normalize: "selected" divides the scores of the chosen by their sum; "all" keeps them as they are. At
+            k=1 "selected" is the constant 1, and the gate does not train.
         score: "softmax" over all n, or "sigmoid" of each logit by itself.
         bias_update: how far the balancing bias moves in each step; 0 for no balancing.
         groups: number of groups of n / groups neighbouring experts.
@@ -73,6 +71,7 @@ class TopKGate(SteppedGate):
     """
 
     k: int
+    has_logits = True
     balance_bias: Tensor | None
     choice_counts: Tensor | None
 
@@ -219,3 +218,93 @@ def _check_groups(num_experts: int, k: int, groups: int, top_groups: int) -> Non
         raise ValueError(
             f"k must be at most {choosable}, the experts in {top_groups} of {groups} groups, got {k}"
         )
+
+
+@register_gate("topk")
+def build_topk(
+    in_features: int,
+    num_experts: int,
+    k: Size = 2,
+    noise: bool = False,
+    normalize: Literal["selected", "all"] | None = None,
+    bias_update: NotNegative = 0.0,
+    groups: Size = 1,
+    top_groups: Size = 1,
+    scale: Positive = 1.0,
+) -> TopKGate:
+    """The k experts with the largest logits.
+
+    Args:
+        in_features: p.
+        num_experts: n.
+        k: number of experts per sample.
+        noise: add trainable Gaussian noise to the logits in training.
+        normalize: softmax over the selected logits or over all; null is `all` at k=1, where the gate learns
+            only so, else `selected`.
+        bias_update: change per step of the bias that balances the choice without a loss.
+        groups: groups into which the experts are divided.
+        top_groups: number of best groups, whose experts can be chosen.
+        scale: factor on the weights.
+    """
+    return TopKGate(
+        in_features,
+        num_experts,
+        k,
+        noise,
+        normalize or default_normalize(k),
+        bias_update=bias_update,
+        groups=groups,
+        top_groups=top_groups,
+        scale=scale,
+    )
+
+
+@register_gate("switch", load_balance=0.01)  # as in the paper of Fedus et al.
+def build_switch(in_features: int, num_experts: int, noise: bool = False) -> TopKGate:
+    """The one expert with the largest logit, with a load-balancing loss.
+
+    Args:
+        in_features: p.
+        num_experts: n.
+        noise: add trainable Gaussian noise to the logits in training.
+    """
+    return TopKGate(in_features, num_experts, 1, noise, "all")
+
+
+@register_gate("sigmoid")
+def build_sigmoid(
+    in_features: int,
+    num_experts: int,
+    k: Size = 2,
+    bias_update: NotNegative = 1e-3,  # as in DeepSeek-V3
+    groups: Size = 1,
+    top_groups: Size = 1,
+    scale: Positive = 1.0,
+) -> TopKGate:
+    """The k experts with the largest sigmoid score, balanced by a bias.
+
+    Args:
+        in_features: p.
+        num_experts: n.
+        k: number of experts per sample.
+        bias_update: change per step of the bias that balances the choice without a loss.
+        groups: groups into which the experts are divided.
+        top_groups: number of best groups, whose experts can be chosen.
+        scale: factor on the weights.
+    """
+    return TopKGate(
+        in_features,
+        num_experts,
+        k,
+        normalize=default_normalize(k),
+        score="sigmoid",
+        bias_update=bias_update,
+        groups=groups,
+        top_groups=top_groups,
+        scale=scale,
+    )
+
+
+def default_normalize(k: int) -> Literal["selected", "all"]:
+    """The ``normalize`` with which a gate of ``k`` experts trains: at k=1 "selected" is constant."""
+    return "all" if k == 1 else "selected"

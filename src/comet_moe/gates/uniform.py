@@ -20,6 +20,8 @@ class UniformGate(Gate):
         tensor([[0.5000, 0.5000]])
     """
 
+    has_logits = False
+
     def __init__(self, num_experts: int):
         super().__init__()
         self.num_experts = checks.at_least_one("num_experts", num_experts)

@@ -16,8 +16,8 @@ class WarmupGate(GateWrapper, Stepped):
     .. math:: g_{\mathrm{warm}}(x)_i = (1 - s) \, g(x)_i + \frac{s}{n}, \qquad
         s = \max(1 - \frac{t}{\mathrm{steps}}, 0)
 
-    While s > 0 every row trains every expert; from then on the weights are those of ``gate``, zeros included,
-    and a mixture with ``execution="auto"`` runs sparse. Evaluation always uses ``gate`` alone. Call
+    While s > 0 every row trains every expert. From then on the routing is that of ``gate``, and a mixture
+    with ``execution="auto"`` runs sparse. Evaluation always uses ``gate`` alone. Call
     :func:`comet_moe.step` after each optimiser step.
 
     Args:
@@ -26,6 +26,7 @@ class WarmupGate(GateWrapper, Stepped):
 
     Attributes:
         progress: (), the number of optimiser steps so far.
+        warming: whether training still mixes in all experts.
 
     Example:
         >>> import torch, comet_moe
@@ -46,11 +47,25 @@ class WarmupGate(GateWrapper, Stepped):
         super().__init__(gate)
         self.steps = checks.at_least_one("steps", steps)
         self.register_buffer("progress", torch.zeros((), dtype=torch.int64))
+        self._remember_progress(0)
 
     @property
     def warming(self) -> bool:
-        """Whether training still mixes in all experts. Reads a buffer: on an accelerator the host waits."""
-        return int(self.progress) < self.steps
+        """Whether training still mixes in all experts.
+
+        The buffer is read only after someone else has changed it, since an accelerator waits for a read. A
+        graph depends on whether the warm-up is over, and not on the number of steps.
+        """
+        if not torch.compiler.is_compiling():
+            buffer = self.progress
+            is_known = buffer is self._known_buffer and self._known_version == _version(buffer)
+            if not is_known and checks.is_plain_eager(buffer) and not buffer.is_meta:
+                self._remember_progress(int(buffer))
+        return not self._is_over
+
+    def _remember_progress(self, steps: int) -> None:
+        self._known_buffer, self._known_version = self.progress, _version(self.progress)
+        self._known_steps, self._is_over = steps, steps >= self.steps
 
     @property
     def soft_in_training(self) -> bool:  # type: ignore[override]
@@ -59,17 +74,28 @@ class WarmupGate(GateWrapper, Stepped):
 
     def step(self) -> None:
         """Count one optimiser step."""
-        self.progress.add_(1).clamp_(max=self.steps)
+        if self.warming:
+            self.progress.add_(1)
+            self._remember_progress(self._known_steps + 1)
 
     def forward(self, x: Tensor, keys: Tensor | None = None, mask: Tensor | None = None) -> Routing:
         """Route ``x`` (B, ..., p) by the gate inside, mixed with equal weights in training."""
         routing = self.gate(x, keys=keys, mask=mask)
-        if not self.training:
+        if not (self.training and self.warming):
             return routing
-        uniform = (1 - self.progress / self.steps).to(routing.weights.dtype)  # s; no synchronisation
-        mixed = routing.weights * (1 - uniform) + uniform / self.num_experts
-        return routing.with_weights(mixed)
+        weights, contributions = routing.weights, routing.contributions
+        uniform = (1 - self.progress / self.steps).to(weights.dtype)  # s; no synchronisation
+        if contributions is not None:
+            share = uniform / contributions.shape[-2:].numel()
+            contributions = contributions * (1 - uniform) + share
+        mixed = weights * (1 - uniform) + uniform / self.num_experts
+        return routing.with_weights(mixed, contributions)
 
     def extra_repr(self) -> str:
         """Shown in ``repr(gate)``."""
         return f"steps={self.steps}"
+
+
+def _version(buffer: Tensor) -> int | None:
+    """How often ``buffer`` was changed in place; None in inference mode, where torch does not count."""
+    return None if buffer.is_inference() else buffer._version

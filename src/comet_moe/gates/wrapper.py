@@ -40,6 +40,8 @@ class GateWrapper(Gate):
         self.sums_to_one = gate.sums_to_one
         self.max_weight_sum = gate.max_weight_sum
         self.stochastic = gate.stochastic
+        self.has_logits = gate.has_logits
+        self.has_trees = gate.has_trees
         self.depends_on_batch = gate.depends_on_batch
 
     @property

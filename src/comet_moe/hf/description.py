@@ -8,6 +8,7 @@ from torch import Tensor
 
 from comet_moe import gates
 from comet_moe.gates import Gate, GateWrapper
+from comet_moe.gates.registry import registered_gates
 from comet_moe.hf.rescaled_gate import RescaledGate
 from comet_moe.local_search import Permutation, PermutedGate
 
@@ -31,7 +32,7 @@ _READ: dict[tuple[str, str], Callable[[Any], Any]] = {
 
 
 def describe_gates(by_name: Mapping[str, Gate]) -> Description:
-    """What :func:`build_gates` needs to make ``by_name`` again, as values that JSON can hold.
+    """What :func:`restore_gates` needs to make ``by_name`` again, as values that JSON can hold.
 
     The arguments of a gate's constructor must be attributes of the gate with the same names, as for
     estimators of scikit-learn. A search that several gates share is described once.
@@ -116,17 +117,18 @@ def _require(value: object, kind: type, name: str, source: object) -> Any:
     return value
 
 
-def build_gates(
+def restore_gates(
     description: Description, classes: Iterable[type[Gate]] = (), share: bool = True
 ) -> dict[str, Gate]:
     """New gates by name, from what :func:`describe_gates` returned.
 
     Args:
         description: see :func:`describe_gates`.
-        classes: gates that are not of this library.
+        classes: gates that are neither of this library nor registered.
         share: whether gates that shared a search share the new one; with False each has its own.
     """
-    known = {**KNOWN, **{kind.__name__: kind for kind in classes}}
+    own = (*(gate.gate_class for gate in registered_gates()), *classes)
+    known = {**KNOWN, **{kind.__name__: kind for kind in own}}
     searches = _build_searches(description)
     built = {}
     for name, gate in description["gates"].items():
@@ -156,7 +158,8 @@ def _build(
     kind = arguments.pop("class")
     if not isinstance(kind, str) or kind not in known:
         raise ValueError(
-            f"the configuration has a gate {kind}, which is not of comet_moe: pass its class in classes"
+            f"the configuration has a gate {kind}, which is not known: register it with register_gate, or "
+            f"pass its class in classes"
         )
     for name, value in arguments.items():
         if isinstance(value, dict) and "class" in value:

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from comet_moe.gates import Gate
-from comet_moe.gates.build import build_gate
+from comet_moe.gates import Gate, build_gate
+from comet_moe.gates.registry import DENSE_KINDS, find_gate
 from comet_moe.hf.routers import GateFactory
 from comet_moe.local_search import Permutation, PermutedGate
 
@@ -14,12 +14,12 @@ def gate_factory(
     """A function (in_features, num_experts, k) -> gate, for :func:`replace_routers` and :func:`upcycle`.
 
     Args:
-        name: of a gate, see :func:`comet_moe.gates.build.build_gate`; with "+" for local search, one search
-            per mixture.
-        vocab_size: number of token ids, for hash gates; each mixture has a table of its own.
+        name: of a gate, see :func:`comet_moe.gates.build_gate`; with "+" for local search, one search per
+            mixture.
+        vocab_size: number of token ids, for gates that route by them; each mixture has a table of its own.
         search_steps: optimiser steps of local search.
-        seed: of the first table of hash gates; each further one has the next seed.
-        settings: more arguments of :func:`~comet_moe.gates.build.build_gate`.
+        seed: of the first table; each further one has the next seed.
+        settings: more arguments of :func:`~comet_moe.gates.build_gate`.
 
     Example:
         >>> from comet_moe.hf import gate_factory
@@ -27,9 +27,9 @@ def gate_factory(
         CometGate(in_features=16, num_experts=8, k=2, gamma=1, entropy=0.1)
     """
     kind = name.removesuffix("+")
-    if kind == "hash" and vocab_size is None:
+    if kind not in DENSE_KINDS and find_gate(kind).needs_keys and vocab_size is None:
         raise ValueError(
-            "a hash gate routes by token id: pass vocab_size, or another gate for a model without tokens"
+            f"a {kind} gate routes by token id: pass vocab_size, or another gate for a model without tokens"
         )
     made = 0
 

@@ -12,7 +12,7 @@ from torch import nn
 from comet_moe.exceptions import needs_extra
 from comet_moe.files import align_weights
 from comet_moe.gates import Gate
-from comet_moe.hf.description import Description, build_gates, require_description
+from comet_moe.hf.description import Description, require_description, restore_gates
 from comet_moe.hf.feed_forward import FeedForwardLayout
 from comet_moe.hf.gated_modules import FIELD, TokenReader, base_of, pass_tokens
 from comet_moe.hf.routers import RouterAdapter, find_adapter, install_gates
@@ -46,7 +46,7 @@ def from_pretrained(
         path: a folder that ``save_pretrained`` wrote, or a name on the Hub.
         model_class: such as ``MixtralForCausalLM``; None means the class that was saved.
         adapter: of the family, as it was given to :func:`replace_routers`.
-        classes: the classes of gates that are not of this library.
+        classes: the classes of gates that are neither of this library nor registered.
         kwargs: of the class's own ``from_pretrained``: ``dtype``, ``device_map``, and so on.
     """
     where = {name: kwargs[name] for name in HUB_ARGUMENTS if name in kwargs}
@@ -72,7 +72,7 @@ def from_pretrained(
         def __init__(self, config: Any, *arguments: Any, **options: Any):
             super().__init__(config, *arguments, **options)
             # A module under two names would be loaded by the first and lost by the second.
-            _put_gates(self, description, build_gates(description, classes, share=False), adapter)
+            _put_gates(self, description, restore_gates(description, classes, share=False), adapter)
 
     # Transformers looks up what a class can do by these names.
     WithGates.__name__, WithGates.__qualname__ = model_class.__name__, model_class.__qualname__
@@ -126,14 +126,14 @@ def _require_memory_for_gates(
 ) -> None:
     """ValueError if the gates of the configuration would not fit."""
     with torch.device("meta"):
-        gates = build_gates(description, classes)
+        gates = restore_gates(description, classes)
     needed = sum(weight.nbytes for gate in gates.values() for weight in gate.state_dict().values())
     require_memory(needed, f"the gates in the configuration of {path}", "restore config.json", ValueError)
 
 
 def _build_on_cpu(description: Description, classes: Iterable[type[Gate]]) -> dict[str, Gate]:
     with torch.device("cpu"):
-        return build_gates(description, classes)
+        return restore_gates(description, classes)
 
 
 def _stored_elsewhere(gates: Mapping[str, Gate]) -> Iterator[str]:

@@ -33,4 +33,5 @@ class RescaledGate(GateWrapper):
         """Route ``x`` (B, ..., p) by the gate inside."""
         routing: Routing = self.gate(x, keys=keys, mask=mask)
         total = routing.weights.detach().sum(-1, keepdim=True)
-        return routing.with_weights(routing.weights / total.masked_fill(total == 0, 1.0))
+        weights = routing.weights / total.masked_fill(total == 0, 1.0)
+        return routing.with_weights(weights, most_experts=routing.most_experts)

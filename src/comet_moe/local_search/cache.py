@@ -20,10 +20,10 @@ Value = TypeVar("Value")
 class SoftPermutation:
     """The soft permutation S = function(U) for the current values of U, and its entropy; differentiable.
 
-    Several gates use both, in one forward pass or in several, each with its own backward pass, and activation
+    Several gates use both, in one forward pass or in several, each with its own backward pass. Activation
     checkpointing runs a gate's forward pass twice. So the operations from U to S are recorded in a separate
-    graph, which no backward pass frees; the graph of a gate has a single node for them. That node saves no
-    tensors: activation checkpointing requires that the second forward pass saves as many as the first, and
+    graph, which no backward pass frees. The graph of a gate has a single node for them. That node saves no
+    tensors. Activation checkpointing requires that the second forward pass saves as many as the first, and
     only the first one computes S.
 
     Args:

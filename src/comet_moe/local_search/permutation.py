@@ -51,14 +51,14 @@ class Permutation(nn.Module, Stepped):
     Stage 1 (``searching``): training uses the soft matrix S^R(U/τ) and the auxiliary loss
     ζ·(row and column entropy); evaluation uses the assignment on it. With optimiser step t of T, log10 τ and
     R change linearly from the first to the second value of ``tau`` and ``iterations``. Stage 2: the
-    permutation is the assignment on the soft matrix of the last training pass of stage 1, and U gets no
-    gradient any more. That pass, in step T-1, writes it to the buffer ``fixed``, since the optimiser has
-    changed U when :meth:`step` is called; so a checkpoint may be saved at any point. Without such a pass
-    :meth:`step` takes the assignment for the current U.
+    permutation is the assignment on the soft matrix of the last training pass of stage 1. U gets no gradient
+    any more. That pass, in step T-1, writes it to the buffer ``fixed``, since the optimiser has changed U
+    when :meth:`step` is called. So a checkpoint may be saved at any point. Without such a pass :meth:`step`
+    takes the assignment for the current U.
 
     Call :meth:`step` after each optimiser step, as for a learning-rate scheduler. Several gates may share one
-    search: the soft matrix is computed once per forward pass, and the auxiliary loss of each gate has the
-    entropy divided by the number of gates, so that it counts once in their sum.
+    search. The soft matrix is then computed once per forward pass. The auxiliary loss of each gate has the
+    entropy divided by the number of gates. So it counts once in their sum.
 
     Args:
         num_experts: n.
@@ -253,8 +253,8 @@ class Permutation(nn.Module, Stepped):
     def _noise(self) -> Tensor | None:
         """Gumbel noise on U for the current step.
 
-        It depends on the step and a stored seed, not on the global generator: a resumed run draws the same
-        noise, and so do all processes, whose permutations must stay equal.
+        It depends on the step and a stored seed, not on the global generator. So a resumed run draws the same
+        noise, and all processes do, whose permutations must stay equal.
         """
         if not self.gumbel:
             return None

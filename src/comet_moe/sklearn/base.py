@@ -57,6 +57,7 @@ class BaseMoE(BaseEstimator):
         load_balance: float | None = None,
         information: float = 0.0,
         warmup_epochs: int = 0,
+        gate_settings: Mapping[str, Any] | None = None,
         search_epochs: int = 3,
         epochs: int = 100,
         batch_size: int | str = "auto",
@@ -85,6 +86,7 @@ class BaseMoE(BaseEstimator):
         self.load_balance = load_balance
         self.information = information
         self.warmup_epochs = warmup_epochs
+        self.gate_settings = gate_settings
         self.search_epochs = search_epochs
         self.epochs = epochs
         self.batch_size = batch_size

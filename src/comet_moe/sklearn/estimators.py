@@ -39,6 +39,7 @@ class MoEClassifier(ClassifierMixin, BaseMoE):
         load_balance: weight of the load-balancing loss; None means 0, and 0.01 for "switch".
         information: weight of the information between sample and expert, for gates that do not route.
         warmup_epochs: epochs in which the gate turns from equal weights to its own.
+        gate_settings: further settings of the gate by name, such as ``{"noise": True}`` of Top-k.
         search_epochs: epochs in which the permutation of a gate with "+" is learned.
         epochs: largest number of epochs.
         batch_size: rows per optimiser step; "auto" makes about 32 steps per epoch, of 32 to 1024 rows.

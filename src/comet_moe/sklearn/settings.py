@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, get_args
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 from pydantic import ValidationError
 
-from comet_moe.experiments.config.schema import GateConfig, Section, TrainConfig, rows_per_step
-
-GATES: dict[str, type[Section]] = {
-    name: section
-    for section in get_args(get_args(GateConfig)[0])
-    for name in get_args(section.model_fields["name"].annotation)
-}
-"""The settings of each gate, by its name."""
+from comet_moe.experiments.config.schema import TrainConfig, rows_per_step
+from comet_moe.gates.registry import gate_names
 
 _MODEL = ("experts", "units", "head", "dropout", "input_dropout", "embedding", "numeric", "numeric_embedding")
 _TRAINING = ("epochs", "patience", "learning_rate", "device", "precision")
@@ -42,9 +36,10 @@ def make_config(
     """
     values = {key: plain(value) for key, value in params.items()}
     gate = values["gate"]
-    if gate not in GATES:
-        raise ValueError(f"gate is {gate!r}: choose one of {', '.join(GATES)}")
-    settings = {key: values[key] for key in GATES[gate].model_fields if key in values}
+    if gate not in gate_names():
+        raise ValueError(f"gate is {gate!r}: choose one of {', '.join(gate_names())}")
+    fields = TrainConfig.gate_section(gate).model_fields
+    settings = {key: values[key] for key in fields if key in values} | _own_settings(gate, values, fields)
     try:
         return TrainConfig.model_validate(
             {
@@ -61,16 +56,27 @@ def make_config(
         )
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
-        places = [str(part) for part in problem["loc"] if str(part) not in GATES]
+        places = [str(part) for part in problem["loc"]]
         names = {"search.epochs": "search_epochs", "training.threads": "n_threads"}
         setting = names.get(
             ".".join(places[:2]), next((p for p in reversed(places) if p in values), ".".join(places))
         )
         reason = problem["msg"].removeprefix("Value error, ")
-        message = f"{setting} is {values.get(setting)!r}: {reason[0].lower()}{reason[1:]}"
+        given = values[setting] if setting in values else problem["input"]
+        message = f"{setting} is {given!r}: {reason[0].lower()}{reason[1:]}"
         if not places:  # of several settings together, which it names
             message = reason.removeprefix("gate.")
         raise ValueError(message) from error
+
+
+def _own_settings(gate: str, values: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
+    """The parameter ``gate_settings``; ValueError for one that the gate does not have."""
+    given = values["gate_settings"] or {}
+    unknown = next((key for key in given if key not in known or key == "name"), None)
+    if unknown is not None:
+        has = ", ".join(key for key in known if key != "name")
+        raise ValueError(f"gate_settings has {unknown!r}: choose some of {has}, the settings of {gate}")
+    return dict(given)
 
 
 def plain(value: Any) -> Any:

@@ -1,5 +1,8 @@
 """Recipes: every one is valid for every gate, and a wrong setting is named in the error."""
 
+import copy
+import pickle
+
 import pytest
 import yaml
 
@@ -14,10 +17,10 @@ from comet_moe.experiments.config import (
     parse_setting,
     resolve_gates,
 )
-from comet_moe.gate_names import GATE_NAMES
+from comet_moe.gates.registry import gate_names
 
 
-@pytest.mark.parametrize("gate", GATE_NAMES)
+@pytest.mark.parametrize("gate", gate_names())
 @pytest.mark.parametrize("name", list_recipes())
 def test_every_recipe_is_complete_for_every_gate(name, gate):
     config = load_config(name, [f"gate={gate}"])
@@ -88,7 +91,7 @@ def test_a_broken_file_is_named(tmp_path, text, message):
         load_train_config(str(path))
 
 
-@pytest.mark.parametrize("gate", GATE_NAMES)
+@pytest.mark.parametrize("gate", gate_names())
 @pytest.mark.parametrize("name", list_recipes())
 def test_every_tuned_setting_is_a_setting_of_the_recipe(name, gate):
     config = load_config(name, [f"gate={gate}"]).model_dump()
@@ -144,3 +147,10 @@ def test_each_loader_refuses_recipes_of_the_other_kind():
         load_train_config("bert-rte")
     with pytest.raises(RecipeError, match=r"multidigits is not for COMET-BERT, .*: use `comet-moe train`"):
         load_bert_config("multidigits")
+
+
+@pytest.mark.parametrize("recipe", ["multidigits", "bert-rte"])
+@pytest.mark.parametrize("gate", ["dense", "hash", "comet+"])
+def test_configurations_can_be_pickled_and_copied(recipe, gate):
+    config = load_config(recipe, [f"gate={gate}"])
+    assert pickle.loads(pickle.dumps(config)) == config == copy.deepcopy(config)

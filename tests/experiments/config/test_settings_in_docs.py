@@ -10,34 +10,40 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from comet_moe.experiments.config import BertConfig, TrainConfig
-from comet_moe.experiments.config.schema import GateSection
+from comet_moe.experiments.config.gate_sections import GateConfig, MixtureGateConfig
 
 DOCS = Path(__file__).parents[3] / "docs"
 COMPARISONS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 PLURAL = {"integer": "integers", "number": "numbers"}
 UNION_TAGS = ("name", "kind")
+SHARED = {name: field for name, field in MixtureGateConfig.model_fields.items() if name != "name"}
 
 
 def table_rows(section: type[BaseModel], prefix: str = "", only_for: str = "") -> list[str]:
     """One Markdown row per setting: name, default, range, meaning."""
     rows: list[str] = []
-    shared = set(GateSection.model_fields) if section is not GateSection else set()
     for name, field in section.model_fields.items():
-        if issubclass(section, GateSection) and name in shared:
+        if issubclass(section, MixtureGateConfig) and name in SHARED:
             continue  # listed once, after the settings of the single gates
         sections = [kind for kind in union_members(field.annotation) if is_section(kind)]
+        if sections == [GateConfig]:
+            sections = list(section.gate_sections())
         if len(sections) == 1:
             rows += table_rows(sections[0], f"{prefix}{name}.")
         elif sections:  # a section whose settings depend on its name or kind
             for kind in sections:
                 rows += table_rows(kind, f"{prefix}{name}.", section_tag(kind))
-            if any(issubclass(kind, GateSection) for kind in sections):
-                rows += table_rows(GateSection, f"{prefix}{name}.")
+            if any(issubclass(kind, MixtureGateConfig) for kind in sections):
+                rows += [table_row(f"{prefix}{name}.{below}", field) for below, field in SHARED.items()]
         else:
             suffix = f" ({only_for})" if only_for and name not in UNION_TAGS else ""
-            cells = (f"`{prefix}{name}`{suffix}", default_text(field), range_text(field), field.description)
-            rows.append(f"| {' | '.join(map(str, cells))} |")
+            rows.append(table_row(f"{prefix}{name}", field, suffix))
     return rows
+
+
+def table_row(name: str, field: FieldInfo, suffix: str = "") -> str:
+    cells = (f"`{name}`{suffix}", default_text(field), range_text(field), field.description or None)
+    return f"| {' | '.join(map(str, cells))} |"
 
 
 def union_members(annotation: Any) -> list[Any]:

@@ -26,7 +26,7 @@ from comet_moe.experiments.report.page import _read_asset
 from comet_moe.experiments.studies.reading import read_studies
 from comet_moe.experiments.studies.tables import compare_gates
 from comet_moe.experiments.training.records import ResultRecord
-from comet_moe.gate_names import GATE_KINDS
+from comet_moe.gates.registry import gate_kinds
 
 
 def data_of(file):
@@ -347,7 +347,7 @@ def test_every_gate_has_a_marker_and_a_colour_of_its_own_in_both_schemes():
     theme, style = (_read_asset(name) for name in ("theme.js", "page.css"))
     block = theme.partition("const MARKERS = {")[2].partition("};")[0]
     markers = dict(re.findall(r'"?([\w-]+)"?: "([\w-]+)"', block))
-    assert set(GATE_KINDS) <= set(markers)
+    assert set(gate_kinds()) <= set(markers)
     assert len(set(markers.values())) == len(markers)
     light, dark = style.partition("@media screen and (prefers-color-scheme: dark)")[::2]
     for scheme in (light, dark.partition(":root[data-theme")[0]):

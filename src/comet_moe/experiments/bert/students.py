@@ -13,7 +13,8 @@ from comet_moe.bert.gating import build_layer_gate
 from comet_moe.exceptions import RecipeError
 from comet_moe.experiments.bert.tokens import TaskData
 from comet_moe.experiments.config import BertConfig
-from comet_moe.experiments.config.schema import DenseConfig, steps_per_epoch
+from comet_moe.experiments.config.gate_sections import DenseConfig
+from comet_moe.experiments.config.schema import steps_per_epoch
 from comet_moe.hf.feed_forward import count_neurons
 
 

@@ -1,32 +1,28 @@
 """The settings of a COMET-BERT run, one pydantic model per section; an unknown setting is an error."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, model_validator
+from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, SerializeAsAny, model_validator
 
-from comet_moe.experiments.config.schema import (
+from comet_moe.experiments.config.gate_sections import (
+    DenseConfig,
+    GateConfig,
+    GatedConfig,
+    MixtureGateConfig,
+    check_k,
+)
+from comet_moe.experiments.config.schema import SearchConfig, absolute_path
+from comet_moe.experiments.config.sections import (
     DEVICE,
     PRECISION,
-    CometConfig,
+    ConfigSection,
     Count,
-    DenseConfig,
     DeviceName,
-    DSelectKConfig,
-    GateSection,
     PrecisionName,
-    ReluConfig,
-    SearchConfig,
-    Section,
     Seed,
-    SigmoidConfig,
     Size,
-    SoftmaxConfig,
-    SwitchConfig,
     Threads,
-    TopKConfig,
-    absolute_path,
-    check_k,
 )
 
 TaskName = Literal["cola", "sst2", "mrpc", "qqp", "mnli", "qnli", "rte", "squad2"]
@@ -38,7 +34,7 @@ def _absolute_or_hub_name(path: str) -> str:
     return full if Path(full).exists() else path
 
 
-class TextConfig(Section):
+class TextConfig(ConfigSection):
     """Where the rows are, and how they are tokenized."""
 
     path: Annotated[str, AfterValidator(absolute_path)] | None = Field(
@@ -59,7 +55,7 @@ class TextConfig(Section):
     )
 
 
-class CheckpointConfig(Section):
+class CheckpointConfig(ConfigSection):
     """The dense BERT to start from."""
 
     path: Annotated[str, AfterValidator(_absolute_or_hub_name)] | None = Field(
@@ -67,7 +63,7 @@ class CheckpointConfig(Section):
     )
 
 
-class FinetuneConfig(Section):
+class FinetuneConfig(ConfigSection):
     """Fine-tuning: AdamW with linear warm-up and linear decay of the learning rate to 0."""
 
     epochs: Count = Field(description="largest number of epochs")
@@ -96,7 +92,7 @@ class DistillConfig(FinetuneConfig):
     precision: PrecisionName = PRECISION
 
 
-class ExpertsConfig(Section):
+class ExpertsConfig(ConfigSection):
     """How the neurons of a feed-forward layer are split into experts."""
 
     count: Size = Field(default=4, description="number of experts per layer, E")
@@ -116,30 +112,15 @@ class ExpertsConfig(Section):
     )
 
 
-class TokenHashConfig(GateSection):
+class TokenHashConfig(MixtureGateConfig):
     """One expert per token id: drawn at random, or balanced by the frequencies of tokens in training."""
 
-    name: Literal["hash", "hash+"] = Field(description="one fixed expert per token id, not trained")
     balanced: bool = Field(
         default=False, description="assign tokens so that all experts have the same load on the train rows"
     )
 
 
-GateConfig = Annotated[
-    DenseConfig
-    | SoftmaxConfig
-    | TokenHashConfig
-    | TopKConfig
-    | SwitchConfig
-    | SigmoidConfig
-    | DSelectKConfig
-    | ReluConfig
-    | CometConfig,
-    Field(discriminator="name"),
-]
-
-
-class DistillationLossConfig(Section):
+class DistillationLossConfig(ConfigSection):
     """Task loss + ``distillation``·D + the auxiliary losses of the gates."""
 
     distillation: NonNegativeFloat = Field(
@@ -147,8 +128,10 @@ class DistillationLossConfig(Section):
     )
 
 
-class BertConfig(Section):
+class BertConfig(GatedConfig):
     """All settings of a run: of a teacher (stage "finetune") or of a student (stage "distill")."""
+
+    gate_bases: ClassVar = {"hash": TokenHashConfig}
 
     recipe: str = Field(description="name of the recipe; the stem of the file if it is a path")
     task: TaskName = Field(description="task of GLUE, or SQuAD 2.0")
@@ -168,7 +151,7 @@ class BertConfig(Section):
     model: CheckpointConfig = CheckpointConfig()
     finetune: FinetuneConfig
     experts: ExpertsConfig = ExpertsConfig()
-    gate: GateConfig
+    gate: SerializeAsAny[GateConfig]
     gates: dict[str, dict[str, Any]] = Field(
         default_factory=dict,
         description="settings of all gates of the recipe, since students of one teacher may differ in it",

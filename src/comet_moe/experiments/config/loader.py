@@ -5,7 +5,7 @@ name of the one to use. The settings of ``comet+`` override those of ``comet``, 
 ``+``. The ``tuning`` section is read by :mod:`comet_moe.experiments.config.search_space`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
@@ -16,14 +16,16 @@ from pydantic import ValidationError
 
 from comet_moe.exceptions import RecipeError
 from comet_moe.experiments.config.bert_schema import BertConfig
-from comet_moe.experiments.config.schema import Section, TrainConfig
+from comet_moe.experiments.config.gate_sections import GateConfig, GatedConfig
+from comet_moe.experiments.config.schema import TrainConfig
+from comet_moe.experiments.config.sections import ConfigSection
 from comet_moe.experiments.config.values import SettingText, read_mapping_or_text
 from comet_moe.experiments.config.yaml_text import read_yaml
 from comet_moe.files import field_name, read_text
-from comet_moe.gate_names import DENSE_KINDS, GATE_NAMES
+from comet_moe.gates.registry import DENSE_KINDS, find_gate, gate_names, unknown_gate
 
 AnyConfig = TrainConfig | BertConfig
-ConfigType = TypeVar("ConfigType", bound=Section)
+ConfigType = TypeVar("ConfigType", bound=ConfigSection)
 Override = tuple[list[str], Any]
 """The keys of a setting, ``["a", "b"]`` for "a.b", and its value."""
 
@@ -92,7 +94,8 @@ def validate_config(
     try:
         return kind.model_validate(settings)
     except ValidationError as error:
-        raise RecipeError(f"recipe {source or settings['recipe']}: {validation_message(error)}") from error
+        message = validation_message(error, settings)
+        raise RecipeError(f"recipe {source or settings['recipe']}: {message}") from error
 
 
 def override_config(config: ConfigType, values: Mapping[str, Any]) -> ConfigType:
@@ -216,15 +219,19 @@ def set_value(settings: dict[str, Any], keys: Sequence[str], value: Any) -> None
     settings[keys[-1]] = value
 
 
-def validation_message(error: ValidationError) -> str:
-    """The first problem in one sentence: the setting, what is wrong with it, the value."""
+def validation_message(error: ValidationError, settings: Mapping[str, Any] | None = None) -> str:
+    """The first problem in one sentence: the setting, what is wrong with it, the value.
+
+    Args:
+        error: of pydantic.
+        settings: what was validated, whose gate and kind of model have settings of their own.
+    """
     problem = error.errors(include_url=False)[0]
-    key = field_name(part for part in problem["loc"] if part not in _UNION_TAGS)
+    key = field_name(part for part in problem["loc"] if part not in _MODEL_KINDS)
     context = problem.get("ctx", {})
     match problem["type"]:
         case "extra_forbidden":
-            tags = [str(part) for part in problem["loc"] if part in _UNION_TAGS]
-            return _no_such_setting(key, tags[0] if tags else None)
+            return _no_such_setting(key, settings or {})
         case "missing":
             return f"the setting {key} is missing"
         case "union_tag_not_found":
@@ -234,35 +241,37 @@ def validation_message(error: ValidationError) -> str:
             return f"{name} must be one of {context['expected_tags']}, got {context['tag']!r}"
     message = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "value_error":  # raised by a validator of ours, whose message names the value
-        return f"{key}: {message}" if key else message
+        return message if not key or message.startswith(key) else f"{key}: {message}"
     return f"{key}: {message[0].lower()}{message[1:]}, got {problem['input']!r}"
 
 
-_UNION_TAGS = {
-    tag
-    for name, discriminator in (("gate", "name"), ("model", "kind"))
-    for config in (TrainConfig, BertConfig)
-    for section in get_args(config.model_fields[name].annotation)
-    for tag in get_args(section.model_fields[discriminator].annotation)
+_MODEL_KINDS = {
+    kind
+    for section in get_args(TrainConfig.model_fields["model"].annotation)
+    for kind in get_args(section.model_fields["kind"].annotation)
 }
-"""What pydantic adds to the path of a setting to say which member of a union it is in."""
+"""What pydantic adds to the path of a setting of ``model`` to say which member of the union it is in."""
 
 
-def _no_such_setting(key: str, member: str | None) -> str:
-    """What is wrong with ``key``, which the gate or model ``member`` does not have, but another one may."""
+def _no_such_setting(key: str, settings: Mapping[str, Any]) -> str:
+    """What is wrong with ``key``, which this gate or kind of model does not have, but another one may."""
     names = {name for kind in (TrainConfig, BertConfig) for name in _setting_names(kind)}
-    if key in names and member is not None:
-        section, _, name = key.partition(".")
+    section, _, name = key.partition(".")
+    if key in names and section in ("gate", "model"):
+        member = settings[section]["name" if section == "gate" else "kind"]
         return f"the {section} {member} has no setting {name}"
     near = get_close_matches(key, names, n=1, cutoff=0.85)
     return f"there is no setting {key}" + (f", did you mean {near[0]}?" if near else "")
 
 
-def _setting_names(section: Any, prefix: str = "") -> Iterator[str]:
+def _setting_names(section: type[ConfigSection], prefix: str = "") -> Iterator[str]:
     for name, field in section.model_fields.items():
         yield prefix + name
-        for kind in (field.annotation, *get_args(field.annotation)):
-            if isinstance(kind, type) and issubclass(kind, Section):
+        kinds: Iterable[Any] = (field.annotation, *get_args(field.annotation))
+        if field.annotation is GateConfig and issubclass(section, GatedConfig):
+            kinds = section.gate_sections()
+        for kind in kinds:
+            if isinstance(kind, type) and issubclass(kind, ConfigSection):
                 yield from _setting_names(kind, f"{prefix}{name}.")
 
 
@@ -288,8 +297,8 @@ def _check_gates(gates: Any) -> Mapping[str, Mapping[str, Any]]:
     if not isinstance(gates, Mapping):
         raise RecipeError(f"gates must be a mapping of gate names to their settings, got {gates!r}")
     for name, settings in gates.items():
-        if name not in GATE_NAMES:
-            raise RecipeError(f"there is no setting gates.{name}: gates are {', '.join(GATE_NAMES)}")
+        if name not in gate_names():
+            raise RecipeError(f"there is no setting gates.{name}: gates are {', '.join(gate_names())}")
         if settings is not None and not isinstance(settings, Mapping):
             raise RecipeError(f"gates.{name} must be a mapping of settings, got {settings!r}")
     return gates
@@ -297,18 +306,17 @@ def _check_gates(gates: Any) -> Mapping[str, Mapping[str, Any]]:
 
 def _gate_settings(name: Any, gates: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of the gate ``name``; those of a name with ``+`` override those of the name without."""
-    if name not in GATE_NAMES:
-        raise RecipeError(f"gate must be one of {', '.join(GATE_NAMES)}, got {name!r}")
+    if name not in gate_names():
+        raise RecipeError(unknown_gate(name))
     kind = name.removesuffix("+")
     return {**_common_k(kind, gates), **(gates.get(kind) or {}), **(gates.get(name) or {}), "name": name}
 
 
 def _common_k(kind: str, gates: Mapping[str, Any]) -> dict[str, Any]:
-    """The k of ``topk``, or else of ``comet``, for the kinds that recipes seldom name."""
-    if kind not in (*DENSE_KINDS, "sigmoid", "relu"):
-        return {}
+    """The k of ``topk``, or else of ``comet``, for kinds whose own k the recipe does not give."""
     given = next((gates[name]["k"] for name in ("topk", "comet") if "k" in (gates.get(name) or {})), None)
-    return {} if given is None else {"k": given}
+    has_k = given is not None and (kind in DENSE_KINDS or "k" in find_gate(kind).settings)
+    return {"k": given} if has_k else {}
 
 
 def _given_for(gate: str, gates: Mapping[str, Any], overrides: Sequence[Override]) -> dict[str, Any]:

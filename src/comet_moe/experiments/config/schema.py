@@ -8,15 +8,27 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
-    ConfigDict,
     Field,
     NonNegativeFloat,
     PositiveFloat,
+    SerializeAsAny,
     model_validator,
 )
 
-from comet_moe.experiments.config.values import read_section
+from comet_moe.experiments.config.gate_sections import DenseConfig, GateConfig, GatedConfig, check_k
+from comet_moe.experiments.config.sections import (
+    DEVICE,
+    PRECISION,
+    ConfigSection,
+    Count,
+    DeviceName,
+    Iterations,
+    PrecisionName,
+    Seed,
+    Size,
+    Sizes,
+    Threads,
+)
 
 
 def absolute_path(path: str) -> str:
@@ -24,41 +36,10 @@ def absolute_path(path: str) -> str:
     return str(Path(os.path.expanduser(path)).absolute())  # pathlib's own raises where there is no such user
 
 
-class Section(BaseModel):
-    """Base class of all sections: no unknown settings, no NaN or infinity, text read by its type."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read_text(cls, values: Any) -> Any:
-        if not isinstance(values, Mapping):
-            return values
-        return read_section(values, {name: field.annotation for name, field in cls.model_fields.items()})
-
-
-Size = Annotated[int, Field(gt=0, le=10**6)]
-"""Number of experts, features, units: what tensors are made of."""
-
-Sizes = Annotated[tuple[Size, ...], Field(max_length=64)]
-Count = Annotated[int, Field(gt=0, le=10**9)]
-"""Number of epochs or rows: what takes time."""
-
-Seed = Annotated[int, Field(ge=0, le=10**15)]
-Iterations = Annotated[int, Field(gt=0, le=100_000)]
-Threads = Annotated[int, Field(gt=0, le=1024)]
-
 NumExperts = Annotated[int, Field(gt=0, le=65_536, description="number of experts, n")]
-SmoothStepWidth = Annotated[
-    PositiveFloat, Field(description="width γ of the smooth step: a logit outside ±γ/2 is a hard choice")
-]
-EntropyWeight = Annotated[
-    NonNegativeFloat,
-    Field(description="weight of the entropy loss, which makes trees or selectors one-hot"),
-]
 
 
-class DataConfig(Section):
+class DataConfig(ConfigSection):
     """Which data set, and how it is prepared."""
 
     name: str = Field(description="name of the data set, as `comet-moe data list` shows it")
@@ -82,7 +63,7 @@ class DataConfig(Section):
     )
 
 
-class RatingModelConfig(Section):
+class RatingModelConfig(ConfigSection):
     """Two embeddings, experts of one dense layer, one head per task (S1.2: MovieLens, Books, Jester)."""
 
     kind: Literal["rating"] = Field(description="network: embeddings of user and item, dense experts")
@@ -93,7 +74,7 @@ class RatingModelConfig(Section):
     head: Sizes = Field(default=(256,), description="widths of the hidden layers of each task's head")
 
 
-class ImageModelConfig(Section):
+class ImageModelConfig(ConfigSection):
     """Convolutional experts, one head per task (S1.2: Digits, MultiMNIST, CelebA)."""
 
     kind: Literal["image"] = Field(description="network: convolutional experts")
@@ -106,7 +87,7 @@ class ImageModelConfig(Section):
     head: Sizes = Field(default=(), description="widths of the hidden layers of each task's head")
 
 
-class TableModelConfig(Section):
+class TableModelConfig(ConfigSection):
     """Embeddings of all columns, experts of dense layers, one tower per task."""
 
     kind: Literal["table"] = Field(description="network: embeddings of a table's columns, dense experts")
@@ -142,136 +123,10 @@ class TableModelConfig(Section):
     head: Sizes = Field(default=(), description="widths of the hidden layers of each task's tower")
 
 
-class GateSection(Section):
-    """What all gates have: losses that balance them, and a warm-up."""
-
-    load_balance: NonNegativeFloat | None = Field(
-        default=None, description="weight of the load-balancing loss; null is 0, and 0.01 for `switch`"
-    )
-    z_loss: NonNegativeFloat = Field(
-        default=0.0, description="weight of the z-loss, which keeps logits small; for gates with logits"
-    )
-    information: NonNegativeFloat = Field(
-        default=0.0,
-        description="weight of the information between sample and expert; replaces `entropy` of trees",
-    )
-    warmup_epochs: Annotated[int, Field(ge=0, le=10**9)] = Field(
-        default=0, description="epochs in which the gate turns from equal weights to its own"
-    )
-
-
-class DenseConfig(Section):
-    """No mixture: one expert of another size, or one for each task."""
-
-    name: Literal["dense", "dense-wide", "dense-per-task"] = Field(
-        description="no mixture: one expert as costly as `k` experts, one with as many parameters as all, or "
-        "one for each task, together as costly as `k`"
-    )
-    k: Size = Field(default=2, description="number of experts whose cost the network has")
-
-
-class SoftmaxConfig(GateSection):
-    """Every expert, weighted by a softmax."""
-
-    name: Literal["softmax", "softmax+"] = Field(description="all experts, weighted by a softmax")
-
-
-class HashConfig(GateSection):
-    """One expert per user, drawn at random before training."""
-
-    name: Literal["hash", "hash+"] = Field(description="one random expert per user, not trained")
-
-
-class TopKConfig(GateSection):
-    """The k experts with the largest logits."""
-
-    name: Literal["topk", "topk+"] = Field(description="the k experts with the largest logits")
-    k: Size = Field(description="number of experts per sample")
-    noise: bool = Field(default=False, description="add trainable Gaussian noise to the logits in training")
-    normalize: Literal["selected", "all"] | None = Field(
-        default=None,
-        description="softmax over the selected logits or over all; unset: `all` at k=1, where only that lets "
-        "the gate learn, else `selected`",
-    )
-    bias_update: NonNegativeFloat = Field(
-        default=0.0, description="change per step of the bias that balances the choice without a loss"
-    )
-    groups: Size = Field(default=1, description="groups into which the experts are divided")
-    top_groups: Size = Field(default=1, description="best groups, among whose experts are chosen")
-    scale: PositiveFloat = Field(default=1.0, description="factor on the weights")
-
-
-class SwitchConfig(GateSection):
-    """The expert with the largest logit, weighted by its probability, and a load-balancing loss."""
-
-    name: Literal["switch", "switch+"] = Field(
-        description="the one expert with the largest logit, with a load-balancing loss"
-    )
-    noise: bool = Field(default=False, description="add trainable Gaussian noise to the logits in training")
-
-
-class SigmoidConfig(GateSection):
-    """The k experts with the largest sigmoid scores, balanced by a bias (DeepSeek-V3)."""
-
-    name: Literal["sigmoid", "sigmoid+"] = Field(
-        description="the k experts with the largest sigmoid score, balanced by a bias"
-    )
-    k: Size = Field(description="number of experts per sample")
-    bias_update: NonNegativeFloat = Field(
-        default=1e-3, description="change per step of the bias that balances the choice without a loss"
-    )
-    groups: Size = Field(default=1, description="groups into which the experts are divided")
-    top_groups: Size = Field(default=1, description="best groups, among whose experts are chosen")
-    scale: PositiveFloat = Field(default=1.0, description="factor on the weights")
-
-
-class DSelectKConfig(GateSection):
-    """k selectors that encode an expert in binary."""
-
-    name: Literal["dselect", "dselect+"] = Field(description="k selectors that encode an expert in binary")
-    k: Size = Field(description="number of selectors, and the most experts per sample once they are one-hot")
-    gamma: SmoothStepWidth = 1.0
-    entropy: EntropyWeight = 0.0
-    reachability: NonNegativeFloat = Field(
-        default=0.0,
-        description="weight of the loss on binary codes that belong to no expert, if n is not a power of 2",
-    )
-
-
-class ReluConfig(GateSection):
-    """Weights relu(Wx + b), and a loss that leads to k of them (ReMoE)."""
-
-    name: Literal["relu", "relu+"] = Field(description="positive logits are the weights (ReMoE)")
-    k: Size = Field(description="number of experts per sample that its loss aims at")
-
-
-class CometConfig(GateSection):
-    """k decision trees."""
-
-    name: Literal["comet", "comet+"] = Field(description="k decision trees whose leaves are the experts")
-    k: Size = Field(description="number of trees, and the most experts per sample once they are one-hot")
-    gamma: SmoothStepWidth = 1.0
-    entropy: EntropyWeight = 0.0
-
-
-GateConfig = Annotated[
-    DenseConfig
-    | SoftmaxConfig
-    | HashConfig
-    | TopKConfig
-    | SwitchConfig
-    | SigmoidConfig
-    | DSelectKConfig
-    | ReluConfig
-    | CometConfig,
-    Field(discriminator="name"),
-]
-
-
 ANNEALED_SCHEDULE = {"tau": (1e-1, 10**-3.5), "iterations": (40, 40), "lr_factor": 40.0}
 
 
-class SearchConfig(Section):
+class SearchConfig(ConfigSection):
     """Local search around one gate, used by the gates whose name ends in ``+``."""
 
     epochs: Annotated[int, Field(ge=0, le=10**9)] = Field(
@@ -314,7 +169,7 @@ class MultiGateSearchConfig(SearchConfig):
     )
 
 
-class JointConfig(Section):
+class JointConfig(ConfigSection):
     """One choice of experts for all tasks of a sample."""
 
     k_shared: Size | None = Field(
@@ -328,7 +183,7 @@ class JointConfig(Section):
     )
 
 
-class LossConfig(Section):
+class LossConfig(ConfigSection):
     """α·BCE(watched) + (1-α)·MSE(rating) for rating models; other tasks have equal weights by default."""
 
     alpha: float | None = Field(
@@ -354,18 +209,7 @@ class LossConfig(Section):
     )
 
 
-DeviceName = Literal["auto", "cpu", "cuda", "mps"]
-PrecisionName = Literal["float32", "bfloat16", "float16"]
-DEVICE: Any = Field(
-    default="auto",
-    description="where the model is trained; `auto`: an accelerator if there is one, and config.yaml has it",
-)
-PRECISION: Any = Field(
-    default="float32", description="of the products of experts and heads; `float16` is for CUDA only"
-)
-
-
-class TrainingConfig(Section):
+class TrainingConfig(ConfigSection):
     """Adam (ε=1e-7), at a constant learning rate by default, with early stopping on the validation loss."""
 
     epochs: Count = Field(description="largest number of epochs")
@@ -412,7 +256,7 @@ def steps_per_epoch(rows: int, batch_size: int | None) -> int:
     return ceil(rows / rows_per_step(rows, batch_size))
 
 
-class ParallelConfig(Section):
+class ParallelConfig(ConfigSection):
     """How a model is spread over the processes that ``torchrun`` started."""
 
     experts: Count = Field(
@@ -421,16 +265,7 @@ class ParallelConfig(Section):
     )
 
 
-def check_k(gate: object, num_experts: int) -> None:
-    """ValueError for a gate that is to select more experts than there are; trees may choose the same one."""
-    if isinstance(gate, TopKConfig | SigmoidConfig | ReluConfig) and gate.k > num_experts:
-        raise ValueError(
-            f"gate.k must be at most {num_experts}, the number of experts that the gate {gate.name} chooses "
-            f"among, got {gate.k}"
-        )
-
-
-class TrainConfig(Section):
+class TrainConfig(GatedConfig):
     """All settings of a training run."""
 
     recipe: str = Field(description="name of the recipe; the stem of the file if it is a path")
@@ -439,7 +274,7 @@ class TrainConfig(Section):
     )
     data: DataConfig
     model: Annotated[RatingModelConfig | ImageModelConfig | TableModelConfig, Field(discriminator="kind")]
-    gate: GateConfig
+    gate: SerializeAsAny[GateConfig]
     search: MultiGateSearchConfig = MultiGateSearchConfig()
     joint: JointConfig = JointConfig()
     loss: LossConfig = LossConfig()

@@ -1,7 +1,7 @@
 """The search space of a recipe: the distribution of each setting that tuning samples, per gate.
 
 A recipe's ``tuning`` section maps settings to distributions. Those under ``all`` are for every gate, those
-under ``search`` for gates whose name ends in ``+``, those under a gate's name for that gate; ``comet+``
+under ``search`` for gates whose name ends in ``+``, those under a gate's name for that gate. ``comet+``
 overrides ``comet``, and so on. ``fixed`` instead of a distribution keeps the recipe's value.
 """
 
@@ -12,11 +12,11 @@ from pydantic import AfterValidator, Field, PositiveFloat, ValidationError
 
 from comet_moe.exceptions import RecipeError
 from comet_moe.experiments.config.loader import parse_setting, read_recipe, resolve_gates, validation_message
-from comet_moe.experiments.config.schema import Section
-from comet_moe.gate_names import GATE_NAMES
+from comet_moe.experiments.config.sections import ConfigSection
+from comet_moe.gates.registry import gate_names
 
 
-class Choice(Section):
+class Choice(ConfigSection):
     """One of several values, all equally likely."""
 
     choice: Annotated[tuple[bool | int | float | str, ...], Field(min_length=1)]
@@ -29,13 +29,13 @@ def _check_range(ends: tuple[float, float]) -> tuple[float, float]:
     return ends
 
 
-class Uniform(Section):
+class Uniform(ConfigSection):
     """A number between two, uniformly distributed."""
 
     uniform: Annotated[tuple[float, float], AfterValidator(_check_range)]
 
 
-class LogUniform(Section):
+class LogUniform(ConfigSection):
     """A positive number between two, whose logarithm is uniformly distributed."""
 
     log: Annotated[tuple[PositiveFloat, PositiveFloat], AfterValidator(_check_range)]
@@ -54,7 +54,7 @@ def load_search_space(recipe: str, gate: str, settings: Sequence[str] = ()) -> S
         raise RecipeError(f"recipe {recipe} has no tuning section: add one, or use a recipe that has one")
     if not isinstance(section, Mapping):
         raise RecipeError(f"recipe {recipe}: tuning must be a mapping of settings, got {section!r}")
-    unknown = sorted(set(section) - set(GATE_NAMES) - set(_FOR_SEVERAL_GATES))
+    unknown = sorted(set(section) - set(gate_names()) - set(_FOR_SEVERAL_GATES))
     if unknown:
         raise RecipeError(f"recipe {recipe}: there is no setting tuning.{unknown[0]}")
     names = ["all", *(["search"] if gate.endswith("+") else []), gate.removesuffix("+"), gate]

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from comet_moe.exceptions import RecipeError
+from comet_moe.experiments.config.gate_sections import DenseConfig
 from comet_moe.experiments.config.schema import (
-    DenseConfig,
     ImageModelConfig,
     RatingModelConfig,
     TableModelConfig,
@@ -24,10 +24,10 @@ from comet_moe.experiments.data.table.schema import Target
 from comet_moe.experiments.models.base import Mixture, Model
 from comet_moe.experiments.models.mixture import (
     build_experts,
-    build_gates,
     build_one_gate,
     build_permutation,
     build_regularizer,
+    build_task_gates,
     key_column,
     scale_widths,
 )
@@ -133,7 +133,7 @@ def _build_rating_model(config: TrainConfig, meta: dict[str, Any]) -> Model:
                 n, in_features, scale_widths((shape.units,), factor)[0], dropout=shape.dropout
             ),
         ),
-        gates=build_gates(config, meta, in_features, len(tasks)),
+        gates=build_task_gates(config, meta, in_features, len(tasks)),
         head_units=shape.head,
     )
 
@@ -156,7 +156,7 @@ def _build_image_model(config: TrainConfig, meta: dict[str, Any]) -> Model:
                 scale_widths(shape.units, factor),
             ),
         ),
-        gates=build_gates(config, meta, channels * height * width, len(tasks)),
+        gates=build_task_gates(config, meta, channels * height * width, len(tasks)),
         head_units=shape.head,
     )
 
@@ -182,7 +182,7 @@ def _build_table_model(config: TrainConfig, meta: dict[str, Any]) -> TableModel:
             ),
         )
         expert_units = experts.out_features
-        moe = MultiGateMoE(experts=experts, gates=build_gates(config, meta, in_features, len(tasks)))
+        moe = MultiGateMoE(experts=experts, gates=build_task_gates(config, meta, in_features, len(tasks)))
     else:
         expert_units = shape.units[-1]
         moe = _build_private_experts(config, meta, shape, in_features, len(tasks))

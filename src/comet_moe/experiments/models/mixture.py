@@ -9,19 +9,13 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-from comet_moe.experiments.config.schema import (
-    CometConfig,
-    DenseConfig,
-    DSelectKConfig,
-    GateSection,
-    TrainConfig,
-    steps_per_epoch,
-)
+from comet_moe.experiments.config.gate_sections import DenseConfig, MixtureGateConfig
+from comet_moe.experiments.config.schema import TrainConfig, steps_per_epoch
 from comet_moe.experiments.data.table.schema import TableSchema
 from comet_moe.experiments.models.tasks import read_schema
 from comet_moe.experts import Experts
-from comet_moe.gates import Gate, Regularizer, SubsetGate
-from comet_moe.gates.build import build_gate, check_z_loss, default_load_balance
+from comet_moe.gates import Gate, Regularizer, SubsetGate, build_gate
+from comet_moe.gates.registry import check_z_loss, find_gate
 from comet_moe.local_search import Permutation, PermutedGate
 
 ExpertsType = TypeVar("ExpertsType", bound=Experts)
@@ -52,7 +46,9 @@ def build_experts(
     return cast(ExpertsType, build_wider_expert(partial(build, count), operations, target))
 
 
-def build_gates(config: TrainConfig, meta: dict[str, Any], in_features: int, num_tasks: int) -> list[Gate]:
+def build_task_gates(
+    config: TrainConfig, meta: dict[str, Any], in_features: int, num_tasks: int
+) -> list[Gate]:
     """One gate per task, with local search if the name of ``config.gate`` ends in "+".
 
     Args:
@@ -68,7 +64,7 @@ def build_gates(config: TrainConfig, meta: dict[str, Any], in_features: int, num
     if not config.uses_search:
         return gates
     build_search = partial(build_permutation, config, meta, n)
-    if search.shared == "tree" and not isinstance(config.gate, CometConfig | DSelectKConfig):
+    if search.shared == "tree" and not find_gate(config.gate.name).has_trees:
         raise ValueError(
             f"search.shared is tree, but the gate {config.gate.name} has no trees: choose all or gate"
         )
@@ -84,7 +80,7 @@ def build_one_gate(
     """The gate of ``config`` without local search; ``index`` counts the gates of a model, for hash tables."""
     settings = config.gate.model_dump(exclude={"name", "warmup_epochs"})
     if config.loss.balance == "together":
-        if settings.get("information"):
+        if settings.get("information") and "entropy" in settings:
             settings["entropy"] = 0.0
         settings |= {"load_balance": 0.0, "z_loss": 0.0, "information": 0.0}
     return build_gate(
@@ -100,11 +96,11 @@ def build_one_gate(
 
 def build_regularizer(config: TrainConfig) -> Regularizer:
     """The losses of all gates together, for ``loss.balance=together``."""
-    gate, kind = config.gate, config.gate.name.removesuffix("+")
-    if not isinstance(gate, GateSection):
+    gate = config.gate
+    if not isinstance(gate, MixtureGateConfig):
         return Regularizer()
-    check_z_loss(kind, gate.z_loss)
-    load_balance = default_load_balance(kind) if gate.load_balance is None else gate.load_balance
+    check_z_loss(gate.name.removesuffix("+"), gate.z_loss)
+    load_balance = find_gate(gate.name).load_balance if gate.load_balance is None else gate.load_balance
     return Regularizer(load_balance, gate.z_loss, gate.information)
 
 

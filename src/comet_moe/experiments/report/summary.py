@@ -18,7 +18,7 @@ from comet_moe.experiments.report.format import (
 from comet_moe.experiments.studies.defaults import TOP_PERCENT
 from comet_moe.experiments.studies.reading import Study
 from comet_moe.experiments.studies.winner import does_a_mixture_pay
-from comet_moe.gate_names import DENSE_KINDS
+from comet_moe.gates.registry import DENSE_KINDS
 
 Row = dict[str, Any]
 """A row of ``comet_moe.experiments.studies.tables.compare_gates``."""

@@ -20,7 +20,7 @@ from comet_moe.experiments.config import yaml_text
 from comet_moe.experiments.studies.records import FINISHED, ROUTING_COLUMNS, StudyRecord, TrialRecord
 from comet_moe.experiments.training.records import ResultRecord
 from comet_moe.files import inside
-from comet_moe.gate_names import GATE_NAMES
+from comet_moe.gates.registry import gate_names
 
 _WHAT_TO_GIVE = "give the folder of a study, of a run, or one that contains runs"
 
@@ -270,7 +270,8 @@ def _study_of_runs(recipe: str, alpha: float | None, runs: list[tuple[Path, _Run
 
 
 def _gate_rank(gate: str) -> tuple[int, str]:
-    return (GATE_NAMES.index(gate) if gate in GATE_NAMES else len(GATE_NAMES), gate)
+    names = gate_names()
+    return (names.index(gate) if gate in names else len(names), gate)
 
 
 def _read_run(run: Path, settings: _RunSettings, index: int) -> TrialRecord:

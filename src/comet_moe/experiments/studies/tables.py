@@ -20,10 +20,10 @@ from comet_moe.experiments.studies.significance import (
     welch_t_test,
 )
 from comet_moe.experiments.studies.winner import DENSE, PER_TASK
-from comet_moe.gate_names import DENSE_KINDS, GATE_KINDS
+from comet_moe.gates.registry import DENSE_KINDS, gate_kinds
 
 COMET_GATES = ("comet", "comet+")
-EXISTING_GATES = tuple(kind for kind in GATE_KINDS if kind not in (*COMET_GATES, *DENSE_KINDS))
+EXISTING_GATES = tuple(kind for kind in gate_kinds() if kind not in (*COMET_GATES, *DENSE_KINDS))
 
 TTest = Callable[[Summary, Summary], float | None]
 

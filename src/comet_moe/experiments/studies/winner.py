@@ -14,7 +14,7 @@ from comet_moe.experiments.studies.significance import (
     welch_t_test,
 )
 from comet_moe.experiments.training.records import TREES
-from comet_moe.gate_names import DENSE_KINDS
+from comet_moe.gates.registry import DENSE_KINDS
 
 DENSE = "dense"
 """No mixture, one expert as costly as the selected ones: what every gate is compared with."""

@@ -15,6 +15,7 @@ import torch
 from comet_moe.devices import SlowPrecisionWarning, set_device_number
 from comet_moe.exceptions import DataError, RecipeError, RunError, StudyError, WriteError
 from comet_moe.experiments.config import AnyConfig, override_config
+from comet_moe.experiments.config.imports import import_requested
 from comet_moe.experiments.config.loader import ConfigType
 from comet_moe.experiments.studies.definition import StudyDefinition, with_paths_of
 from comet_moe.experiments.studies.folder import StudyFolder
@@ -52,6 +53,7 @@ def run_worker(config: WorkerConfig, writer: Connection, number: int = 0) -> Non
     torch.set_num_threads(config.threads)
     set_device_number(number)
     try:
+        import_requested()
         _Worker(config, writer).run()
     except KeyboardInterrupt:
         raise SystemExit(EXIT_SIGTERM) from None
