@@ -14,18 +14,18 @@ def as_array(tensor: Tensor) -> Any:
 
     ``force`` detaches, and resolves a lazy negation.
     """
-    return tensor.contiguous().numpy(force=True)
+    return (tensor if tensor.is_contiguous() else tensor.contiguous()).numpy(force=True)
 
 
-def parameter_as_array(tensor: Tensor) -> Any:
-    """As :func:`as_array`, for a parameter or its gradient.
+def parameters_as_arrays(*tensors: Tensor) -> list[Any]:
+    """As :func:`as_array`, for parameters or their gradients.
 
     ``Tensor.numpy`` marks memory as fixed for good. In a process group parameters go another way, which takes
     a few microseconds more, since ``fully_shard`` frees their memory between two uses.
     """
     if distributed.is_available() and distributed.is_initialized():
-        return np.from_dlpack(tensor.detach().resolve_neg().contiguous())
-    return as_array(tensor)
+        return [np.from_dlpack(tensor.detach().resolve_neg().contiguous()) for tensor in tensors]
+    return [as_array(tensor) for tensor in tensors]
 
 
 def first_order_only(backward: Callable[..., tuple[Tensor | None, ...]]) -> Callable[..., Any]:

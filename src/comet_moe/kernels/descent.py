@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.flop_counter import register_flop_formula
 
-from comet_moe.kernels.autograd import as_array, parameter_as_array
+from comet_moe.kernels.autograd import as_array, parameters_as_arrays
 from comet_moe.kernels.jit import is_plain_cpu, is_worth_compiling, jit, why_not_numba
 from comet_moe.kernels.soft_trees import _first_deep, _leaf_at, _log_sides, soft_trees
 from comet_moe.kernels.threads import count_threads, over_rows
@@ -63,8 +63,8 @@ class Trees(NamedTuple):
 
 def read_trees(parameters: Sequence[Tensor], dtype: torch.dtype) -> Trees:
     """The parameters of a COMET gate in the order of :class:`Trees`, as views of memory where possible."""
-    arrays = [parameter_as_array(t if t.dtype is dtype else t.to(dtype)) for t in parameters]
-    trees = split_weight, split_bias, leaf_weight, leaf_bias = Trees(*arrays)
+    converted = [t if t.dtype is dtype else t.to(dtype) for t in parameters]
+    trees = split_weight, split_bias, leaf_weight, leaf_bias = Trees(*parameters_as_arrays(*converted))
     k, n, p = leaf_weight.shape if leaf_weight.ndim == 3 else (0, 0, 0)
     if (
         k < 1

@@ -25,7 +25,7 @@ from torch.nn import functional as F
 
 from comet_moe.checks import has_dispatch_mode
 from comet_moe.kernels._mkl import FUNCTIONS, find_product, multiply
-from comet_moe.kernels.autograd import parameter_as_array
+from comet_moe.kernels.autograd import parameters_as_arrays
 from comet_moe.kernels.jit import can_run_compiled, is_worth_compiling, jit
 from comet_moe.kernels.threads import count_threads, over_rows
 
@@ -55,7 +55,7 @@ def grouped_mm(rows: Tensor, weight: Tensor, bias: Tensor, stops: npt.NDArray[np
         stops: (n,) where the rows of each expert end.
     """
     out = rows.new_empty(len(rows), weight.shape[1])
-    arrays = (rows.numpy(), parameter_as_array(weight), parameter_as_array(bias), out.numpy())
+    arrays = (rows.numpy(), *parameters_as_arrays(weight, bias), out.numpy())
     parts = count_threads(len(rows), len(rows) * weight.shape[1:].numel())
     over_rows(_forward, parts, len(rows), find_product(rows.dtype)[0], stops, *arrays)
     return out
@@ -83,12 +83,12 @@ def grouped_mm_backward(
     if weight is not None:
         grad_rows = grad.new_empty(len(grad), weight.shape[2])
         parts = count_threads(len(grad), grad.numel() * weight.shape[2])
-        over_rows(_backward_rows, parts, len(grad), *given, parameter_as_array(weight), grad_rows.numpy())
+        over_rows(_backward_rows, parts, len(grad), *given, *parameters_as_arrays(weight), grad_rows.numpy())
     if rows is not None or needs_bias:
         factor = grad.new_empty(len(grad), 0) if rows is None else rows
         grad_weight = grad.new_empty(experts, outputs, factor.shape[1])
         grad_bias = grad.new_empty(experts if needs_bias else 0, outputs)
-        results = (parameter_as_array(grad_weight), parameter_as_array(grad_bias))
+        results = parameters_as_arrays(grad_weight, grad_bias)
         # A unit of work is one row of the gradient of an expert's weights times one row of the expert.
         units = grad.numel()
         parts = count_threads(units, units * factor.shape[1])
