@@ -32,7 +32,7 @@ def start(*words, before=()):
 
 
 def finish(process):
-    out, err = process.communicate(timeout=240)
+    out, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
     return json.loads(out)
 
@@ -47,7 +47,7 @@ def results(out):
     return [{name: value for name, value in row.items() if name not in changing} for row in trials(out)]
 
 
-def wait_for(condition, process, seconds=120):
+def wait_for(condition, process, seconds=600):
     deadline = time.monotonic() + seconds
     while not (value := condition()):
         assert process.poll() is None, process.communicate()[1]
@@ -183,7 +183,7 @@ def test_ctrl_c_and_sigterm_release_the_trials_and_print_the_command_to_resume(
     process = start(*words)
     wait_for(lambda: interrupted_run(out), process)
     (os.killpg if to_group else os.kill)(process.pid, number)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=600)
     assert process.returncode == code
     assert not [row for row in trials(out) if row["status"] == "running"]
     assert f"comet-moe tune multidigits --out {out} --resume`" in err
@@ -476,7 +476,7 @@ def test_a_study_survives_a_restart_of_its_storage(uninterrupted, tmp_path, stor
     refuse_connections(storage_url)
     time.sleep(2.0)  # in which all processes meet the closed storage
     allow_connections(storage_url)
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
     assert "Traceback" not in err
     assert results(out) == results(uninterrupted[0])

@@ -55,7 +55,7 @@ def test_a_host_that_is_cut_off_loses_nothing_and_counts_nothing_twice(two_hosts
         assert not (outs["two"] / "runs" / run / "result.json").exists()
         hosts.connect("two")
         for process in (one, two):
-            out, err = process.communicate(timeout=120)
+            out, err = process.communicate(timeout=600)
             assert process.returncode == 0, err
             (row,) = json.loads(out)["rows"]
             assert (row["trials_complete"], row["trials_failed"]) == (TRIALS, 0)

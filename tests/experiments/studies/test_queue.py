@@ -117,20 +117,14 @@ def test_an_epoch_without_a_finite_loss_can_be_reported(storage_url):
     queue.report(queue.claim(definition), 1, None)
 
 
-@pytest.mark.slow
 def test_a_trial_whose_heartbeat_stops_is_run_again(storage_url):
-    queue, definition = create_queue(storage_url, trials=1, gates=["topk"], heartbeat=1)
+    queue, definition = create_queue(storage_url, trials=1, gates=["topk"], heartbeat=3600)
     stale = queue.claim(definition)
-    alive = time.monotonic() + 3
-    while time.monotonic() < alive:
-        queue.send_heartbeat(stale)
-        assert queue.count_unfinished(definition) == 1
-        assert queue.claim(definition) is None
-        time.sleep(0.5)
-    deadline = time.monotonic() + 30
-    while (claim := queue.claim(definition)) is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    queue.send_heartbeat(stale)
+    assert queue.claim(definition) is None
+    with queue.storage.optuna.engine.begin() as connection:  # as if the worker had been silent since then
+        connection.execute(sqlalchemy.text("UPDATE trial_heartbeats SET heartbeat = '2000-01-01 00:00:00'"))
+    claim = queue.claim(definition)
     assert (claim.gate, claim.index) == (stale.gate, stale.index)
     queue.finish(
         stale, RESULT.model_copy(update={"test_loss": 99.0})
@@ -243,9 +237,9 @@ def test_processes_that_start_together_share_the_trials(storage_url):
     processes = [context.Process(target=claim_all, args=(storage_url, taken)) for _ in range(3)]
     for process in processes:
         process.start()
-    claims = [taken.get(timeout=120) for _ in range(12)]
+    claims = [taken.get(timeout=600) for _ in range(12)]
     for process in processes:
-        process.join(60)
+        process.join(600)
         assert process.exitcode == 0
     assert taken.empty()
     assert sorted(claims) == [(gate, index) for gate in ("comet", "topk") for index in range(6)]
