@@ -36,7 +36,7 @@ def split_sentences(lines):
     for end in [*END.finditer(text), None]:
         stop = len(text) if end is None else end.end()
         last_word = text[start:stop].split()[-1:]
-        if end is not None and last_word and _is_no_end(last_word[0]):
+        if end is not None and last_word and _is_no_end(last_word[0], text[stop:].lstrip()):
             continue
         begin = start + len(text[start:stop]) - len(text[start:stop].lstrip())
         parts = text[begin:stop].split()
@@ -48,8 +48,9 @@ def split_sentences(lines):
     return found
 
 
-def _is_no_end(word):
-    return word.lower().lstrip("(\"'“") in ABBREVIATIONS or word.endswith("...")
+def _is_no_end(word, rest):
+    is_ellipsis = word.endswith("...") and not rest[:1].isupper()
+    return is_ellipsis or word.lower().lstrip("(\"'“") in ABBREVIATIONS
 
 
 def _without_markup(text):

@@ -1,6 +1,6 @@
 """The exceptions and warnings of this library.
 
-Each message of an exception is one sentence that names the value at fault and what would be right; the
+Each message of an exception is one sentence that names the value at fault and what would be right. The
 command line prints it and exits with code 2. Wrong arguments of modules and functions are plain
 ``ValueError``, as in PyTorch.
 """

@@ -101,4 +101,5 @@ def test_mistakes_are_one_sentence_and_leave_no_file(tmp_path):
 def test_a_run_on_images_is_refused(tmp_path):
     run = trained("multimnist", tmp_path)
     table = write(tmp_path / "new.csv", user=[1], item=[2])
-    assert "give a run of ratings or of a table" in refusal("predict", run, table, "-o", tmp_path / "scores.csv")
+    refused = refusal("predict", run, table, "-o", tmp_path / "scores.csv")
+    assert "give a run of ratings or of a table" in refused

@@ -29,7 +29,7 @@ TOLERANCES: dict[ExportPrecision, float] = {"float32": 1e-5, "bfloat16": 2e-2}
 """Largest difference of a prediction, as a share of the largest one of its task (see :class:`Check`).
 
 The file sums in another order than the model. In float32 that changes a sum by about 1e-7 of its largest
-terms, layer after layer, whatever the unit of the prediction is; a wrong graph is off by far more. In
+terms in each layer, for any unit of the prediction. A wrong graph differs by far more. In
 bfloat16 every layer rounds its outputs by up to 2^-9 of themselves.
 """
 SIZES = (7, 3)  # batch sizes: the graph is traced with the first and checked with both

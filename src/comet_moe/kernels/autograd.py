@@ -71,9 +71,9 @@ def differentiable_backward(
     """The backward pass of ``definition`` as a graph that can be differentiated once more.
 
     For the ``backward`` of an autograd function whose forward is compiled. There gradients are enabled only
-    where the caller asked for ``create_graph=True``; a compiled backward pass would leave the graph without
-    the dependence on ``inputs``, and second derivatives would be silently wrong
-    (``once_differentiable`` notices only gradients that require one themselves).
+    if the caller asked for ``create_graph=True``. A compiled backward pass would leave the graph without the
+    dependence on ``inputs``, and second derivatives would be silently wrong. ``once_differentiable`` notices
+    only gradients that require one themselves.
 
     Args:
         definition: the torch version, ``definition(*inputs)``.

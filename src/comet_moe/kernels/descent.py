@@ -3,7 +3,7 @@
 At a node inside (-γ/2, γ/2) both sides are followed, so the weights are those of the dense gate. The cost is
 O(k p log n) per sample where paths are hard; no tensor of size (B, n) is formed.
 
-Samples walk in small groups, one level at a time: the next nodes of a group do not depend on each other, so
+Samples walk in small groups, one level at a time. The next nodes of a group do not depend on each other, so
 the processor loads their weights at the same time. Two trees of a sample share each pass over its features.
 The other sides of soft nodes are put on a stack per sample and walked afterwards.
 

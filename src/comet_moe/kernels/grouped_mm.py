@@ -4,12 +4,12 @@ Shapes: M rows sorted by expert, n experts, p inputs, u outputs.
 
 Where Python knows how many rows each expert has, :func:`grouped_mm` multiplies in compiled loops. Products of
 a few dozen rows are too small to share among threads one by one. Here each thread has an equal share of all
-rows, or of all rows of the weights' gradients, whichever experts they belong to, and multiplies by itself;
-biases are written and summed while their rows are in its cache. The products are those of MKL. Where torch
+rows, or of all rows of the weights' gradients, over all experts, and multiplies alone. It writes and sums
+biases while their rows are in its cache. The products are those of MKL. Where torch
 has another library (ARM, macOS), :func:`can_group` is False and callers use one ``torch.mm`` per expert, the
 definition.
 
-Where only the device knows the counts, :func:`sorted_mm` has them as a tensor: offsets (n,) int32 are where
+Where only the device knows the counts, :func:`sorted_mm` has them as a tensor. Offsets (n,) int32 are where
 the rows of each expert end, and rows after the last one are of no expert. ``F.grouped_mm`` computes the
 products; what it leaves unwritten is set to 0 here, so that it reaches no output and no gradient. As
 operators of their own they can be in graphs in float32 too, where torch has ``grouped_mm`` in bfloat16 only.

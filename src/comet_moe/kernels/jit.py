@@ -1,7 +1,7 @@
 """When compiled loops run, and how they are compiled.
 
-numba is imported by the first loop that is called. So this package imports and runs without it, with any
-version of it, and models that are too small for compiled loops never wait for its compiler.
+numba is imported by the first loop that is called. This package therefore imports and runs without it, or
+with any version of it. Models that are too small for compiled loops never wait for its compiler.
 """
 
 import os
@@ -46,10 +46,10 @@ _lock = RLock()
 def is_worth_compiling(work: int) -> bool:
     """Whether ``work`` multiply-adds are worth a compiled loop: the one rule, of shapes alone.
 
-    A loop takes 0.3 to 1.5 seconds to compile in a new environment, and numba 0.8 to start. Measured on one
-    thread, forward and backward, k=2: at 64 rows and 8 experts (0.4 million) soft trees take 0.3 ms
-    compiled and 0.6 ms by torch's operators, so that compiling pays after thousands of steps. At 512 rows and
-    16 experts (6 million) they take 1.2 and 1.7 ms on one thread, and the loop gains from further ones.
+    A loop takes 0.3 to 1.5 seconds to compile in a new environment, and numba 0.8 to start. The following
+    times are on one thread, forward and backward, with k=2. At 64 rows and 8 experts (0.4 million) soft trees
+    take 0.3 ms compiled and 0.6 ms by torch's operators. Compiling then pays after thousands of steps. At 512
+    rows and 16 experts (6 million) they take 1.2 and 1.7 ms, and the loop gains from more threads.
     """
     return work >= SMALL_WORK
 

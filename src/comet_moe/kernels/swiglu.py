@@ -72,8 +72,8 @@ def _as_rows(x: Tensor) -> Tensor:
 def _sigmoid(a: Any) -> Any:
     """1 / (1 + exp(-a)) in float32, by operations that vectorise.
 
-    exp(t) = 2^n exp(r) with t = n log 2 + r, |r| <= log(2) / 2, and exp(r) by its series up to r^7 / 7!,
-    whose next term is below 2^-24. log 2 is subtracted in two parts, the first of few bits, so that n times
+    exp(t) = 2^n exp(r) with t = n log 2 + r and |r| <= log(2) / 2. exp(r) is its series up to r^7 / 7!, whose
+    next term is below 2^-24. log 2 is subtracted in two parts, the first of few bits, so that n times
     it is exact.
     """
     one = np.float32(1)

@@ -2,8 +2,8 @@
 
 A builder takes the raw files and a ``Request`` and returns a ``RawDataset``. ``write_dataset`` writes that as
 a folder of .npy files, vocabularies, and a meta.json with the sizes of all files. ``open_dataset`` opens the
-folder as a ``Dataset`` of memory maps. A folder is written under a hidden name beside its final one and
-renamed when it is complete: one whose preparation was interrupted is never opened.
+folder as a ``Dataset`` of memory maps. A folder is written under a hidden name next to its final one and
+renamed when it is complete. A folder whose preparation was interrupted is never opened.
 """
 
 import json

@@ -42,8 +42,8 @@ def prepare(
 
     Args:
         name: a key of ``DATASETS``.
-        source: the folder of the raw files, or one of them. None: open what is in the cache; if it is not
-            there, use the files that another seed or split came from, or download them if that is possible.
+        source: the folder of the raw files, or one of them. None opens the arrays in the cache. If
+            they are not there, it uses the files of another seed or split, or downloads them if possible.
         cache: the folder of all prepared data sets.
         seed: seed of all random choices, at least 0.
         split: the way to split the rows, one of the data set's ``splits``.

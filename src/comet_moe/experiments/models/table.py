@@ -93,8 +93,8 @@ class TableModel(Model):
     def weigh(self, losses: Sequence[Tensor]) -> Tensor:
         """The loss to minimise, from the mean loss of each task.
 
-        Σ_t w_t L_t with the tasks' own weights, or by uncertainty (Kendall et al. 2018), with a learned
-        s_t = log σ_t²: Σ_t w_t (e^{-s_t} L_t + s_t / 2), where the squared error of a regression counts half.
+        It is Σ_t w_t L_t with fixed weights, or Σ_t w_t (e^{-s_t} L_t + s_t / 2) by uncertainty (Kendall et
+        al. 2018). There s_t = log σ_t² is learned, and the squared error of a regression counts half.
         """
         if self.log_variances is None:
             return super().weigh(losses)

@@ -102,9 +102,9 @@ class ListEmbeddings(TableInput):
 class PiecewiseLinearEmbeddings(TableInput):
     """Numbers by the bins that they pass: (B, Q) -> (B, Q · d) (Gorishniy et al. 2022).
 
-    With edges b_0 < ... < b_T of a column, bin t holds clip((x - b_{t-1}) / (b_t - b_{t-1}), 0, 1): 1 for
-    bins below x, 0 above it, and the share of the way in its own. A linear map of its own and a ReLU make the
-    embedding. A missing number (NaN) has a trained vector in place of the bins.
+    With edges b_0 < ... < b_T of a column, bin t holds clip((x - b_{t-1}) / (b_t - b_{t-1}), 0, 1). That is 1
+    for bins below x, 0 above it, and the share of the way in the bin of x. A linear map and a ReLU per column
+    make the embedding. A missing number (NaN) has a trained vector instead of the bins.
 
     Args:
         edges: ascending, at least two, of each column.

@@ -28,8 +28,7 @@ class Task:
             logarithm of the mean.
         weight: factor of the task's loss in the total loss.
         outputs: width of the output of the head.
-        where: name of a target with the weight of each row, such as 0 and 1; rows of weight 0 are left out,
-            whatever their target and output are.
+        where: name of a target with the weight of each row, such as 0 and 1; rows of weight 0 are left out.
         mean, std: those that a "regression" target was standardised with, in the units of the raw data.
         has_missing: whether targets may be NaN, which is a missing one: the row has no loss.
         class_weights: factor of the loss of the rows of each class; None for 1.

@@ -1,8 +1,14 @@
 """One of our trials and its attempts, each of which is an Optuna trial.
 
-User attributes of an attempt: ``index`` identifies the trial; ``worker`` made the attempt; ``result`` is that
-of a complete or pruned run; ``pruned`` tells when it was; ``reason`` why it failed; ``released`` that its
-worker gave it back; ``rungs`` is what a pruner stores with it.
+User attributes of an attempt:
+
+- ``index``: the trial.
+- ``worker``: the worker that made the attempt.
+- ``result``: the result of a complete or pruned run.
+- ``pruned``: when it was pruned.
+- ``reason``: why it failed.
+- ``released``: whether its worker gave it back.
+- ``rungs``: the data of a pruner.
 """
 
 import json

@@ -52,7 +52,7 @@ def best_rank_probabilities(budgets: Ints, num_trials: int) -> Floats:
 def draw_best_ranks(budgets: Ints, num_trials: int, repeats: int, random: np.random.Generator) -> Ints:
     """(R, S) best rank, from 0, of s trials drawn without replacement.
 
-    A repeat shuffles the trials and takes the first s of them, for every s: the budgets of one repeat are
+    A repeat shuffles the trials and takes the first s of them, for every s. The budgets of one repeat are
     nested, and each of them is a fair draw.
     """
     order = random.permuted(np.broadcast_to(np.arange(num_trials), (repeats, num_trials)), axis=1)
@@ -70,7 +70,7 @@ def expected_losses(losses: Floats) -> Floats:
 def ranked_test_losses(study: Study, gate: str) -> Floats:
     """(N,) test losses of the finished trials of ``gate``, that of the lowest validation loss first.
 
-    Failed trials are last, with the worst test loss of a complete one: a draw of failed trials only has spent
+    Failed trials are last, with the worst test loss of a complete one. A draw of only failed trials has spent
     its budget without a result, and is at least that bad. Pruned trials are left out.
     """
     trials = study.trials_of(gate)
@@ -88,8 +88,8 @@ def compute_loss_curves(study: Study, repeats: int = DEFAULT_REPEATS, seed: int 
     ``expected``: the exact mean over all draws of s trials. ``mean``, ``mean_se``: the mean of ``repeats``
     random draws, as in the paper, and its standard error. ``low``, ``high``: the 5 % and 95 % quantiles of
     these draws. ``all_failed_probability``: that all s trials of a draw failed. ``information``,
-    ``effective_experts``: expected values of the trial that is kept, as means over the gates of its model,
-    over the draws that did not fail; None where trials have not recorded them.
+    ``effective_experts``: expected values of the trial that is kept, over the draws that did not fail. They
+    are means over the gates of its model, and None where trials have not recorded them.
     """
     if repeats < 2:
         raise StudyError(f"repeats must be at least 2 to have a spread, got {repeats}")

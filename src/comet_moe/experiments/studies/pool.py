@@ -163,8 +163,8 @@ class WorkerPool:
 def _worker_environment(threads: int) -> Iterator[None]:
     """The environment that a process started in the block inherits.
 
-    OMP_NUM_THREADS, which is read when torch is imported, and an ignored SIGINT: Ctrl-C goes to every process
-    of a terminal, and the pool stops the workers itself.
+    It sets OMP_NUM_THREADS, which is read when torch is imported, and ignores SIGINT. Ctrl-C goes to every
+    process of a terminal, and the pool stops the workers itself.
     """
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     saved = os.environ.get("OMP_NUM_THREADS")

@@ -1,8 +1,8 @@
 """Boosted trees on a prepared table, with the rows and metrics of the networks: the usual baseline.
 
 scikit-learn's HistGradientBoosting, one model per task. Categorical features with at most 255 codes are
-categorical there too; those with more are read as numbers, and of lists the most frequent elements are
-features of their own. The trees stop when the loss on the validation split no longer falls.
+categorical there too; those with more are read as numbers. The most frequent elements of a list are separate
+features. The trees stop when the loss on the validation split no longer falls.
 """
 
 import time

@@ -79,8 +79,8 @@ class RoutingRecord(Record):
         tree_entropy: mean entropy of a tree or selector, in nats; None for a gate without trees.
         one_hot_trees: share of (sample, tree) pairs whose tree is one-hot; None for a gate without trees.
         leaf_share: (k, n) mean distribution of each tree or selector; None for a gate without trees.
-        groups: use of the experts by the samples of each group, by the name of the grouping: the class of a
-            classification task, and what the data set names; on the test split only.
+        groups: use of the experts by the samples of each group, by the name of the grouping; on the test
+            split only. The groupings are the class of a task, and those that the data set names.
     """
 
     experts_per_sample: float

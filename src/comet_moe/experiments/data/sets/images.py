@@ -1,9 +1,9 @@
 """Image sets made of small digits (or clothes): two overlaid in one image, and MNIST mixed with SVHN.
 
-MultiMNIST, MultiFashionMNIST, and MultiDigits of scikit-learn's 8x8 digits show two images in one: the first
-is shifted to the top left, the second to the bottom right, by ``shift`` pixels in each direction. So on a
-canvas that is wider by 2 * shift, the first starts at 0 and the second at 2 * shift; where they overlap the
-brighter pixel is taken. The two tasks are to classify the one and the other.
+MultiMNIST, MultiFashionMNIST, and MultiDigits of scikit-learn's 8x8 digits show two images in one. The first
+is shifted to the top left, the second to the bottom right, by ``shift`` pixels in each direction. The canvas
+is wider by 2 * shift: the first starts at 0 and the second at 2 * shift. Where they overlap, the brighter
+pixel is taken. Each of the two tasks classifies one of the images.
 
 Digits has one task: MNIST, padded to 32x32 and repeated over three channels, and SVHN.
 """

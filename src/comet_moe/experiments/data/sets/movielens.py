@@ -1,7 +1,7 @@
 """MovieLens-1M and -100K as two tasks: watched or not, and the rating (1..5) where watched.
 
-MovieLens-1M is split at random, or as the paper's authors split it: they published all rows but the movies of
-the unrated train rows, which are sampled here. Its 200k subset is the one behind the paper's Table 1.
+MovieLens-1M is split at random, or by the paper's authors. They published all rows except the movies of the
+unrated train rows, which are sampled here. Its 200k subset is that of the paper's Table 1.
 """
 
 from collections.abc import Mapping

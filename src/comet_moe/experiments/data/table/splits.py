@@ -1,7 +1,7 @@
 """Which split each row of a streamed table belongs to, decided batch by batch in bounded memory.
 
-Exact sizes need no list of all rows. How many rows of a block go to each split is drawn from a multivariate
-hypergeometric distribution: a draw without replacement from all rows that are left. Which ones is random.
+Exact sizes need no list of all rows. The number of rows of a block in each split follows a multivariate
+hypergeometric distribution: a draw without replacement from all rows that are left. The rows are random.
 """
 
 from collections.abc import Callable, Mapping, Sequence

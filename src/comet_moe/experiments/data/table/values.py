@@ -1,7 +1,7 @@
 """Columns of a table as numpy arrays: numbers, categories, dates and lists of categories.
 
 Each function takes an Arrow array of any type. A value has the same meaning in a text file and in a typed
-one: 7, 7.0 and "7" are one category, true and "True" as well.
+one. For example, 7, 7.0 and "7" are one category, and so are true and "True".
 """
 
 import re
