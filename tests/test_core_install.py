@@ -1,12 +1,15 @@
-"""`pip install comet-moe` without extras: what it brings, and that the README's example runs on it."""
+"""`pip install comet-moe`: the bounds of its dependencies, and the README's example without extras."""
 
 import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 ROOT = Path(__file__).parent.parent
 OPTIONAL = (
@@ -21,6 +24,23 @@ OPTIONAL = (
     "sklearn",
     "transformers",
 )
+TOOLS = ("docs", "release", "dev")
+"""Extras for work on the project itself, whose versions constraints.txt pins."""
+
+
+def test_every_lower_bound_is_the_oldest_version_that_is_tested():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    lines = project["dependencies"] + [line for name in extras if name not in TOOLS for line in extras[name]]
+    bounds = {
+        (needed.name, *(Version(bound.version) for bound in needed.specifier if bound.operator == ">="))
+        for needed in map(Requirement, lines)
+        if needed.name != project["name"]
+    }
+    text = (ROOT / "constraints-minimum.txt").read_text(encoding="utf-8")
+    pins = [line.split("==") for line in text.splitlines() if not line.startswith("#")]
+    tested = {(name, Version(version)) for name, version in pins if name != "psycopg-binary"}
+    assert bounds == tested
 
 
 def run(*command):

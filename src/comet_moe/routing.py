@@ -4,7 +4,6 @@ Shapes: B samples, n experts, k trees or selectors, M pairs (sample, expert) of 
 leading shape (B, ...).
 """
 
-from copy import copy
 from math import inf, prod
 from typing import Any, NamedTuple
 
@@ -325,8 +324,11 @@ class Routing:
 
     def with_aux_loss(self, aux_loss: Tensor) -> "Routing":
         """This routing with another auxiliary loss."""
-        routing = copy(self)
-        routing._aux_loss = aux_loss
+        form = "weights" if self._weights is not None else "pairs" if self._slots is None else "slots"
+        # No copy.copy: torch.compile cannot trace it in torch 2.10.
+        routing = self._with(aux_loss=aux_loss, is_ordered=True, **{form: getattr(self, f"_{form}")})
+        routing._pairs, routing._slots = self._pairs, self._slots
+        routing.execution, routing.expert_rows = self.execution, self.expert_rows
         return routing
 
     def _with(self, **changed: Any) -> "Routing":
