@@ -1,7 +1,9 @@
 """Gates by name: what each name builds, its defaults, and combinations that are refused."""
 
 import re
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Literal
 
 import pytest
@@ -179,8 +181,10 @@ def test_a_z_loss_without_logits_is_refused_at_construction(gate):
         RegularizedGate(gate, z_loss=1)
 
 
-def test_the_gate_of_the_page_keeps_the_laws():
+def test_the_gate_of_the_page_keeps_the_laws(monkeypatch):
     page = Path(__file__).parents[2] / "docs" / "gates.md"
     (block,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
-    exec(compile(block, str(page), "exec"), {"__name__": "page"})
+    module = ModuleType("page")
+    monkeypatch.setitem(sys.modules, "page", module)  # where pickle looks for the class
+    exec(compile(block, str(page), "exec"), vars(module))
     check_gate(lambda p, n: build_gate("nearest", p, n, sharpness=2.0))
