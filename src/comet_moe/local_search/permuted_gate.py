@@ -14,9 +14,8 @@ class PermutedGate(GateWrapper):
     """Sends output i of ``gate`` to expert order[i] of ``search``.
 
     In stage-1 training the weights are g(x) S with the soft matrix S. They are rescaled so that each row
-    keeps its sum, since the rows of S do not sum to 1 after a finite number of Sinkhorn rounds. To the
-    auxiliary loss each call adds the gate's share of the entropy of S. Otherwise the experts are only
-    renumbered.
+    keeps its sum. After a finite number of Sinkhorn rounds the rows of S do not sum to 1. To the auxiliary
+    loss each call adds the gate's share of the entropy of S. Otherwise the experts are only renumbered.
 
     Args:
         gate: any gate.
