@@ -10,7 +10,7 @@ from comet_moe import checks
 from comet_moe.gates.base import TrainableGate
 from comet_moe.gates.losses import masked_mean
 from comet_moe.gates.registry import NotNegative, Positive, Size, register_gate
-from comet_moe.kernels.descent import descend, descend_again, descend_op, is_worth_descending, read_trees
+from comet_moe.kernels.descent import descend, descend_again, descend_op, descent_work, read_trees
 from comet_moe.kernels.jit import can_run_compiled, is_plain_cpu, needs_operator
 from comet_moe.kernels.soft_trees import soft_trees
 from comet_moe.routing import Pairs, Routing
@@ -96,7 +96,7 @@ class CometGate(TrainableGate):
             return self._route_dense(x, mask)
         if needs_operator(x):
             return self._route_as_operator(x)
-        if is_worth_descending(x, self.leaf_bias) and can_run_compiled(x):
+        if can_run_compiled(descent_work(x, self.leaf_bias), x):
             parameters = self._read_parameters()
             if all(map(is_plain_cpu, parameters)):
                 return self._route_by_descent(x, parameters)

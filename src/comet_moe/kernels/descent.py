@@ -36,15 +36,15 @@ GROUP_LEAVES = 128
 SINGLE_ROWS = 64
 """Samples that walk one by one, with capacity for all leaves, after a group exceeded ``GROUP_LEAVES``."""
 
-FEWEST_ROWS = 128
-"""Rows that a batch counts as at least: single rows are routed one after the other, many times."""
+MORE_ROWS = 128
+"""Rows by which a batch counts as larger: single rows are routed one after the other, many times."""
 
 _NO_INDICES = np.empty(0, np.int64)
 
 
-def is_worth_descending(x: Tensor, leaf_bias: Tensor) -> bool:
-    """Whether a descent of x (..., p) is worth compiling, by the nodes (k, n) and leaves of all rows."""
-    return is_worth_compiling(2 * leaf_bias.numel() * max(x.numel(), FEWEST_ROWS * x.shape[-1]))
+def descent_work(x: Tensor, leaf_bias: Tensor) -> int:
+    """Multiply-adds by which the descent of x (..., p) is judged: those of all nodes and leaves (k, n)."""
+    return 2 * leaf_bias.numel() * (x.numel() + MORE_ROWS * x.shape[-1])
 
 
 class Trees(NamedTuple):
@@ -381,7 +381,7 @@ def descend_op(
 ) -> Tensor:
     """(B, p) and the gate's parameters -> weights (B, n); NaN in rows that meet a logit of NaN."""
     parameters = (split_weight, split_bias, leaf_weight, leaf_bias)
-    if not is_worth_descending(x, leaf_bias) or why_not_numba():
+    if not is_worth_compiling(descent_work(x, leaf_bias)) or why_not_numba():
         return _evaluate_all_nodes(x, parameters, gamma)
     trees = read_trees(parameters, x.dtype)
     descent = descend(x, trees, gamma)
@@ -420,7 +420,7 @@ def _(
 def _flops(x: Tensor, *parameters: Any, out_val: Tensor, **_: object) -> int:
     """Two per feature of each node and leaf that was visited; of all of them where x has no values."""
     *tensors, gamma = parameters
-    if not is_plain_cpu(x) or not is_worth_descending(x, tensors[3]) or why_not_numba():
+    if not is_plain_cpu(x) or not is_worth_compiling(descent_work(x, tensors[3])) or why_not_numba():
         k, n, p = tensors[2].shape
         return 2 * x.shape[0] * p * k * (2 * n - 1)
     return 2 * x.shape[1] * descend(x, read_trees(tensors, x.dtype), gamma).visited

@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from comet_moe.checks import has_dispatch_mode
 from comet_moe.kernels._mkl import FUNCTIONS, find_product, multiply
 from comet_moe.kernels.autograd import parameters_as_arrays
-from comet_moe.kernels.jit import can_run_compiled, is_worth_compiling, jit
+from comet_moe.kernels.jit import can_run_compiled, jit
 from comet_moe.kernels.threads import count_threads, over_rows
 
 
@@ -38,8 +38,7 @@ def can_group(work: int, *tensors: Tensor) -> bool:
     dtype = tensors[0].dtype
     return (
         dtype in FUNCTIONS
-        and is_worth_compiling(work)
-        and can_run_compiled(*tensors)
+        and can_run_compiled(work, *tensors)
         and all(tensor.dtype == dtype and tensor.is_contiguous() for tensor in tensors)
         and not has_dispatch_mode()
         and find_product(dtype)[0] != 0

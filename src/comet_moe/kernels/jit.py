@@ -80,13 +80,19 @@ def needs_operator(tensor: Tensor) -> bool:
     return NUMBA_ENABLED and not _portable and tensor.is_cpu and tensor.dtype in COMPILED_TYPES
 
 
-def can_run_compiled(*tensors: Tensor) -> bool:
-    """Whether compiled loops can take these tensors: eager mode, on the CPU, float32 or float64."""
+def can_run_compiled(work: int, *tensors: Tensor) -> bool:
+    """Whether loops of ``work`` multiply-adds can take these tensors, and are worth compiling.
+
+    They run in eager mode, on the CPU, in float32 or float64. The work is compared last: in a graph it may be
+    a symbol, and a comparison would fix its value.
+    """
     if not NUMBA_ENABLED or torch.compiler.is_compiling() or in_functorch_transform():
         return False
-    if in_forward_mode() or in_tracer() or why_not_numba():
+    if in_forward_mode() or in_tracer():
         return False
-    return all(is_plain_cpu(tensor) and tensor.dtype in COMPILED_TYPES for tensor in tensors)
+    if not all(is_plain_cpu(tensor) and tensor.dtype in COMPILED_TYPES for tensor in tensors):
+        return False
+    return is_worth_compiling(work) and not why_not_numba()
 
 
 def is_plain_cpu(tensor: Tensor) -> bool:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from comet_moe.kernels.autograd import differentiable_backward
-from comet_moe.kernels.jit import can_run_compiled, extends_numba, is_plain_cpu, is_worth_compiling, jit
+from comet_moe.kernels.jit import can_run_compiled, extends_numba, is_plain_cpu, jit
 from comet_moe.kernels.threads import count_threads, over_rows
 
 VALUE_COST = 4
@@ -49,8 +49,7 @@ def weights_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def _can_mix_compiled(z: Tensor, weights: Tensor, tasks: int) -> bool:
     has_types = z.dtype == weights.dtype or (z.dtype, weights.dtype) == (torch.bfloat16, torch.float32)
-    is_worth = is_worth_compiling(VALUE_COST * z.numel() * tasks)
-    return has_types and is_worth and can_run_compiled(weights) and is_plain_cpu(z)
+    return has_types and is_plain_cpu(z) and can_run_compiled(VALUE_COST * z.numel() * tasks, weights)
 
 
 def mix(z: Tensor, weights: Tensor, layout: PairLayout, epilogue: Epilogue) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from comet_moe.kernels.autograd import as_array, first_order_only
-from comet_moe.kernels.jit import can_run_compiled, is_worth_compiling, jit
+from comet_moe.kernels.jit import can_run_compiled, jit
 
 EXP_COST = 800
 """Multiply-adds that take as long as a round of one logit by torch's operators, most of which is overhead."""
@@ -23,7 +23,7 @@ def sinkhorn_rounds(logits: Tensor, iterations: int) -> Tensor:
     if logits.dim() < 2 or logits.shape[-1] != logits.shape[-2]:
         raise ValueError(f"logits must be square matrices (..., n, n), got shape {tuple(logits.shape)}")
     work = EXP_COST * logits.numel() * iterations
-    if is_worth_compiling(work) and logits.numel() and iterations > 0 and can_run_compiled(logits):
+    if iterations > 0 and can_run_compiled(work, logits) and logits.numel():
         return _Rounds.apply(logits, iterations)
     return sinkhorn_rounds_torch(logits, iterations)
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from comet_moe.kernels.autograd import as_array, first_order_only
-from comet_moe.kernels.jit import can_run_compiled, is_worth_compiling, jit
+from comet_moe.kernels.jit import can_run_compiled, jit
 from comet_moe.kernels.threads import count_threads, over_rows
 
 EPSILON = 1e-6
@@ -48,7 +48,7 @@ def soft_trees(splits: Tensor, alphas: Tensor, gamma: float) -> SoftTrees:
             f"splits must have shape {(rows, k, n - 1)} and dtype {alphas.dtype} for leaf logits "
             f"{(rows, k, n)}, got {tuple(splits.shape)} and {splits.dtype}"
         )
-    if is_worth_compiling(NODE_COST * alphas.numel()) and can_run_compiled(splits, alphas):
+    if can_run_compiled(NODE_COST * alphas.numel(), splits, alphas):
         return SoftTrees(*_SoftTrees.apply(splits, alphas, gamma))
     return soft_trees_torch(splits, alphas, gamma)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from comet_moe.kernels.autograd import differentiable_backward
-from comet_moe.kernels.jit import can_run_compiled, is_plain_cpu, is_worth_compiling, jit
+from comet_moe.kernels.jit import can_run_compiled, is_plain_cpu, jit
 from comet_moe.kernels.mix import as_storage, load, store
 from comet_moe.kernels.threads import count_threads, over_rows
 
@@ -28,7 +28,7 @@ SIGMOID_COST = 8
 def swiglu(x: Tensor) -> Tensor:
     """silu(a) · b of the halves (a, b): (..., 2h) -> (..., h)."""
     has_type = x.dtype in (torch.float32, torch.bfloat16)
-    if has_type and is_worth_compiling(SIGMOID_COST * x.numel()) and is_plain_cpu(x) and can_run_compiled():
+    if has_type and is_plain_cpu(x) and can_run_compiled(SIGMOID_COST * x.numel()):
         return _SwiGLU.apply(x)
     return swiglu_torch(x)
 
