@@ -23,6 +23,7 @@ ORDER = (
     "local_search",
     "experts",
     "mixture",
+    "interventions",
     "parallel",
     "monitor",
     "lightning",

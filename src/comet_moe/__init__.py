@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from comet_moe.exceptions import CollapseWarning as CollapseWarning
     from comet_moe.exceptions import CometError as CometError
     from comet_moe.exceptions import StaticRoutingWarning as StaticRoutingWarning
+    from comet_moe.interventions import intervene as intervene
+    from comet_moe.interventions import routing_gain as routing_gain
     from comet_moe.local_search import Permutation as Permutation
     from comet_moe.local_search import PermutedGate as PermutedGate
     from comet_moe.local_search import parameter_groups as parameter_groups
@@ -43,7 +45,9 @@ _MODULES = {
     "Routing": "comet_moe.routing",
     "RoutingMonitor": "comet_moe.monitor",
     "StaticRoutingWarning": "comet_moe.exceptions",
+    "intervene": "comet_moe.interventions",
     "parameter_groups": "comet_moe.local_search",
+    "routing_gain": "comet_moe.interventions",
     "set_value_checks": "comet_moe.checks",
     "sinkhorn": "comet_moe.local_search.sinkhorn",
     "step": "comet_moe.stepping",
@@ -59,7 +63,9 @@ __all__ = [
     "Routing",
     "RoutingMonitor",
     "StaticRoutingWarning",
+    "intervene",
     "parameter_groups",
+    "routing_gain",
     "set_value_checks",
     "sinkhorn",
     "step",

@@ -2,7 +2,7 @@
 
 import copy
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Self
 
 import torch
@@ -11,6 +11,7 @@ from torch.utils.hooks import RemovableHandle
 
 from comet_moe import checks
 from comet_moe.gates import Gate
+from comet_moe.mixture.find import outermost_gates
 from comet_moe.mixture.moe import MultiGateMoE
 from comet_moe.monitor.hooks import Hook
 from comet_moe.monitor.pending_losses import PendingLosses
@@ -78,7 +79,7 @@ class RoutingMonitor:
         checks.require_type("model", model, nn.Module)
         self.interval = checks.at_least_one("interval", interval)
         self.window = checks.at_least_one("window", window)
-        found = {name: (gate, mixture) for name, gate, mixture in _outermost_gates(model)}
+        found = {name: (gate, mixture) for name, gate, mixture in outermost_gates(model)}
         if not found:
             raise ValueError(
                 f"the model must hold a gate of comet_moe.gates, {type(model).__name__} has none"
@@ -231,33 +232,6 @@ class _MixtureHook(Hook):
     def __call__(self, mixture: MultiGateMoE, args: tuple[Any, ...], output: Any) -> None:
         for name, routing in zip(self._names, output[1], strict=True):
             self._monitor._observe(name, routing, routing.mask)
-
-
-def _outermost_gates(model: nn.Module) -> Iterator[tuple[str, Gate, MultiGateMoE | None]]:
-    """Gates that are not inside another gate, each once: name in the model, gate, and a mixture.
-
-    The mixture is None unless it has a joint choice or joint losses. In that case only the mixture has the
-    final routings.
-    """
-    seen: set[nn.Module] = set()
-
-    def walk(
-        module: nn.Module, name: str, mixture: MultiGateMoE | None
-    ) -> Iterator[tuple[str, Gate, MultiGateMoE | None]]:
-        if module in seen:
-            return
-        seen.add(module)
-        if isinstance(module, Gate):
-            yield name or "gate", module, mixture
-            return
-        for child_name, child in module.named_children():
-            child_mixture = mixture
-            if isinstance(module, MultiGateMoE):
-                is_joint = module.joint is not None or module.regularizer is not None
-                child_mixture = module if is_joint and child is module.gates else None
-            yield from walk(child, f"{name}.{child_name}" if name else child_name, child_mixture)
-
-    return walk(model, "", None)
 
 
 def _as_list(log: Any) -> list[Any]:
