@@ -98,8 +98,8 @@ def routing_gain(
         model: any module with gates in it.
         batches: the data. It is read once, R times for all gates, and R times for each gate; an iterator is
             kept as a list.
-        loss: ``loss(model, batch)`` calls the model and returns the losses of the rows, (rows,). If it returns
-            their mean, the interval is over batches.
+        loss: ``loss(model, batch)`` calls the model and returns the losses of the rows, (rows,). If it
+            returns their mean, the interval is over batches.
         repeats: R, the number of random exchanges.
         kind: another intervention, see :func:`intervene`.
         seed: of the exchanges.
