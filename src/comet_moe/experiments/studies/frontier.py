@@ -1,7 +1,7 @@
 r"""Does it pay? The loss of a network against what dense networks reach at its own cost.
 
-Dense networks of several widths are points (c_j, l_j): measured operations per sample, and mean test loss over
-seeds. Between two neighbours the frontier is linear in log c. With
+Dense networks of several widths are points (c_j, l_j): measured operations per sample, and the mean test loss
+over seeds. Between two neighbours the frontier is linear in log c. With
 :math:`w = \log(c / c_j) / \log(c_{j+1} / c_j)` and standard errors e,
 
 .. math:: f(c) = (1 - w) \, l_j + w \, l_{j+1}, \qquad
@@ -11,8 +11,8 @@ A network that is cheaper than every dense one is compared with the cheapest of 
 costly than every dense one cannot be compared.
 
 A cheaper dense network may have a lower loss than the frontier at c, since wide ones overfit. So the loss has
-to be below the frontier at c and below every dense network that costs less. The p-value is the largest of these
-one-sided tests of Welch.
+to be below the frontier at c and below every dense network that costs less. The p-value is the largest of
+these one-sided tests of Welch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -101,7 +101,8 @@ def p_below(loss: Summary, rival: Estimate) -> float | None:
     """Welch's one-sided p-value that the mean of ``loss`` is below ``rival``.
 
     t = (m - r) / sqrt(Σ v_i), with v_i the squared standard error of each term, and
-    (Σ v_i)² / Σ (v_i² / (n_i - 1)) degrees of freedom. None if a term has fewer than two numbers, or if nothing varies.
+    (Σ v_i)² / Σ (v_i² / (n_i - 1)) degrees of freedom. None if a term has fewer than two numbers, or if
+    nothing varies.
     """
     terms = ((1.0, loss), *((weight, summary) for weight, summary in rival.terms if weight))
     if any(summary.se is None for _, summary in terms):
@@ -115,7 +116,7 @@ def p_below(loss: Summary, rival: Estimate) -> float | None:
 
 
 def holm(values: Mapping[str, float | None]) -> dict[str, float | None]:
-    """Holm's correction: the i-th smallest of m p-values times m - i + 1, and no smaller than the one before."""
+    """Holm's correction: the i-th smallest of m p-values times m - i + 1, never below the one before."""
     tested = sorted((p, name) for name, p in values.items() if p is not None)
     corrected: dict[str, float | None] = dict.fromkeys(values)
     largest = 0.0
