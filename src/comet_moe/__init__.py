@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from comet_moe.checks import set_value_checks as set_value_checks
-    from comet_moe.exceptions import CollapseWarning as CollapseWarning
     from comet_moe.exceptions import CometError as CometError
+    from comet_moe.exceptions import RoutingWarning as RoutingWarning
     from comet_moe.exceptions import StaticRoutingWarning as StaticRoutingWarning
     from comet_moe.interventions import intervene as intervene
     from comet_moe.interventions import routing_gain as routing_gain
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 _MODULES = {
-    "CollapseWarning": "comet_moe.exceptions",
+    "RoutingWarning": "comet_moe.exceptions",
     "CometError": "comet_moe.exceptions",
     "MoE": "comet_moe.mixture.moe",
     "MultiGateMoE": "comet_moe.mixture.moe",
@@ -54,7 +54,6 @@ _MODULES = {
 }
 
 __all__ = [
-    "CollapseWarning",
     "CometError",
     "MoE",
     "MultiGateMoE",
@@ -62,6 +61,7 @@ __all__ = [
     "PermutedGate",
     "Routing",
     "RoutingMonitor",
+    "RoutingWarning",
     "StaticRoutingWarning",
     "intervene",
     "parameter_groups",

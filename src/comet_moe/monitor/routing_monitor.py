@@ -15,7 +15,7 @@ from comet_moe.mixture.find import outermost_gates
 from comet_moe.mixture.moe import MultiGateMoE
 from comet_moe.monitor.hooks import Hook
 from comet_moe.monitor.pending_losses import PendingLosses
-from comet_moe.monitor.window import GateRecord, make_warning
+from comet_moe.monitor.window import GateWindow, make_warning, summary_table
 from comet_moe.monitor.writers import make_writer, scalars
 from comet_moe.routing import Routing
 
@@ -28,9 +28,10 @@ class RoutingMonitor:
     distributed run each process sees its own samples.
 
     Every ``interval``-th training pass of a gate adds its batch to the gate's window of statistics, on the
-    gate's device. If a full window shows a collapsed or static gate, the monitor warns once per gate:
-    :class:`~comet_moe.CollapseWarning` or :class:`~comet_moe.StaticRoutingWarning`. It does not warn while a
-    gate is soft, nor about dense gates. Evaluation passes are accumulated separately.
+    gate's device. If five batches in a row show a gate that does not route, the monitor warns once per gate:
+    :class:`~comet_moe.RoutingWarning` or :class:`~comet_moe.StaticRoutingWarning`. It checks once more at the
+    end of the block. It does not warn while a gate is soft, nor about dense gates. Evaluation passes are
+    accumulated separately.
 
     The hooks are removed at the end of the block. Copies and pickles of the model made within the block are
     not monitored. A compiled model must be called for the first time within the block. Its graph is split at
@@ -96,7 +97,7 @@ class RoutingMonitor:
             self.gates[name] = gate
             if mixture is not None:
                 self._mixtures.setdefault(mixture, []).append(name)
-        self._records = {name: GateRecord(self.window) for name in self.gates}
+        self._records = {name: GateWindow(self.window) for name in self.gates}
         self._writers = [make_writer(one) for one in _as_list(log)]
         self._handles: list[RemovableHandle] = []
         self._losses = PendingLosses()
@@ -118,6 +119,9 @@ class RoutingMonitor:
             handle.remove()
         self._handles.clear()
         self._losses.clear()
+        if failure[0] is None:
+            for name in self.gates:
+                self._warn(name)
 
     @property
     def aux_loss(self) -> Tensor:
@@ -181,6 +185,11 @@ class RoutingMonitor:
             write(values, step, max(record.passes for record in self._records.values()))
         return values
 
+    def summary(self, evaluation: bool = False) -> str:
+        """The statistics of all gates as a table in text, one line per gate; empty without a batch."""
+        statistics = self.statistics(evaluation)
+        return summary_table(statistics) if statistics else ""
+
     @torch.compiler.disable
     def _observe(self, name: str, routing: Routing, mask: Tensor | None) -> None:
         """Add one call of a gate; ``routing`` need not be masked yet."""
@@ -196,19 +205,17 @@ class RoutingMonitor:
             with torch.no_grad():
                 # A copy, since the forms of the weights computed here have no graph.
                 record.add(copy.copy(routing).masked(mask), gate.training)
-            if gate.training:
+            if gate.training and record.is_due():
                 self._warn(name)
 
     def _warn(self, name: str) -> None:
         gate, record = self.gates[name], self._records[name]
-        if record.has_warned or not record.is_full_again() or gate.soft_in_training or record.began_dense():
+        if record.has_warned or gate.soft_in_training:
             return
-        statistics = record.result(evaluation=False)
-        assert statistics is not None
-        warning = make_warning(name, statistics)
-        if warning is not None:
+        statistics = record.problem()
+        if statistics is not None:
             record.has_warned = True
-            warnings.warn(warning, stacklevel=2)
+            warnings.warn(make_warning(name, statistics), stacklevel=2)
 
 
 class _GateHook(Hook):
