@@ -14,7 +14,7 @@ and H the entropy in nats.
   the entropy of the selected set, and ``selection_measure`` is "sets". With more it is the mean over experts
   of the binary entropy of their load, at most log 2, and ``selection_measure`` is "loads".
 - shared experts: Σ f_i² / Σ f_i of the loads f. Two samples drawn at random have this share of their experts
-  in common: 1 if all samples run the same experts, k / n if they choose k at random.
+  in common. It is 1 if all samples run the same experts, and k / n if each chooses k at random.
 
 :func:`comet_moe.verdict.verdict` sums them up in a word.
 """

@@ -16,8 +16,8 @@ STATIC_INFORMATION = 0.01
 SHARED_EXPERTS = 0.9
 """Share of common experts above which two samples run the same experts, up to a few samples.
 
-Where 95 % of the samples run one set of experts and the others run none of it, two samples drawn at random
-have 0.95² + 0.05² = 0.905 of their experts in common.
+An example: 95 % of the samples run one set of experts, the others another one. Two samples drawn at random
+then have 0.95² + 0.05² = 0.905 of their experts in common.
 """
 
 NUMBERS = ("experts_per_sample", "shared_experts", "information", "num_choices")
