@@ -105,8 +105,8 @@ def routing_gain(
         seed: of the exchanges.
 
     Returns:
-        ``gain`` and ``interval`` (two numbers). ``by_gate`` has the same for each gate when it alone is changed.
-        ``loss`` is that without an intervention, ``samples`` is N, or the number of batches.
+        ``gain`` and ``interval`` (two numbers). ``by_gate`` has the same for each gate, when it alone is
+        changed. ``loss`` is that without an intervention, ``samples`` is N, or the number of batches.
 
     Example:
         >>> import torch
