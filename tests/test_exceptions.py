@@ -12,8 +12,8 @@ def test_every_exception_has_the_one_base_class():
 
 
 def test_a_constant_gate_is_the_extreme_of_collapse():
-    assert issubclass(exceptions.StaticRoutingWarning, exceptions.CollapseWarning)
-    assert issubclass(exceptions.CollapseWarning, UserWarning)
+    assert issubclass(exceptions.StaticRoutingWarning, exceptions.RoutingWarning)
+    assert issubclass(exceptions.RoutingWarning, UserWarning)
 
 
 def test_a_missing_dependency_is_one_sentence_with_the_command_that_installs_it():

@@ -10,7 +10,6 @@ import pytest
 import comet_moe
 
 NAMES = {
-    "CollapseWarning",
     "CometError",
     "MoE",
     "MultiGateMoE",
@@ -18,8 +17,11 @@ NAMES = {
     "PermutedGate",
     "Routing",
     "RoutingMonitor",
+    "RoutingWarning",
     "StaticRoutingWarning",
+    "intervene",
     "parameter_groups",
+    "routing_gain",
     "set_value_checks",
     "sinkhorn",
     "step",

@@ -1,16 +1,17 @@
 """Statistics of routing: formulas, exactness over batches, padding, all forms of a routing, the verdict."""
 
 import math
+from collections import Counter
 
 import numpy as np
 import pytest
 import torch
 
 from comet_moe import Routing
-from comet_moe.diagnosis import explain, verdict
 from comet_moe.gates import SoftmaxGate, SubsetGate, TopKGate
 from comet_moe.routing import Pairs
 from comet_moe.statistics import GroupStatistics, RoutingStatistics
+from comet_moe.verdict import explain, verdict
 
 
 def entropy(distribution):
@@ -22,7 +23,12 @@ def by_definition(weights):
     """The formulas of the module, on float64 weights (B, n) of rows that sum to 1."""
     g = weights.double().numpy()
     mean, load = g.mean(0), (g > 1e-5).mean(0)
+    sets = Counter(tuple(row) for row in (g > 1e-5).tolist())
+    binary = [entropy(np.array([share, 1 - share])) for share in load]
+    shares = np.array(list(sets.values())) / len(g)
     return {
+        "selection_information": entropy(shares) if g.shape[1] <= 12 else np.mean(binary),
+        "shared_experts": np.mean([[(a & b).sum() for a in g > 1e-5] for b in g > 1e-5]) / load.sum(),
         "experts_per_sample": (g > 1e-5).sum(1).mean(),
         "effective_experts": math.exp(entropy(mean)),
         "information": entropy(mean) - np.mean([entropy(row) for row in g]),
@@ -36,10 +42,15 @@ def sparse_weights(rows, experts, k, seed):
     return torch.zeros(rows, experts).scatter(-1, index, kept.softmax(-1))
 
 
-@pytest.mark.parametrize("k", [1, 2, 7])
-def test_statistics_equal_their_formulas(k):
-    weights = sparse_weights(50, 7, k, seed=k)
-    statistics = Routing(weights=weights).statistics()
+@pytest.mark.parametrize(("k", "experts"), [(1, 7), (2, 7), (7, 7), (2, 12), (3, 13)])
+@pytest.mark.parametrize("in_pairs", [False, True])
+def test_statistics_equal_their_formulas(k, experts, in_pairs):
+    weights = sparse_weights(50, experts, k, seed=k)
+    routing = Routing(weights=weights)
+    if in_pairs:
+        routing = Routing.from_pairs(routing.pairs(), weights.shape[:1], experts)
+    statistics = routing.statistics()
+    assert statistics["selection_measure"] == ("sets" if experts <= 12 else "loads")
     for name, value in by_definition(weights).items():
         assert statistics[name] == pytest.approx(value, rel=1e-5, abs=1e-6), name  # weights are float32
 
@@ -51,7 +62,8 @@ def test_batches_of_any_size_give_the_statistics_of_all_rows():
         statistics.add(Routing(weights=batch))
     whole = Routing(weights=weights).statistics()
     for name, value in statistics.result().items():
-        assert value == (value if value is None else pytest.approx(whole[name], rel=1e-9)), name
+        is_plain = value is None or isinstance(value, str)
+        assert value == (whole[name] if is_plain else pytest.approx(whole[name], rel=1e-9)), name
 
 
 def test_merging_equals_adding():
@@ -95,7 +107,8 @@ def test_padding_counts_nowhere():
     alone = Routing(weights=weights[mask], selectors=selectors[mask]).statistics()
     torch.testing.assert_close(torch.tensor(padded.pop("leaf_share")), torch.tensor(alone.pop("leaf_share")))
     for name, value in alone.items():
-        assert padded[name] == (value if value is None else pytest.approx(value, rel=1e-6)), name
+        is_plain = value is None or isinstance(value, str)
+        assert padded[name] == (value if is_plain else pytest.approx(value, rel=1e-6)), name
 
 
 def test_rows_that_do_not_sum_to_one_count_by_their_shares():
@@ -121,7 +134,13 @@ def test_rows_without_an_expert_have_no_part_in_the_information():
     [
         (torch.full((8, 4), 0.25), "dense"),
         (torch.tensor([[0.9, 0.1, 0.0, 0.0]] * 8), "static"),
-        (torch.cat((torch.eye(4)[:1].expand(99, 4), torch.eye(4)[1:2])), "collapsed"),
+        # One sample in a hundred goes elsewhere, and the weights of the others are the same.
+        (torch.cat((torch.eye(4)[:1].expand(99, 4), torch.eye(4)[1:2])), "blends"),
+        # The border: 95 % of the samples share their experts, 94 % do not.
+        (torch.cat((torch.eye(4)[:1].expand(95, 4), torch.eye(4)[1:2].expand(5, 4))), "blends"),
+        (torch.cat((torch.eye(4)[:1].expand(94, 4), torch.eye(4)[1:2].expand(6, 4))), "routes"),
+        # The same expert for every sample, and beside it one that differs.
+        (0.5 * torch.eye(5)[0] + 0.5 * torch.eye(5)[1:].repeat(4, 1), "routes"),
         (torch.eye(4).repeat(4, 1), "routes"),
         # Two experts each, nearly all weight on one of them, which differs.
         (
@@ -129,18 +148,32 @@ def test_rows_without_an_expert_have_no_part_in_the_information():
             "routes",
         ),
         # The same two of four experts for every sample, with weights of their own.
-        (torch.tensor([[0.8, 0.2, 0.0, 0.0], [0.2, 0.8, 0.0, 0.0]] * 4), "collapsed"),
-        # All but one expert each, and none is dead: there cannot be 1.1 effective experts per selected one.
+        (torch.tensor([[0.8, 0.2, 0.0, 0.0], [0.2, 0.8, 0.0, 0.0]] * 4), "blends"),
+        # All but one of four experts each, and each sample leaves out another one.
         ((1 - torch.eye(4)) * torch.rand(4, 4, generator=torch.Generator().manual_seed(0)), "routes"),
         (sparse_weights(50, 4, 2, seed=3), "routes"),
         (torch.ones(3, 1), "dense"),
     ],
 )
 def test_the_verdict_is_a_word_for_what_the_gate_does(weights, word):
-    found = Routing(weights=weights).statistics()
-    names = ("experts_per_sample", "effective_experts", "information", "num_choices")
-    dead = len(found["dead_experts"])
-    assert verdict(dead_experts=dead, **{name: found[name] for name in names}) == word
+    assert Routing(weights=weights).statistics()["verdict"] == word
+
+
+@pytest.mark.parametrize(
+    ("numbers", "word"),
+    [
+        ((8.0, 1.0, 0.5, 8), "dense"),
+        ((7.99, 0.999, 0.5, 8), "blends"),
+        ((2.0, 0.9, 0.5, 8), "routes"),
+        ((2.0, 0.901, 0.5, 8), "blends"),
+        ((2.0, 0.901, 0.01, 8), "blends"),
+        ((2.0, 0.901, 0.0099, 8), "static"),
+        ((1.0, 0.5, 0.0, 8), "routes"),
+    ],
+)
+def test_the_borders_of_the_verdict(numbers, word):
+    names = ("experts_per_sample", "shared_experts", "information", "num_choices")
+    assert verdict(**dict(zip(names, numbers, strict=True))) == word
 
 
 def test_experts_that_a_gate_cannot_choose_are_neither_dead_nor_part_of_its_load():
@@ -166,10 +199,10 @@ def test_statistics_of_trees_are_of_all_batches_or_missing():
 
 def test_an_explanation_names_the_gates_and_what_to_try():
     one = explain("static", ["watched"], "information 0.000 nats")
-    assert one.startswith("gate watched is static: every sample gets the same experts (information 0.000")
+    assert one.startswith("gate watched is static: every sample gets the same experts with the same")
     assert "information=1.0" in one
-    several = explain("collapsed", ["layer 1", "layer 2"], "1.04 effective experts")
-    assert several.startswith("gates layer 1, layer 2 are collapsed: ")
+    several = explain("blends", ["layer 1", "layer 2"], "information 0.690 nats")
+    assert several.startswith("gates layer 1, layer 2 blend: ")
     assert "load_balance=0.01" in several
     assert "\n" not in one + several
 

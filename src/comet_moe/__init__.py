@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from comet_moe.checks import set_value_checks as set_value_checks
-    from comet_moe.exceptions import CollapseWarning as CollapseWarning
     from comet_moe.exceptions import CometError as CometError
+    from comet_moe.exceptions import RoutingWarning as RoutingWarning
     from comet_moe.exceptions import StaticRoutingWarning as StaticRoutingWarning
+    from comet_moe.interventions import intervene as intervene
+    from comet_moe.interventions import routing_gain as routing_gain
     from comet_moe.local_search import Permutation as Permutation
     from comet_moe.local_search import PermutedGate as PermutedGate
     from comet_moe.local_search import parameter_groups as parameter_groups
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 _MODULES = {
-    "CollapseWarning": "comet_moe.exceptions",
+    "RoutingWarning": "comet_moe.exceptions",
     "CometError": "comet_moe.exceptions",
     "MoE": "comet_moe.mixture.moe",
     "MultiGateMoE": "comet_moe.mixture.moe",
@@ -43,14 +45,15 @@ _MODULES = {
     "Routing": "comet_moe.routing",
     "RoutingMonitor": "comet_moe.monitor",
     "StaticRoutingWarning": "comet_moe.exceptions",
+    "intervene": "comet_moe.interventions",
     "parameter_groups": "comet_moe.local_search",
+    "routing_gain": "comet_moe.interventions",
     "set_value_checks": "comet_moe.checks",
     "sinkhorn": "comet_moe.local_search.sinkhorn",
     "step": "comet_moe.stepping",
 }
 
 __all__ = [
-    "CollapseWarning",
     "CometError",
     "MoE",
     "MultiGateMoE",
@@ -58,8 +61,11 @@ __all__ = [
     "PermutedGate",
     "Routing",
     "RoutingMonitor",
+    "RoutingWarning",
     "StaticRoutingWarning",
+    "intervene",
     "parameter_groups",
+    "routing_gain",
     "set_value_checks",
     "sinkhorn",
     "step",

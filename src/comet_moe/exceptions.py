@@ -65,12 +65,12 @@ class MissingExtraError(CometError, ImportError):
     """An optional dependency that is not installed."""
 
 
-class CollapseWarning(UserWarning):
-    """A gate that sends nearly all samples to the same few experts."""
+class RoutingWarning(UserWarning):
+    """A gate that runs the same experts for nearly all samples."""
 
 
-class StaticRoutingWarning(CollapseWarning):
-    """A gate that decides the same for every sample: the extreme of collapse."""
+class StaticRoutingWarning(RoutingWarning):
+    """A gate that makes the same decision for every sample, weights included."""
 
 
 class IdleGateWarning(UserWarning):

@@ -20,7 +20,7 @@ class MoECallback(Callback):
       divides the sum for gradient accumulation and scales it for mixed precision.
     - After each optimiser step :func:`comet_moe.step` moves searches, warm-ups and balancing biases.
     - A :class:`~comet_moe.RoutingMonitor` writes statistics to the loggers of the trainer and warns about
-      gates that have collapsed.
+      gates that do not route.
 
     Args:
         add_aux_loss: False if ``training_step`` adds them itself, from the routings or as

@@ -9,15 +9,26 @@ and H the entropy in nats.
 - effective experts: exp(H(m)), from 1 (all weight on one expert) to n (equal weights).
 - information: H(m) - mean_b H(g_b), the mutual information between sample and expert in nats. It is 0 for a
   gate that makes the same decision for every sample, and log n for a hard and perfectly balanced gate.
+- selection information: the entropy in nats of which experts are selected. It is 0 if the same experts run
+  for every sample, whatever their weights are; that is what saves computation. With at most 12 experts it is
+  the entropy of the selected set, and ``selection_measure`` is "sets". With more it is the mean over experts
+  of the binary entropy of their load, at most log 2, and ``selection_measure`` is "loads".
+- shared experts: Σ f_i² / Σ f_i of the loads f. Two samples drawn at random have this share of their experts
+  in common. It is 1 if all samples run the same experts, and k / n if each chooses k at random.
 
-:func:`comet_moe.diagnosis.verdict` sums them up in a word.
+:func:`comet_moe.verdict.verdict` sums them up in a word.
 """
 
-from math import exp, prod
+from math import exp, log, prod
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+
+from comet_moe.verdict import verdict
+
+MAX_SET_EXPERTS = 12
+"""Up to this number of experts, 4,096 sets, the selected sets are counted one by one."""
 
 SELECTED_WEIGHT = 1e-5
 """An expert with more weight than this counts as selected, a tree within this of 1 as one-hot."""
@@ -97,12 +108,15 @@ class RoutingStatistics:
         - ``samples``, ``experts_per_sample``, ``effective_experts``, ``information``, ``load_ratio``.
         - ``share_of_samples``: the load of each of the n experts.
         - ``share_of_weight``: the mean weight of each of the n experts.
+        - ``selection_information``, ``selection_measure`` and ``shared_experts``: see
+          :mod:`comet_moe.statistics`.
         - ``dead_experts``: the experts that no sample selected.
         - ``num_choices``: number of experts that the gate chooses among. The load ratio and the dead experts
           count only these.
         - ``tree_entropy``: mean over samples and trees, in nats.
         - ``one_hot_trees``: share of the trees that are one-hot.
         - ``leaf_share``: k lists of n numbers, the mean distribution of each tree.
+        - ``verdict``: "routes", "blends", "static" or "dense", see :func:`comet_moe.verdict.verdict`.
         - ``execution``: that of the last batch.
 
         The three values about trees are None for a gate without trees or selectors. They are also None if a
@@ -116,19 +130,34 @@ class RoutingStatistics:
         choices = choices if self._candidates is None else self._candidates.sort().values
         own = count[choices]
         mean_load = float(own.mean())
+        numbers = {
+            "experts_per_sample": float(count.sum()) / max(samples, 1),
+            "information": max(0.0, entropy_of_mean - float(sums["entropy"]) / max(routed, 1.0)),
+            "shared_experts": float((own**2).sum() / own.sum()) / max(routed, 1.0) if mean_load else 1.0,
+            "num_choices": len(own),
+        }
         return {
             "samples": samples,
-            "experts_per_sample": float(count.sum()) / max(samples, 1),
             "share_of_samples": (count / max(samples, 1)).tolist(),
             "share_of_weight": (weight / weight.sum().clamp_min(1e-30)).tolist(),
             "effective_experts": exp(entropy_of_mean) if routed else 0.0,
-            "information": max(0.0, entropy_of_mean - float(sums["entropy"]) / max(routed, 1.0)),
+            **self._selection(own, routed),
             "load_ratio": float(own.max()) / mean_load if mean_load else 1.0,
             "dead_experts": choices[own == 0].tolist(),
-            "num_choices": len(own),
+            **numbers,
+            "verdict": verdict(**numbers),
             **self._trees(samples),
             "execution": self._execution,
         }
+
+    def _selection(self, count: Tensor, routed: float) -> dict[str, Any]:
+        """The entropy of what rows select, over the rows that select something."""
+        if "sets" in self._sums:
+            entropy = torch.special.entr(self._sums["sets"] / max(routed, 1.0)).sum()
+            return {"selection_information": float(entropy), "selection_measure": "sets"}
+        load = (count / max(routed, 1.0)).clamp(0, 1)
+        entropy = (torch.special.entr(load) + torch.special.entr(1 - load)).mean()
+        return {"selection_information": min(float(entropy), log(2)), "selection_measure": "loads"}
 
     def _trees(self, samples: int) -> dict[str, Any]:
         if "leaf" not in self._sums or int(self._sums["tree_rows"]) != samples:
@@ -197,8 +226,12 @@ class GroupStatistics:
 
 def _dense_sums(routing: Weights) -> dict[str, Tensor]:
     weights, probability, row_sum = _dense_probability(routing)
-    return {
-        "count": (weights > SELECTED_WEIGHT).sum(0).double(),
+    selected = weights > SELECTED_WEIGHT
+    sets = {}
+    if routing.num_experts <= MAX_SET_EXPERTS:
+        sets = _count_sets((selected * _bits(selected)).sum(-1), routing.num_experts)
+    return sets | {
+        "count": selected.sum(0).double(),
         "weight": weights.sum(0, dtype=torch.float64),
         "probability": probability.sum(0, dtype=torch.float64),
         "entropy": torch.special.entr(probability).sum(dtype=torch.float64),
@@ -219,15 +252,31 @@ def _dense_probability(routing: Weights) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _pair_sums(routing: Weights) -> dict[str, Tensor]:
-    _, expert, weight, probability, row_sum = _pair_probability(routing)
+    sample, expert, weight, probability, row_sum = _pair_probability(routing)
     n = routing.num_experts
-    return {
+    sets = {}
+    if n <= MAX_SET_EXPERTS:
+        bits = (weight > SELECTED_WEIGHT) << expert
+        sets = _count_sets(bits.new_zeros(len(row_sum)).index_add(0, sample, bits), n)
+    return sets | {
         "count": torch.bincount(expert[weight > SELECTED_WEIGHT], minlength=n).double(),
         "weight": torch.bincount(expert, weights=weight, minlength=n),
         "probability": torch.bincount(expert, weights=probability, minlength=n),
         "entropy": torch.special.entr(probability).sum(),
         "routed": (row_sum > 0).sum().double(),
     }
+
+
+def _bits(selected: Tensor) -> Tensor:
+    """2^i for expert i, (n,)."""
+    return 2 ** torch.arange(selected.shape[-1], device=selected.device)
+
+
+def _count_sets(codes: Tensor, num_experts: int) -> dict[str, Tensor]:
+    """How many rows select each set of experts, (2^n,), from the sum of 2^i over the selected ones."""
+    counts = torch.bincount(codes, minlength=2**num_experts).double()
+    counts[0] = 0  # padding, and rows without an expert
+    return {"sets": counts}
 
 
 def _pair_probability(routing: Weights) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:

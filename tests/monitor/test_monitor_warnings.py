@@ -4,12 +4,13 @@ import copy
 import io
 import pickle
 import warnings
+from contextlib import suppress
 
 import pytest
 import torch
 from torch import nn
 
-from comet_moe import CollapseWarning, MoE, MultiGateMoE, Permutation, PermutedGate, Routing, RoutingMonitor
+from comet_moe import MoE, MultiGateMoE, Permutation, PermutedGate, Routing, RoutingMonitor, RoutingWarning
 from comet_moe.exceptions import StaticRoutingWarning
 from comet_moe.experts import DenseExperts
 from comet_moe.gates import Gate, JointSelection, SoftmaxGate, SubsetGate, TopKGate
@@ -34,7 +35,7 @@ def train(model, steps, **options):
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-    return [warning.message for warning in given if issubclass(warning.category, CollapseWarning)], monitor
+    return [warning.message for warning in given if issubclass(warning.category, RoutingWarning)], monitor
 
 
 def constant_gate():
@@ -47,7 +48,7 @@ def constant_gate():
     return gate
 
 
-def collapsed_gate():
+def nearly_static_gate():
     """Expert 0 for all samples but a few."""
     gate = TopKGate(P, N, k=1)
     with torch.no_grad():
@@ -58,18 +59,42 @@ def collapsed_gate():
     return gate
 
 
-def test_a_static_gate_is_warned_of_once_after_a_full_window():
-    given, _ = train(make_model(constant_gate()), steps=5, interval=2, window=3)
-    (warning,) = given
-    assert type(warning) is StaticRoutingWarning
-    assert "gate 1.gates.0 is static" in str(warning)
-    assert "2.00 per sample, in 96 samples" in str(warning)
-    assert "information=" in str(warning)
-    assert "dense network of the same cost" in str(warning)
-    given, _ = train(make_model(constant_gate()), steps=4, interval=2, window=3)
+def test_a_static_gate_is_warned_of_once_within_a_hundred_steps():
+    model = make_model(constant_gate())
+    with RoutingMonitor(model) as monitor:
+        for _ in range(80):
+            model(torch.randn(32, P))
+        with pytest.warns(StaticRoutingWarning, match="1.gates.0 is static: .* in 160 samples") as given:
+            model(torch.randn(32, P))
+        assert "2.00 of 4 experts per sample, 100 % of them in common" in str(given[0].message)
+        assert "information=1.0" in str(given[0].message)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for _ in range(200):
+                model(torch.randn(32, P))
+    assert monitor.statistics()["1.gates.0"]["verdict"] == "static"
+
+
+def test_a_short_run_is_warned_of_at_its_end():
+    given, _ = train(make_model(constant_gate()), steps=3)
+    assert [type(warning) for warning in given] == [StaticRoutingWarning]
+
+
+def test_a_block_that_fails_gives_no_warning_on_top():
+    model = make_model(constant_gate())
+    with warnings.catch_warnings(record=True) as given, suppress(KeyError), RoutingMonitor(model):
+        warnings.simplefilter("always")
+        model(torch.randn(32, P))
+        raise KeyError
     assert given == []
-    given, _ = train(make_model(constant_gate()), steps=40, interval=2, window=3)
-    assert len(given) == 1
+
+
+def test_the_summary_is_a_table_with_a_line_per_gate():
+    _, monitor = train(make_model(constant_gate()), steps=3)
+    names, row = monitor.summary().splitlines()
+    assert names.split()[:4] == ["gate", "verdict", "information", "selection"]
+    assert row.split() == ["1.gates.0", "static", "0.00", "0.00", "2.00", "1.00", "2.00", "2"]
+    assert monitor.summary(evaluation=True) == ""
 
 
 def identity_model(gate):
@@ -77,14 +102,11 @@ def identity_model(gate):
     return MoE(experts=DenseExperts(N, P, 1), gate=gate, return_routing=False)
 
 
-def test_a_collapsed_gate_is_warned_of_with_how_to_balance_its_load():
-    given, monitor = train(identity_model(collapsed_gate()), steps=40, interval=1, window=40)
-    (warning,) = given
-    assert type(warning) is CollapseWarning
-    assert "gate gates.0 is collapsed" in str(warning)
-    assert "load_balance=0.01" in str(warning)
+def test_a_gate_that_sends_a_few_samples_elsewhere_is_warned_of():
+    _, monitor = train(identity_model(nearly_static_gate()), steps=200, interval=1, window=200)
     statistics = monitor.statistics()["gates.0"]
-    assert statistics["verdict"] == "collapsed"
+    assert 0 < statistics["selection_information"] < 0.05
+    assert statistics["verdict"] in ("static", "blends")
     assert statistics["dead_experts"] == [2, 3]
 
 
@@ -96,8 +118,12 @@ def test_a_gate_that_only_weighs_the_same_two_experts_is_warned_of():
     given, monitor = train(identity_model(gate.requires_grad_(False)), steps=10, interval=1, window=10)
     statistics = monitor.statistics()["gates.0"]
     assert statistics["information"] > 0.1
-    assert statistics["dead_experts"] == [2, 3]
-    assert [type(warning) for warning in given] == [CollapseWarning]
+    assert statistics["selection_information"] == 0
+    assert statistics["verdict"] == "blends"
+    (warning,) = given
+    assert type(warning) is RoutingWarning
+    assert "gate gates.0 blends: the same experts run for nearly all samples" in str(warning)
+    assert "load_balance=0.01" in str(warning)
 
 
 def test_a_gate_that_routes_gives_no_warning():
@@ -139,9 +165,9 @@ class HardeningGate(Gate):
         return Routing(weights=weights.expand(len(x), N))
 
 
-def test_a_window_that_began_soft_gives_no_warning_the_next_one_does():
-    assert train(make_model(HardeningGate(3)), steps=5, interval=1, window=5)[0] == []
-    assert len(train(make_model(HardeningGate(3)), steps=10, interval=1, window=5)[0]) == 1
+def test_batches_that_began_soft_give_no_warning_the_next_ones_do():
+    assert train(make_model(HardeningGate(3)), steps=5, interval=1)[0] == []
+    assert len(train(make_model(HardeningGate(3)), steps=10, interval=1)[0]) == 1
 
 
 def test_a_gate_that_is_dense_over_its_own_experts_gives_no_warning():

@@ -8,7 +8,15 @@ from comet_moe.gates import TopKGate
 
 NAMES = [
     f"routing/rating/{name}"
-    for name in ("experts_per_sample", "effective_experts", "information", "load_ratio", "dead_experts")
+    for name in (
+        "experts_per_sample",
+        "effective_experts",
+        "information",
+        "selection_information",
+        "shared_experts",
+        "load_ratio",
+        "dead_experts",
+    )
 ]
 
 

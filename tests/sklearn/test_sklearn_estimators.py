@@ -240,7 +240,7 @@ def test_without_a_validation_share_all_rows_and_epochs_are_trained():
 
 @pytest.mark.parametrize(
     ("gate", "per_sample", "verdicts"),
-    [("dense", 1, {"dense"}), ("topk", 2, {"routes", "static", "collapsed"})],
+    [("dense", 1, {"dense"}), ("topk", 2, {"routes", "blends", "static"})],
 )
 def test_routing_tells_what_the_gate_does(gate, per_sample, verdicts):
     X, y, _ = make_numbers()

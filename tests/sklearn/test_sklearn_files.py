@@ -99,5 +99,5 @@ def test_the_example_of_the_page_runs(capsys):
     exec(compile(example, str(page), "exec"), {})
     score, routing, *predicted = capsys.readouterr().out.splitlines()
     assert float(score) > 0.9
-    assert routing.split()[0] in ("routes", "static", "collapsed")
+    assert routing.split()[0] in ("routes", "blends", "static")
     assert predicted[0].split() == ["votes", "hours"]

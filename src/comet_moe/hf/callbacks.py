@@ -23,7 +23,7 @@ class MoECallback(TrainerCallback):
       transformers' mixtures (``output_router_logits=True``) is a different loss and is kept.
     - After each optimiser step :func:`comet_moe.step` moves searches, warm-ups and balancing biases.
     - A :class:`~comet_moe.RoutingMonitor` adds statistics to the Trainer's logs and warns about gates that
-      have collapsed.
+      do not route.
 
     ``Trainer(callbacks=[MoECallback()])`` works too. The Trainer's own callbacks for TensorBoard, W&B and
     others then run first and do not see the statistics; ``trainer.state.log_history`` has them.

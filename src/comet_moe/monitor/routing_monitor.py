@@ -2,7 +2,7 @@
 
 import copy
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Self
 
 import torch
@@ -11,10 +11,11 @@ from torch.utils.hooks import RemovableHandle
 
 from comet_moe import checks
 from comet_moe.gates import Gate
+from comet_moe.mixture.find import outermost_gates
 from comet_moe.mixture.moe import MultiGateMoE
 from comet_moe.monitor.hooks import Hook
 from comet_moe.monitor.pending_losses import PendingLosses
-from comet_moe.monitor.window import GateRecord, make_warning
+from comet_moe.monitor.window import GateWindow, make_warning, summary_table
 from comet_moe.monitor.writers import make_writer, scalars
 from comet_moe.routing import Routing
 
@@ -27,9 +28,10 @@ class RoutingMonitor:
     distributed run each process sees its own samples.
 
     Every ``interval``-th training pass of a gate adds its batch to the gate's window of statistics, on the
-    gate's device. If a full window shows a collapsed or static gate, the monitor warns once per gate:
-    :class:`~comet_moe.CollapseWarning` or :class:`~comet_moe.StaticRoutingWarning`. It does not warn while a
-    gate is soft, nor about dense gates. Evaluation passes are accumulated separately.
+    gate's device. If five batches in a row show a gate that does not route, the monitor warns once per gate:
+    :class:`~comet_moe.RoutingWarning` or :class:`~comet_moe.StaticRoutingWarning`. It checks once more at the
+    end of the block. It does not warn while a gate is soft, nor about dense gates. Evaluation passes are
+    accumulated separately.
 
     The hooks are removed at the end of the block. Copies and pickles of the model made within the block are
     not monitored. A compiled model must be called for the first time within the block. Its graph is split at
@@ -78,7 +80,7 @@ class RoutingMonitor:
         checks.require_type("model", model, nn.Module)
         self.interval = checks.at_least_one("interval", interval)
         self.window = checks.at_least_one("window", window)
-        found = {name: (gate, mixture) for name, gate, mixture in _outermost_gates(model)}
+        found = {name: (gate, mixture) for name, gate, mixture in outermost_gates(model)}
         if not found:
             raise ValueError(
                 f"the model must hold a gate of comet_moe.gates, {type(model).__name__} has none"
@@ -95,7 +97,7 @@ class RoutingMonitor:
             self.gates[name] = gate
             if mixture is not None:
                 self._mixtures.setdefault(mixture, []).append(name)
-        self._records = {name: GateRecord(self.window) for name in self.gates}
+        self._records = {name: GateWindow(self.window) for name in self.gates}
         self._writers = [make_writer(one) for one in _as_list(log)]
         self._handles: list[RemovableHandle] = []
         self._losses = PendingLosses()
@@ -117,6 +119,9 @@ class RoutingMonitor:
             handle.remove()
         self._handles.clear()
         self._losses.clear()
+        if failure[0] is None:
+            for name in self.gates:
+                self._warn(name)
 
     @property
     def aux_loss(self) -> Tensor:
@@ -180,6 +185,11 @@ class RoutingMonitor:
             write(values, step, max(record.passes for record in self._records.values()))
         return values
 
+    def summary(self, evaluation: bool = False) -> str:
+        """The statistics of all gates as a table in text, one line per gate; empty without a batch."""
+        statistics = self.statistics(evaluation)
+        return summary_table(statistics) if statistics else ""
+
     @torch.compiler.disable
     def _observe(self, name: str, routing: Routing, mask: Tensor | None) -> None:
         """Add one call of a gate; ``routing`` need not be masked yet."""
@@ -195,19 +205,17 @@ class RoutingMonitor:
             with torch.no_grad():
                 # A copy, since the forms of the weights computed here have no graph.
                 record.add(copy.copy(routing).masked(mask), gate.training)
-            if gate.training:
+            if gate.training and record.is_due():
                 self._warn(name)
 
     def _warn(self, name: str) -> None:
         gate, record = self.gates[name], self._records[name]
-        if record.has_warned or not record.is_full_again() or gate.soft_in_training or record.began_dense():
+        if record.has_warned or gate.soft_in_training:
             return
-        statistics = record.result(evaluation=False)
-        assert statistics is not None
-        warning = make_warning(name, statistics)
-        if warning is not None:
+        statistics = record.problem()
+        if statistics is not None:
             record.has_warned = True
-            warnings.warn(warning, stacklevel=2)
+            warnings.warn(make_warning(name, statistics), stacklevel=2)
 
 
 class _GateHook(Hook):
@@ -231,33 +239,6 @@ class _MixtureHook(Hook):
     def __call__(self, mixture: MultiGateMoE, args: tuple[Any, ...], output: Any) -> None:
         for name, routing in zip(self._names, output[1], strict=True):
             self._monitor._observe(name, routing, routing.mask)
-
-
-def _outermost_gates(model: nn.Module) -> Iterator[tuple[str, Gate, MultiGateMoE | None]]:
-    """Gates that are not inside another gate, each once: name in the model, gate, and a mixture.
-
-    The mixture is None unless it has a joint choice or joint losses. In that case only the mixture has the
-    final routings.
-    """
-    seen: set[nn.Module] = set()
-
-    def walk(
-        module: nn.Module, name: str, mixture: MultiGateMoE | None
-    ) -> Iterator[tuple[str, Gate, MultiGateMoE | None]]:
-        if module in seen:
-            return
-        seen.add(module)
-        if isinstance(module, Gate):
-            yield name or "gate", module, mixture
-            return
-        for child_name, child in module.named_children():
-            child_mixture = mixture
-            if isinstance(module, MultiGateMoE):
-                is_joint = module.joint is not None or module.regularizer is not None
-                child_mixture = module if is_joint and child is module.gates else None
-            yield from walk(child, f"{name}.{child_name}" if name else child_name, child_mixture)
-
-    return walk(model, "", None)
 
 
 def _as_list(log: Any) -> list[Any]:

@@ -1,15 +1,19 @@
 """The statistics of one gate over its last batches, and the warning about them."""
 
 from collections import deque
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, get_args
 
-from comet_moe.diagnosis import Verdict, explain, verdict
-from comet_moe.exceptions import CollapseWarning, StaticRoutingWarning
+from comet_moe.exceptions import RoutingWarning, StaticRoutingWarning
 from comet_moe.routing import Routing
 from comet_moe.statistics import RoutingStatistics
+from comet_moe.verdict import NUMBERS, Problem, describe_numbers, explain
+
+RECENT_BATCHES = 5
+"""Batches that a warning rests on: 100 steps with the default interval of 20."""
 
 
-class GateRecord:
+class GateWindow:
     """The statistics of one gate.
 
     Args:
@@ -47,48 +51,67 @@ class GateRecord:
             batch = self._evaluation
         batch.add(routing)
 
-    def is_full_again(self) -> bool:
-        """Whether every batch in the window is new since this was last true."""
+    def is_due(self) -> bool:
+        """Whether ``RECENT_BATCHES`` batches, or a window, were added since this was last true."""
         assert self._window.maxlen is not None
-        return self._added % self._window.maxlen == 0
+        return self._added % min(RECENT_BATCHES, self._window.maxlen) == 0
 
-    def began_dense(self) -> bool:
-        """Whether the gate was still soft at the beginning of the window."""
-        return _verdict(self._window[0].result()) == "dense"
+    def problem(self) -> dict[str, Any] | None:
+        """The statistics of the last batches if they show a gate that does not route; else None.
+
+        None, too, for a gate that was still dense in the first of these batches.
+        """
+        recent = list(self._window)[-RECENT_BATCHES:]
+        if not recent or recent[0].result()["verdict"] == "dense":
+            return None
+        statistics = _merged(recent)
+        return statistics if statistics["verdict"] in get_args(Problem) else None
 
     def result(self, evaluation: bool) -> dict[str, Any] | None:
         """The statistics of the window or of the last evaluation; None without a batch."""
         batches = self._window if not evaluation else [self._evaluation] if self._evaluation else []
-        if not batches:
-            return None
-        total = RoutingStatistics()
-        for batch in batches:
-            total.merge(batch)
-        statistics = total.result()
-        del statistics["execution"]
-        return {**statistics, "verdict": _verdict(statistics)}
+        return _merged(batches) if batches else None
 
 
-def _verdict(statistics: dict[str, Any]) -> Verdict:
-    names = ("experts_per_sample", "effective_experts", "information", "num_choices")
-    numbers = {name: statistics[name] for name in names}
-    return verdict(dead_experts=len(statistics["dead_experts"]), **numbers)
+def _merged(batches: Iterable[RoutingStatistics]) -> dict[str, Any]:
+    total = RoutingStatistics()
+    for batch in batches:
+        total.merge(batch)
+    statistics = total.result()
+    del statistics["execution"]
+    return statistics
 
 
-def make_warning(name: str, statistics: dict[str, Any]) -> CollapseWarning | None:
-    """The warning about gate ``name``; None if it routes or is dense.
+def make_warning(name: str, statistics: dict[str, Any]) -> RoutingWarning:
+    """The warning about gate ``name``, from what :meth:`GateWindow.problem` returned."""
+    numbers = describe_numbers(**{name: statistics[name] for name in NUMBERS})
+    kind = StaticRoutingWarning if statistics["verdict"] == "static" else RoutingWarning
+    return kind(explain(statistics["verdict"], [name], f"{numbers}, in {statistics['samples']} samples"))
 
-    Args:
-        name: name of the gate.
-        statistics: see :meth:`GateRecord.result`.
-    """
-    found: Verdict = statistics["verdict"]
-    if found not in ("static", "collapsed"):
-        return None
-    numbers = (
-        f"information {statistics['information']:.3f} nats, {statistics['effective_experts']:.2f} effective "
-        f"experts of {statistics['num_choices']}, {statistics['experts_per_sample']:.2f} per "
-        f"sample, in {statistics['samples']} samples"
+
+COLUMNS = {
+    "verdict": "verdict",
+    "information": "information",
+    "selection_information": "selection",
+    "experts_per_sample": "experts per sample",
+    "shared_experts": "in common",
+    "load_ratio": "load ratio",
+    "dead_experts": "dead",
+}
+
+
+def summary_table(statistics: dict[str, dict[str, Any]]) -> str:
+    """One line per gate under a line of names, as text."""
+    rows = [["gate", *COLUMNS.values()]]
+    for name, found in statistics.items():
+        values = {**found, "dead_experts": len(found["dead_experts"])}
+        cells = (values[column] for column in COLUMNS)
+        rows.append([name, *(f"{cell:.2f}" if isinstance(cell, float) else str(cell) for cell in cells)])
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if column < 2 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
     )
-    kind = StaticRoutingWarning if found == "static" else CollapseWarning
-    return kind(explain(found, [name], numbers))

@@ -4,7 +4,14 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-SCALARS = ("experts_per_sample", "effective_experts", "information", "load_ratio")
+SCALARS = (
+    "experts_per_sample",
+    "effective_experts",
+    "information",
+    "selection_information",
+    "shared_experts",
+    "load_ratio",
+)
 """The statistics that are logged, in addition to the number of dead experts."""
 
 

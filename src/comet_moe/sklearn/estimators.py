@@ -66,7 +66,7 @@ class MoEClassifier(ClassifierMixin, BaseMoE):
         history_: one dictionary per epoch: ``train_loss`` and ``train_aux_loss`` as means over its steps,
             ``validation_loss``, metrics of each task on the ``validation`` rows, ``seconds`` so far.
         routing_: for each task the statistics of its gate on the validation rows (on the train rows if there
-            are none), and a ``verdict``: "routes", "static", "collapsed" or "dense".
+            are none), and a ``verdict``: "routes", "blends", "static" or "dense".
         result_: loss and metrics on the validation rows with the final weights, number of parameters, rows,
             operations per row, notes on columns that were left out and on gates that do not route.
         model_: the network, a :class:`~comet_moe.experiments.models.TableModel` in float64. Its weights were

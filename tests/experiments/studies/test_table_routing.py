@@ -143,7 +143,7 @@ def test_a_sentence_says_whether_a_mixture_pays(losses, beginning, end):
             "static",
             "the only test). But it does not route (static): something else than its choice of experts pays.",
         ),
-        ("static / collapsed", "does not route (static / collapsed)"),
+        ("static / blends", "does not route (static / blends)"),
         ("routes / static", "the only test)."),
         ("dense", "the only test)."),
         (None, "the only test)."),

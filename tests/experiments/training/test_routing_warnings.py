@@ -20,34 +20,33 @@ from comet_moe.gates import SoftmaxGate, TopKGate, WarmupGate
 EPOCHS = 3
 
 
-def routing(per_sample, effective, information, n=4):
-    share = [per_sample / n] * n
+def routing(per_sample, information, share, n=4):
     return RoutingRecord(
         experts_per_sample=per_sample,
         share_of_samples=share,
         share_of_weight=[1 / n] * n,
-        effective_experts=effective,
+        effective_experts=n,
         information=information,
         load_ratio=1,
         dead_experts=[],
     )
 
 
-STATIC, COLLAPSED, ROUTES, DENSE = (
-    routing(2, 2, 0),
-    routing(1, 1.05, 0.02),
-    routing(1, 4, 1.2),
-    routing(4, 4, 0),
+STATIC, BLENDS, ROUTES, DENSE = (
+    routing(2, 0, [1, 1, 0, 0]),
+    routing(2, 0.6, [1, 1, 0, 0]),
+    routing(1, 1.2, [0.25] * 4),
+    routing(4, 0, [1] * 4),
 )
 
 
 def test_gates_with_the_same_problem_share_a_sentence():
-    found = routing_warnings({"a": STATIC, "b": ROUTES, "c": STATIC, "d": COLLAPSED, "e": DENSE}, epoch=2)
+    found = routing_warnings({"a": STATIC, "b": ROUTES, "c": STATIC, "d": BLENDS, "e": DENSE}, epoch=2)
     assert list(found.values()) == [["a", "c"], ["d"]]
-    static, collapsed = found
+    static, blends = found
     assert static.startswith("after epoch 2, gates a, c are static: ")
-    assert "(information 0.000 nats, 2.00 effective experts of 4, 2.00 per sample); try " in static
-    assert collapsed.startswith("after epoch 2, gate d is collapsed: ")
+    assert "(information 0.000 nats, 2.00 of 4 experts per sample, 100 % of them in common " in static
+    assert blends.startswith("after epoch 2, gate d blends: ")
 
 
 def test_a_gate_is_named_once():
@@ -99,11 +98,11 @@ def warned_after(folder):
 
 
 def test_a_run_warns_in_the_epoch_in_which_a_gate_first_does_not_route_and_keeps_a_note(tmp_path):
-    by_epoch = [{"a": ROUTES, "b": DENSE}, {"a": STATIC, "b": DENSE}, {"a": COLLAPSED, "b": COLLAPSED}]
+    by_epoch = [{"a": ROUTES, "b": DENSE}, {"a": STATIC, "b": DENSE}, {"a": BLENDS, "b": BLENDS}]
     result, folder = run(tmp_path / "run", by_epoch)
     (second,), (third,) = warned_after(folder)[2], warned_after(folder)[3]
     assert second.startswith("after epoch 2, gate a is static: ")
-    assert third.startswith("after epoch 3, gate b is collapsed: ")
+    assert third.startswith("after epoch 3, gate b blends: ")
     assert result.notes == ["of the data", second, third]
 
 

@@ -97,9 +97,9 @@ def build_summary(study: Study, rows: list[Row]) -> Summary:
 
 
 VERDICTS = {
-    "routes": "it routes: which experts a sample gets depends on the sample",
-    "static": "it does not route: every sample gets the same experts",
-    "collapsed": "it hardly routes: nearly all samples share their experts",
+    "routes": "it routes: other samples run other experts",
+    "blends": "it blends: the same experts run for all samples, with weights that depend on the sample",
+    "static": "it does not route: every sample gets the same experts with the same weights",
 }
 """The meaning of a verdict, shown after the name of the gate; `dense` has its own sentence."""
 

@@ -13,9 +13,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from comet_moe.diagnosis import Verdict, verdict
 from comet_moe.experiments.studies.defaults import MAX_TRIALS, PruneMethod
 from comet_moe.experiments.training.records import Metrics, Number, Record, ResultRecord, RoutingRecord
+from comet_moe.verdict import STATIC_INFORMATION, Verdict, verdict
 
 StudyKind = Literal["tuning", "ablation"]
 TrialStatus = Literal["waiting", "running", "complete", "failed", "pruned"]
@@ -65,6 +65,8 @@ class TrialRouting(Record):
         experts: number of experts that the gate chooses among.
         experts_per_sample, effective_experts, information, load_ratio: see `RoutingRecord`.
         dead_experts: number of experts that no sample selected.
+        selection_information, selection_measure, shared_experts: see `RoutingRecord`; None in trials of
+            version 0.2 and before.
     """
 
     experts: PositiveInt
@@ -73,6 +75,9 @@ class TrialRouting(Record):
     information: float
     load_ratio: float
     dead_experts: NonNegativeInt
+    selection_information: Number = None
+    selection_measure: Literal["sets", "loads"] | None = None
+    shared_experts: Number = None
 
     @classmethod
     def of_gate(cls, record: RoutingRecord) -> "TrialRouting":
@@ -82,17 +87,28 @@ class TrialRouting(Record):
 
     @property
     def verdict(self) -> Verdict:
-        """In a word, what the gate does: see `comet_moe.diagnosis.verdict`."""
+        """In a word, what the gate does: see `comet_moe.verdict.verdict`."""
+        shared = self.shared_experts
+        if shared is None:  # without loads: by the experts that all samples use together, weighted
+            is_static = self.information < STATIC_INFORMATION
+            shared = 1.0 if is_static else self.experts_per_sample / max(self.effective_experts, 1.0)
         return verdict(
             experts_per_sample=self.experts_per_sample,
-            effective_experts=self.effective_experts,
+            shared_experts=shared,
             information=self.information,
-            dead_experts=self.dead_experts,
             num_choices=self.experts,
         )
 
 
-_SAME_NUMBERS = ("experts_per_sample", "effective_experts", "information", "load_ratio")
+_SAME_NUMBERS = (
+    "experts_per_sample",
+    "effective_experts",
+    "information",
+    "load_ratio",
+    "selection_information",
+    "selection_measure",
+    "shared_experts",
+)
 ROUTING_COLUMNS = ("information", "effective_experts", "load_ratio", "dead_experts")
 """Fields of a `TrialRouting` whose means over the gates of a trial are columns of ``Study.trials``."""
 

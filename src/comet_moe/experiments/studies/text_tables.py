@@ -41,9 +41,10 @@ _RESULT_NOTE = (
 )
 _DENSE_NOTE = "p vs dense: Welch's one-sided t-test against dense, the network without a mixture."
 _ROUTING_NOTE = (
-    "routing: what the gates do in most of the trials used. routes: different samples have different "
-    "experts. static: every sample has the same. collapsed: nearly all samples share theirs. dense: every "
-    "sample uses every expert. Where tasks or layers differ there are several words. information: between "
+    "routing: what the gates do in most of the trials used. routes: other samples run other experts. "
+    "blends: the same experts run for all samples, with weights that depend on the sample. static: the same "
+    "experts and weights for every sample. dense: every sample runs every expert. Where tasks or layers "
+    "differ there are several words. information: between "
     "sample and expert in nats, 0 for a static gate. load ratio: largest load / mean load. Numbers are means "
     "over the gates of a model."
 )

@@ -77,7 +77,7 @@ def does_a_mixture_pay(rows: list[dict[str, Any]], format_p: Callable[[float], s
 
 def _unless_it_routes(verdict: str | None) -> str:
     """What to say of a gate that has the lower loss, and the same experts for nearly all samples."""
-    if verdict is None or not set(verdict.split(" / ")) <= {"static", "collapsed"}:
+    if verdict is None or not set(verdict.split(" / ")) <= {"static", "blends"}:
         return ""
     return f" But it does not route ({verdict}): something else than its choice of experts pays."
 

@@ -17,7 +17,6 @@ import torch
 
 from comet_moe.checks import without_value_checks
 from comet_moe.devices import Placement
-from comet_moe.diagnosis import Problem, explain
 from comet_moe.exceptions import DataError
 from comet_moe.experiments.data import Dataset, Split
 from comet_moe.experiments.models import Model, Task
@@ -33,6 +32,7 @@ from comet_moe.experiments.training.records import (
 from comet_moe.kernels.mix import weights_dtype
 from comet_moe.routing import Routing
 from comet_moe.statistics import GroupStatistics, RoutingStatistics
+from comet_moe.verdict import Problem, describe_numbers, explain
 
 CPU = Placement()
 EVALUATION_BATCH = 4096
@@ -217,7 +217,7 @@ def _gate_groups(tasks: Sequence[Task], split: Split, groups: Groups | None) -> 
 def routing_warnings(
     routing: Mapping[str, RoutingRecord], epoch: int, known: Collection[str] = ()
 ) -> dict[str, list[str]]:
-    """One sentence about all gates that are static, and one about all that have collapsed.
+    """One sentence about all gates that are static, and one about all that blend.
 
     Args:
         routing: the statistics of each gate on the validation split.
@@ -238,11 +238,6 @@ def routing_warnings(
 
 def _numbers(records: list[RoutingRecord]) -> str:
     """The numbers behind a verdict, as means over the gates."""
-    information, effective, per_sample = (
-        fmean(getattr(record, name) for record in records)
-        for name in ("information", "effective_experts", "experts_per_sample")
-    )
-    return (
-        f"information {information:.3f} nats, {effective:.2f} effective experts of "
-        f"{records[0].choices}, {per_sample:.2f} per sample"
-    )
+    names = ("information", "shared_experts", "experts_per_sample")
+    means = {name: fmean(getattr(record, name) for record in records) for name in names}
+    return describe_numbers(**means, num_choices=records[0].choices)

@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, NonNegativeFloat, PositiveInt
 
-from comet_moe.diagnosis import Verdict, verdict
+from comet_moe.verdict import Verdict, verdict
 
 Number = float | None
 """None stands for NaN and infinity, which JSON does not have."""
@@ -73,6 +73,9 @@ class RoutingRecord(Record):
         share_of_weight: (n,) share of the total weight of each expert.
         effective_experts: exp of the entropy of the mean weights, from 1 to n.
         information: between sample and expert, in nats: 0 for a constant gate, log n at most.
+        selection_information: entropy of what samples select, in nats; None in runs of version 0.2 and
+            before.
+        selection_measure: "sets" or "loads", see :mod:`comet_moe.statistics`.
         load_ratio: largest share of samples / mean share.
         dead_experts: experts that no sample selected.
         num_choices: experts that the gate chooses among; None for all n.
@@ -88,6 +91,8 @@ class RoutingRecord(Record):
     share_of_weight: list[float]
     effective_experts: float
     information: float
+    selection_information: Number = None
+    selection_measure: Literal["sets", "loads"] | None = None
     load_ratio: float
     dead_experts: list[int]
     num_choices: int | None = None
@@ -98,14 +103,19 @@ class RoutingRecord(Record):
 
     @property
     def verdict(self) -> Verdict:
-        """One word for what the gate does, see :func:`comet_moe.diagnosis.verdict`."""
+        """One word for what the gate does, see :func:`comet_moe.verdict.verdict`."""
         return verdict(
             experts_per_sample=self.experts_per_sample,
-            effective_experts=self.effective_experts,
+            shared_experts=self.shared_experts,
             information=self.information,
-            dead_experts=len(self.dead_experts),
             num_choices=self.choices,
         )
+
+    @property
+    def shared_experts(self) -> float:
+        """Share of its experts that a sample has in common with another one, from the loads."""
+        loads = self.share_of_samples
+        return sum(load**2 for load in loads) / total if (total := sum(loads)) else 1.0
 
     @property
     def choices(self) -> int:

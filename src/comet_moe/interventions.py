@@ -1,0 +1,228 @@
+"""Does routing matter? Give the samples other routes, and measure what the loss does.
+
+Shapes: B rows of a batch, n experts, R repeats, N rows of all batches.
+
+An intervention replaces the weights g (B, n) that a gate returned, and nothing else:
+
+- "shuffle": row b gets the route of row π(b), with π a random permutation of the rows. The batch keeps its
+  loads and weights; its samples exchange them.
+- "mean": every row gets the mean weights of the batch.
+- "random": every row keeps its weights, in order, and puts them on random experts, drawn by their load.
+
+Rows of padding keep weight 0 and lend no route.
+
+The **routing gain** is the loss with shuffled routes minus the loss without: permutation importance, with the
+gate as the feature. It is 0 for a gate that decides the same for every sample, and large where experts are
+specialists. It needs no second training and no threshold.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from comet_moe import checks
+from comet_moe.gates.base import Gate
+from comet_moe.mixture.find import outermost_gates
+from comet_moe.routing import Routing
+
+Intervention = Literal["shuffle", "mean", "random"]
+Loss = Callable[[Any, Any], Tensor]
+
+CONFIDENCE = 0.95
+
+
+@contextmanager
+def intervene(
+    model: nn.Module, kind: Intervention, *, seed: int = 0, gates: Iterable[str] | None = None
+) -> Iterator[None]:
+    """Within the block, the gates of ``model`` give the samples of each batch other routes.
+
+    Gates that see the same rows exchange them in the same way, so that the tasks of a sample stay together. A
+    gate inside another gate is part of that one.
+
+    Args:
+        model: any module with gates in it.
+        kind: "shuffle", "mean" or "random", see :mod:`comet_moe.interventions`.
+        seed: of the permutations and of the random experts; the same seed gives the same routes.
+        gates: names of the gates to change, as in ``model.named_modules()``; all of them by default.
+
+    Example:
+        >>> import torch
+        >>> from comet_moe import MoE, intervene
+        >>> from comet_moe.experts import DenseExperts
+        >>> from comet_moe.gates import TopKGate
+        >>> moe = MoE(experts=DenseExperts(4, 8, 8), gate=TopKGate(8, 4, k=1), return_routing=False)
+        >>> x = torch.randn(16, 8)
+        >>> with intervene(moe, "shuffle"):
+        ...     shuffled = moe(x)
+        >>> torch.equal(shuffled, moe(x))
+        False
+    """
+    if kind not in _CHANGES:
+        raise ValueError(f"kind is {kind!r}: choose one of {', '.join(_CHANGES)}")
+    found = _find_gates(model, gates)
+    handles = [
+        gate.register_forward_hook(_Hook(kind, seed), with_kwargs=True, prepend=True)
+        for gate in found.values()
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@torch.no_grad()
+def routing_gain(
+    model: nn.Module,
+    batches: Iterable[Any],
+    loss: Loss,
+    repeats: int = 5,
+    *,
+    kind: Intervention = "shuffle",
+    seed: int = 0,
+) -> dict[str, Any]:
+    r"""The loss when samples exchange their routes at random, less the loss as it is.
+
+    .. math:: \mathrm{gain} = \frac{1}{R N} \sum_{r=1}^R \sum_{i=1}^N \ell_i^{(r)} - \ell_i
+
+    The 95 % interval covers samples and repeats. Its squared standard error is the variance of the samples'
+    mean gains over N, plus the variance of the repeats' gains over R. The model runs in evaluation mode and
+    returns to the mode that it was in.
+
+    Args:
+        model: any module with gates in it.
+        batches: the data. It is read once, R times for all gates, and R times for each gate; an iterator is
+            kept as a list.
+        loss: ``loss(model, batch)`` calls the model and returns the losses of the rows, (rows,). If it
+            returns their mean, the interval is over batches.
+        repeats: R, the number of random exchanges.
+        kind: another intervention, see :func:`intervene`.
+        seed: of the exchanges.
+
+    Returns:
+        ``gain`` and ``interval`` (two numbers). ``by_gate`` has the same for each gate, when it alone is
+        changed. ``loss`` is that without an intervention, ``samples`` is N, or the number of batches.
+
+    Example:
+        >>> import torch
+        >>> from comet_moe import MoE, routing_gain
+        >>> from comet_moe.experts import DenseExperts
+        >>> from comet_moe.gates import TopKGate
+        >>> moe = MoE(experts=DenseExperts(4, 8, 8), gate=TopKGate(8, 4, k=1), return_routing=False)
+        >>> x = torch.randn(64, 8)
+        >>> y = moe(x)  # what the routes of the samples give
+        >>> def loss(model, batch):
+        ...     return (model(batch[0]) - batch[1]).square().mean(-1)
+        >>> found = routing_gain(moe, [(x, y)], loss)
+        >>> found["gain"] > 0, found["loss"]
+        (True, 0.0)
+    """
+    checks.at_least_one("repeats", repeats)
+    names = list(_find_gates(model, None))
+    batches = batches if isinstance(batches, Sequence) or _is_reusable(batches) else list(batches)
+    was_training = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        before = _losses(model, batches, loss)
+
+        def gain(gates: list[str]) -> dict[str, Any]:
+            after = []
+            for repeat in range(repeats):
+                with intervene(model, kind, seed=seed + repeat, gates=gates):
+                    after.append(_losses(model, batches, loss))
+            return _summary(torch.stack(after) - before)
+
+        total = gain(names)
+        by_gate = {name: gain([name]) for name in names} if len(names) > 1 else {names[0]: dict(total)}
+    finally:
+        for module, training in was_training.items():
+            module.training = training
+    return {**total, "loss": float(before.mean()), "samples": len(before), "by_gate": by_gate}
+
+
+def _find_gates(model: nn.Module, names: Iterable[str] | None) -> dict[str, Gate]:
+    checks.require_type("model", model, nn.Module)
+    found = {name: gate for name, gate, _ in outermost_gates(model)}
+    if not found:
+        raise ValueError(f"the model must hold a gate of comet_moe.gates, {type(model).__name__} has none")
+    if names is None:
+        return found
+    chosen = list(names)
+    for name in chosen:
+        if name not in found:
+            raise ValueError(f"there is no gate {name!r} in the model: choose among {', '.join(found)}")
+    return {name: found[name] for name in chosen}
+
+
+class _Hook:
+    """Replaces the routing that a gate returned. Each gate draws from a generator of its own, all alike."""
+
+    def __init__(self, kind: Intervention, seed: int):
+        self._change = _CHANGES[kind]
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def __call__(
+        self, gate: Gate, args: tuple[Any, ...], kwargs: dict[str, Any], routing: Routing
+    ) -> Routing:
+        mask = kwargs.get("mask")
+        routing = routing.masked(mask)
+        rows = routing.weights.reshape(-1, routing.num_experts)
+        real = torch.arange(len(rows), device=rows.device) if mask is None else mask.flatten().nonzero()[:, 0]
+        changed = rows.index_copy(0, real, self._change(rows[real], self._generator))
+        return routing.with_weights(changed.reshape(routing.weights.shape))
+
+
+def _shuffle(weights: Tensor, generator: torch.Generator) -> Tensor:
+    return weights[torch.randperm(len(weights), generator=generator).to(weights.device)]
+
+
+def _mean(weights: Tensor, generator: torch.Generator) -> Tensor:
+    return weights.mean(0, keepdim=True).expand_as(weights) if len(weights) else weights
+
+
+def _random(weights: Tensor, generator: torch.Generator) -> Tensor:
+    """Experts without replacement, expert i with a chance in proportion to its load (Gumbel's top-k)."""
+    noise = torch.rand(weights.shape, generator=generator).clamp_min(1e-30).to(weights.device)
+    load = (weights != 0).sum(0).to(noise.dtype)
+    order = (load.log() - noise.log().neg().log()).argsort(-1, descending=True)
+    return torch.zeros_like(weights).scatter(-1, order, weights.sort(-1, descending=True).values)
+
+
+_CHANGES: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
+    "shuffle": _shuffle,
+    "mean": _mean,
+    "random": _random,
+}
+
+
+def _is_reusable(batches: Iterable[Any]) -> bool:
+    """Whether ``batches`` can be read more than once; an iterator returns itself."""
+    return iter(batches) is not batches
+
+
+def _losses(model: nn.Module, batches: Iterable[Any], loss: Loss) -> Tensor:
+    """The losses of all rows, or of all batches, in float64."""
+    losses = [torch.as_tensor(loss(model, batch)).detach().double().cpu() for batch in batches]
+    if not losses:
+        raise ValueError("batches is empty: pass at least one batch")
+    return torch.cat([value.reshape(-1) for value in losses])
+
+
+def _summary(differences: Tensor) -> dict[str, Any]:
+    """Mean and interval of (R, N) differences."""
+    repeats, samples = differences.shape
+    by_sample, by_repeat = differences.mean(0), differences.mean(1)
+    gain = float(by_sample.mean())
+    if samples < 2:
+        return {"gain": gain, "interval": None}
+    variance = float(by_sample.var()) / samples
+    variance += float(by_repeat.var()) / repeats if repeats > 1 else 0.0
+    from scipy.stats import t
+
+    half = float(t.ppf((1 + CONFIDENCE) / 2, samples - 1)) * math.sqrt(variance)
+    return {"gain": gain, "interval": [gain - half, gain + half]}
