@@ -1,7 +1,6 @@
 """Tensors as arrays for compiled loops, and the backward passes of their autograd functions."""
 
 from collections.abc import Callable, Sequence
-from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -26,40 +25,6 @@ def parameters_as_arrays(*tensors: Tensor) -> list[Any]:
     if distributed.is_available() and distributed.is_initialized():
         return [np.from_dlpack(tensor.detach().resolve_neg().contiguous()) for tensor in tensors]
     return [as_array(tensor) for tensor in tensors]
-
-
-def first_order_only(backward: Callable[..., tuple[Tensor | None, ...]]) -> Callable[..., Any]:
-    """Decorates a compiled ``backward`` without a derivative of its own: a second derivative raises.
-
-    As ``torch.autograd.function.once_differentiable``, which however lets a second derivative pass, without
-    its part through the saved tensors, where the incoming gradient does not require a gradient.
-    """
-
-    @wraps(backward)
-    def run(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        with torch.no_grad():
-            results = backward(ctx, *grads)
-        if not torch.is_grad_enabled():  # no create_graph=True
-            return results
-        token = torch.zeros((), requires_grad=True)
-        return tuple(None if result is None else _RaiseInBackward.apply(result, token) for result in results)
-
-    return run
-
-
-class _RaiseInBackward(torch.autograd.Function):
-    """The identity, whose derivative raises."""
-
-    @staticmethod
-    def forward(ctx: Any, grad: Tensor, token: Tensor) -> Tensor:
-        return grad.view_as(grad)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        raise RuntimeError(
-            "compiled loops have no second derivative: set the environment variable NUMBA_DISABLE_JIT=1, "
-            "which runs torch's operators instead"
-        )
 
 
 def differentiable_backward(

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from comet_moe.kernels.autograd import as_array, first_order_only
+from comet_moe.kernels.autograd import as_array, differentiable_backward
 from comet_moe.kernels.jit import can_run_compiled, jit
 
 EXP_COST = 800
@@ -43,13 +43,19 @@ class _Rounds(torch.autograd.Function):
         work = logits.detach().reshape(-1, n, n).clone(memory_format=torch.contiguous_format)
         halves = work.new_empty(len(work), 2 * iterations, n, n)
         _forward(as_array(work), halves.numpy())
-        ctx.save_for_backward(halves)
+        ctx.save_for_backward(logits, halves)
+        ctx.iterations = iterations
         return halves[:, -1].reshape(logits.shape).clone()
 
     @staticmethod
-    @first_order_only
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        (halves,) = ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None]:
+        logits, halves = ctx.saved_tensors
+        if torch.is_grad_enabled():
+
+            def definition(logits: Tensor) -> Tensor:
+                return sinkhorn_rounds_torch(logits, ctx.iterations)
+
+            return *differentiable_backward(definition, (logits,), [grad], (True,)), None
         soft = halves[:, -1]
         work = (grad.reshape(soft.shape) * soft).contiguous()
         _backward(work.numpy(), as_array(halves))

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from comet_moe.kernels.autograd import as_array, first_order_only
+from comet_moe.kernels.autograd import as_array, differentiable_backward
 from comet_moe.kernels.jit import can_run_compiled, jit
 from comet_moe.kernels.threads import count_threads, over_rows
 
@@ -100,27 +100,34 @@ class _SoftTrees(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, splits: Tensor, alphas: Tensor, gamma: float) -> tuple[Tensor, ...]:
         rows, k, n = alphas.shape
-        splits = splits.contiguous()
         weights, entropy = alphas.new_empty(rows, n), alphas.new_empty(rows)
         contributions, paths = alphas.new_empty(rows, k, n), alphas.new_empty(rows, k, n)
         results = (weights, contributions, paths, entropy)
         arrays = (as_array(splits), as_array(alphas), *(result.numpy() for result in results))
         over_rows(_forward, count_threads(rows, NODE_COST * alphas.numel()), rows, gamma, *arrays)
-        ctx.save_for_backward(splits, contributions, paths)
+        ctx.save_for_backward(splits, alphas, contributions, paths)
         ctx.gamma = gamma
         ctx.set_materialize_grads(False)
         return results
 
     @staticmethod
-    @first_order_only
     def backward(
         ctx: Any,
         grad_weights: Tensor | None,
         grad_contributions: Tensor | None,
         grad_paths: Tensor | None,
         grad_entropy: Tensor | None,
-    ) -> tuple[Tensor, Tensor, None]:
-        splits, contributions, paths = ctx.saved_tensors
+    ) -> tuple[Tensor | None, Tensor | None, None]:
+        splits, alphas, contributions, paths = ctx.saved_tensors
+        if torch.is_grad_enabled():
+
+            def definition(splits: Tensor, alphas: Tensor) -> tuple[Tensor, ...]:
+                return soft_trees_torch(splits, alphas, ctx.gamma)
+
+            grads = [grad_weights, grad_contributions, grad_paths, grad_entropy]
+            needed = ctx.needs_input_grad[:2]
+            by_splits, by_alphas = differentiable_backward(definition, (splits, alphas), grads, needed)
+            return by_splits, by_alphas, None
         rows = len(contributions)
         total = torch.zeros_like(contributions) if grad_contributions is None else grad_contributions.clone()
         if grad_weights is not None:
