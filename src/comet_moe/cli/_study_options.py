@@ -12,7 +12,7 @@ from comet_moe.experiments.studies.defaults import (
     MAX_TRIALS,
 )
 
-Recipe = Annotated[str, typer.Argument(help="Name of a recipe, or path of a YAML file.")]
+Recipe = Annotated[str, typer.Argument(metavar="RECIPE", help="Name of a recipe, or path of a YAML file.")]
 StudyPaths = Annotated[
     list[Path],
     typer.Argument(metavar="PATH", help="Study folders, run folders, or folders that contain runs."),
