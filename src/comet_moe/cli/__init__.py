@@ -3,13 +3,11 @@
 import os
 import signal
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from importlib.util import find_spec
 from types import FrameType
 
-from comet_moe.cli._errors import INTERRUPTED
+from comet_moe.cli._signals import INTERRUPTED, handle_signal
 from comet_moe.exceptions import CometError, needs_extra
 
 REQUIRED = ("typer", "rich", "pydantic", "yaml", "pandas", "pyarrow", "sklearn", "PIL", "pooch")
@@ -20,7 +18,7 @@ def main() -> None:
     """Run the command line; without the extra ``cli``, exit with code 2 and print how to install it."""
     try:
         _check_surroundings()
-        with _interruptible_imports():
+        with handle_signal(signal.SIGINT, _interrupt, signal.default_int_handler):
             from comet_moe.cli.app import run
 
             run()
@@ -32,29 +30,16 @@ def main() -> None:
         sys.exit(INTERRUPTED)
 
 
-@contextmanager
-def _interruptible_imports() -> Iterator[None]:
+def _interrupt(number: int, frame: FrameType | None) -> None:
     """Let Ctrl-C end the process at once while torch is imported; later it is a KeyboardInterrupt.
 
     Torch swallows a KeyboardInterrupt during its import of numpy. The command would then continue, or fail
     with another error because numpy is incomplete. At that time there is nothing to clean up.
     """
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        spec = getattr(sys.modules.get("torch"), "__spec__", None)
-        if getattr(spec, "_initializing", False):
-            os._exit(INTERRUPTED)
-        signal.default_int_handler(number, frame)
-
-    is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield  # SIGINT is ignored (a background job), or the caller handles it
-        return
-    signal.signal(signal.SIGINT, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    spec = getattr(sys.modules.get("torch"), "__spec__", None)
+    if getattr(spec, "_initializing", False):
+        os._exit(INTERRUPTED)
+    signal.default_int_handler(number, frame)
 
 
 def _check_surroundings() -> None:

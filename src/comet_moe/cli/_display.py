@@ -4,8 +4,8 @@ On a terminal, progress is a live table; elsewhere it is one line per epoch or p
 """
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from comet_moe.cli._errors import INTERRUPTED
+from comet_moe.cli._signals import INTERRUPTED
 from comet_moe.cli._text import echo, printable
 from comet_moe.exceptions import needs_extra
 
@@ -94,23 +94,14 @@ class LiveRuns:
         self.console = Console(stderr=True)
 
     def __rich__(self) -> Table:
-        table = Table(box=None, header_style="bold", pad_edge=False)
-        table.add_column("run", no_wrap=True)
-        table.add_column("")
-        for name in COLUMNS:
-            table.add_column(name, justify="right", no_wrap=True)
+        table = make_table("run", ("", *COLUMNS))
         for row in self.rows:
             table.add_row(*row.cells())
         return table
 
-    @contextmanager
-    def showing(self) -> Iterator["LiveRuns"]:
+    def showing(self) -> AbstractContextManager[Any]:
         """Show the table while the block runs."""
-        if not self.console.is_terminal:
-            yield self
-            return
-        with Live(self, console=self.console, refresh_per_second=4):
-            yield self
+        return show_live(self, self.console, per_second=4)
 
     def callbacks(self, row: RunRow, *on_epoch: "Callable[[EpochRecord], None]") -> "Callbacks":
         """Callbacks that keep ``row`` up to date, and also call ``on_epoch`` after each epoch."""
@@ -120,14 +111,15 @@ class LiveRuns:
             for function in (row.on_epoch, *on_epoch):
                 function(record)
             for warning in record.warnings:
-                self._log(f"{row.name}: warning: {warning}")
+                log(self.console, f"{row.name}: warning: {warning}")
             if self.log_epochs and not self.console.is_terminal:
-                self._log(
+                log(
+                    self.console,
                     f"{row.name}: epoch {record.epoch}/{row.epochs}, train {as_number(record.train_loss)}, "
                     f"validation {as_number(record.validation.loss)}, "
                     f"best {as_number(record.best_validation_loss)}, "
                     f"{record.validation.experts_per_sample:.2f} experts, "
-                    f"{record.samples_per_second:,.0f} rows/s"
+                    f"{record.samples_per_second:,.0f} rows/s",
                 )
 
         return Callbacks(row.on_batch, on_each_epoch)
@@ -137,11 +129,28 @@ class LiveRuns:
         row.result = result
         if not self.console.is_terminal:
             outcome = result.reason if result.test_loss is None else f"test loss {result.test_loss:.2f}"
-            self._log(f"{row.name}: {outcome}, {result.seconds or 0:.1f} s")
+            log(self.console, f"{row.name}: {outcome}, {result.seconds or 0:.1f} s")
 
-    def _log(self, line: str) -> None:
-        with suppress(OSError, ValueError):  # a closed or full standard error does not end a training
-            self.console.print(printable(line), highlight=False, soft_wrap=True, markup=False)
+
+def make_table(first: str, others: Sequence[str]) -> Table:
+    """A table without lines, its numbers to the right."""
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column(first, no_wrap=True)
+    for name in others:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def show_live(table: Any, console: Console, per_second: int) -> AbstractContextManager[Any]:
+    """Shows ``table`` on a terminal while the block runs, and draws it again ``per_second`` times."""
+    is_shown = console.is_terminal
+    return Live(table, console=console, refresh_per_second=per_second) if is_shown else nullcontext()
+
+
+def log(console: Console, line: str) -> None:
+    """Print ``line``; a closed or full standard error does not end a training."""
+    with suppress(OSError, ValueError):
+        console.print(printable(line), highlight=False, soft_wrap=True, markup=False)
 
 
 class TensorBoard:

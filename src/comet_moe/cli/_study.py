@@ -6,20 +6,19 @@ import shlex
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
 import typer
 from rich.console import Console, Group
-from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from comet_moe.cli._display import as_number, as_time
-from comet_moe.cli._errors import INTERRUPTED
-from comet_moe.cli._text import echo, printable
+from comet_moe.cli._display import as_number, as_time, log, make_table, show_live
+from comet_moe.cli._signals import INTERRUPTED, handle_signal
+from comet_moe.cli._text import echo
 from comet_moe.experiments.config.imports import import_options
 from comet_moe.experiments.studies.definition import StudyOptions
 from comet_moe.experiments.studies.pool import WorkerPool, WorkerStatus
@@ -61,12 +60,18 @@ def train(study: StudyHandle, workers: int | None, only_gates: Sequence[str] = (
     size = workers or cores
     pool = WorkerPool(study.worker_config(max(1, cores // size), only_gates), study.queue, size)
     display = StudyDisplay(study, pool)
-    with _sigterm_as_interrupt() as raise_if_terminated, display.live():
+    terminated = threading.Event()
 
-        def on_poll() -> None:
-            raise_if_terminated()
-            display.refresh()
+    def on_poll() -> None:
+        if terminated.is_set():
+            raise _Terminated
+        display.refresh()
 
+    # The signal itself raises nothing, so that starting a worker or a call of the storage can finish.
+    with (
+        handle_signal(signal.SIGTERM, lambda number, frame: terminated.set(), signal.SIG_DFL),
+        show_live(display, display.console, per_second=2),
+    ):
         try:
             if display.num_finished() < len(display.selected_trials):
                 pool.run(on_poll)
@@ -77,30 +82,6 @@ def train(study: StudyHandle, workers: int | None, only_gates: Sequence[str] = (
 
 class _Terminated(KeyboardInterrupt):
     """Raised for SIGTERM, which is handled like Ctrl-C."""
-
-
-@contextmanager
-def _sigterm_as_interrupt() -> Iterator[Callable[[], None]]:
-    """Yields a function that raises ``_Terminated`` if a SIGTERM has arrived in the block.
-
-    The signal itself raises nothing, so that starting a worker or a call of the storage can finish. If the
-    caller handles or ignores SIGTERM, that does not change.
-    """
-    arrived = threading.Event()
-
-    def raise_if_terminated() -> None:
-        if arrived.is_set():
-            raise _Terminated
-
-    is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield raise_if_terminated
-        return
-    signal.signal(signal.SIGTERM, lambda number, frame: arrived.set())
-    try:
-        yield raise_if_terminated
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _resume_command(options: StudyOptions) -> str:
@@ -140,22 +121,13 @@ class StudyDisplay:
         now_seconds = time.monotonic()
         self._next_refresh = now_seconds + max(1.0, (now_seconds - started) / REFRESH_SHARE)
 
-    @contextmanager
-    def live(self) -> Iterator[None]:
-        """Show the display on a terminal while the block runs."""
-        if not self.console.is_terminal:
-            yield
-            return
-        with Live(self, console=self.console, refresh_per_second=2):
-            yield
-
     def __rich__(self) -> Group:
         return Group(self._gate_table(), Text(), self._worker_table(), Text(), self._footer())
 
     def _gate_table(self) -> Table:
         definition, trials = self.study.definition, self.study.trials
         pruned = ("pruned",) if definition.prune else ()
-        table = _make_table(
+        table = make_table(
             "gate", ("", "finished", "running", "failed", *pruned, "waiting", "best valid", "its test")
         )
         for gate in definition.gates:
@@ -176,7 +148,7 @@ class StudyDisplay:
         return table
 
     def _worker_table(self) -> Table:
-        table = _make_table("worker", ("", "trial", "epoch", "train", "time"))
+        table = make_table("worker", ("", "trial", "epoch", "train", "time"))
         for worker in self.pool.workers:
             table.add_row(*_worker_cells(worker))
         return table
@@ -208,9 +180,7 @@ class StudyDisplay:
             message = trial.reason or (
                 f"validation loss {as_number(trial.validation_loss)}, test loss {as_number(trial.test_loss)}"
             )
-            line = printable(f"{count}/{len(trials)} {trial.gate} {trial.index}: {message}")
-            with suppress(OSError, ValueError):  # a closed or full standard error does not end a study
-                self.console.print(line, highlight=False, soft_wrap=True, markup=False)
+            log(self.console, f"{count}/{len(trials)} {trial.gate} {trial.index}: {message}")
 
 
 def _worker_cells(worker: WorkerStatus) -> list[Any]:
@@ -225,14 +195,6 @@ def _worker_cells(worker: WorkerStatus) -> list[Any]:
         as_number(worker.loss),
         as_time(time.monotonic() - worker.started),
     ]
-
-
-def _make_table(first: str, others: tuple[str, ...]) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column(first, no_wrap=True)
-    for name in others:
-        table.add_column(name, justify="right", no_wrap=True)
-    return table
 
 
 def _print_summary(study: StudyHandle, as_json: bool) -> None:

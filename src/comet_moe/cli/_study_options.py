@@ -1,13 +1,18 @@
 """Arguments and options that several commands on studies share. No heavy imports: `--help` loads this."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import typer
 
-from comet_moe.experiments.studies.defaults import DEFAULT_HEARTBEAT
+from comet_moe.experiments.studies.defaults import (
+    DEFAULT_GATES,
+    DEFAULT_HEARTBEAT,
+    DEFAULT_TRIALS,
+    MAX_TRIALS,
+)
 
-Recipe = Annotated[str, typer.Argument(help="Name of a recipe, or path of a YAML file.")]
+Recipe = Annotated[str, typer.Argument(metavar="RECIPE", help="Name of a recipe, or path of a YAML file.")]
 StudyPaths = Annotated[
     list[Path],
     typer.Argument(metavar="PATH", help="Study folders, run folders, or folders that contain runs."),
@@ -65,3 +70,24 @@ KeepModels = Annotated[
     typer.Option("--keep-models", help="Keep the weights of all trials, not only of each gate's best one."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
+
+
+def gates_option(kind: Literal["tuning", "ablation"], verb: str) -> Any:
+    """``--gates`` of a command that does ``verb`` to them."""
+    return typer.Option(
+        help=f"Gates to {verb}, separated by commas (+ is local search).",
+        show_default=f"{','.join(DEFAULT_GATES[kind])}; without hash for images",
+    )
+
+
+def trials_option(kind: Literal["tuning", "ablation"], noun: str) -> Any:
+    """``--trials`` or ``--seeds``."""
+    default = str(DEFAULT_TRIALS[kind])
+    return typer.Option(min=1, max=MAX_TRIALS, help=f"Number of {noun} per gate.", show_default=default)
+
+
+def add_option(noun: str) -> Any:
+    """``--add-trials`` or ``--add-seeds``."""
+    return typer.Option(
+        min=0, max=MAX_TRIALS, help=f"Resume the study and add this number of {noun} per gate."
+    )

@@ -5,58 +5,28 @@ from typing import Annotated
 
 import typer
 
-from comet_moe.cli._study_options import (
-    AddGates,
-    AsJson,
-    Heartbeat,
-    KeepModels,
-    Name,
-    OnlyGates,
-    Recipe,
-    Resume,
-    Settings,
-    Storage,
-    Workers,
-)
+from comet_moe.cli import _study_options as shared
 from comet_moe.cli._text import split_names
-from comet_moe.experiments.studies.defaults import DEFAULT_GATES, DEFAULT_TRIALS, MAX_TRIALS
 
 
 def ablate(
-    recipe: Recipe,
-    gates: Annotated[
-        str | None,
-        typer.Option(
-            help="Gates to compare, separated by commas (+ is local search).",
-            show_default=f"{','.join(DEFAULT_GATES['ablation'])}; without hash for images",
-        ),
-    ] = None,
-    seeds: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=MAX_TRIALS,
-            help="Number of seeds per gate.",
-            show_default=str(DEFAULT_TRIALS["ablation"]),
-        ),
-    ] = None,
-    workers: Workers = None,
-    settings: Settings = None,
+    recipe: shared.Recipe,
+    gates: Annotated[str | None, shared.gates_option("ablation", "compare")] = None,
+    seeds: Annotated[int | None, shared.trials_option("ablation", "seeds")] = None,
+    workers: shared.Workers = None,
+    settings: shared.Settings = None,
     out: Annotated[
         Path | None, typer.Option(help="Study folder.", show_default="studies/RECIPE-ablation")
     ] = None,
-    storage: Storage = None,
-    name: Name = None,
-    resume: Resume = False,
-    add_seeds: Annotated[
-        int,
-        typer.Option(min=0, max=MAX_TRIALS, help="Resume the study and add this number of seeds per gate."),
-    ] = 0,
-    add_gates: AddGates = None,
-    only_gates: OnlyGates = None,
-    heartbeat: Heartbeat = None,
-    keep_models: KeepModels = False,
-    as_json: AsJson = False,
+    storage: shared.Storage = None,
+    name: shared.Name = None,
+    resume: shared.Resume = False,
+    add_seeds: Annotated[int, shared.add_option("seeds")] = 0,
+    add_gates: shared.AddGates = None,
+    only_gates: shared.OnlyGates = None,
+    heartbeat: shared.Heartbeat = None,
+    keep_models: shared.KeepModels = False,
+    as_json: shared.AsJson = False,
 ) -> None:
     """Train each gate from many seeds with the settings of the recipe (the paper's Table 1).
 

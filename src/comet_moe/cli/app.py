@@ -1,7 +1,7 @@
 """The command line: one file per verb; each verb imports its modules when it is called."""
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -23,8 +23,8 @@ from comet_moe.cli import (
     train,
     tune,
 )
-from comet_moe.cli._errors import describe_error
 from comet_moe.cli._text import echo
+from comet_moe.exceptions import CometError
 
 app = typer.Typer(
     name="comet-moe",
@@ -87,9 +87,30 @@ def run() -> None:
         # Typer returns the exit code, which is 130 after Ctrl-C.
         code = app(sys.argv[1:] or ["--help"], prog_name="comet-moe", standalone_mode=False)
     except Exception as error:
-        message = describe_error(error)
+        message = _describe_error(error)
         if message is None:
             raise
         echo(f"comet-moe: {message}", err=True)
         code = 2
     sys.exit(code or 0)
+
+
+def _describe_error(error: Exception) -> str | None:
+    """One sentence for a user error; None for a bug in this library, which needs its traceback."""
+    if hasattr(error, "format_message"):  # typer's exceptions for wrong options and arguments
+        return _describe_usage_error(error)
+    if isinstance(error, CometError):
+        return " ".join(str(error).split())
+    if isinstance(error, MemoryError):
+        return "there is not enough memory: use smaller sizes, fewer rows or fewer workers"
+    if isinstance(error, OSError) and error.strerror:  # a full disk, a file without permission
+        return f"{error.filename or 'a file'}: {error.strerror}"
+    return None
+
+
+def _describe_usage_error(error: Any) -> str:
+    """Typer's message in one sentence, with the command whose help explains it."""
+    message = " ".join(error.format_message().split()).replace("Value error, ", "").rstrip(".")
+    context = getattr(error, "ctx", None)
+    command = "comet-moe" if context is None else context.command_path
+    return f"{message[:1].lower()}{message[1:]} (see `{command} --help`)"

@@ -1,6 +1,7 @@
 """``comet-moe bench``: the cost of the library, as ratios of times."""
 
 import json
+import platform
 import sys
 from dataclasses import asdict
 from math import isinf
@@ -59,6 +60,7 @@ def bench(
     if svg is not None and svg.exists() and not svg.is_dir():
         raise typer.BadParameter(f"--svg must be a folder, got the file {svg}: name a folder")
     _find_benchmarks()
+    import torch
     from benchmarks.pictures import draw_results
     from rich.console import Console
 
@@ -79,7 +81,9 @@ def bench(
         for path in draw_results(results, svg):
             progress.print(path, highlight=False)
     if as_json:
-        echo(json.dumps({"rows": [_to_json(result) for result in results], **_describe_machine()}))
+        machine = {"threads": torch.get_num_threads(), "machine": platform.machine()}
+        rows = [_to_json(result) for result in results]
+        echo(json.dumps({"rows": rows, "torch": torch.__version__, **machine}))
     else:
         _show_table(results)
 
@@ -103,14 +107,6 @@ def _to_json(result: "Result") -> dict[str, Any]:
 
 def _format_value(result: "Result") -> str:
     return result.note if result.value is None else f"{result.value:.3f}"
-
-
-def _describe_machine() -> dict[str, Any]:
-    import platform
-
-    import torch
-
-    return {"torch": torch.__version__, "threads": torch.get_num_threads(), "machine": platform.machine()}
 
 
 def _show_table(results: "list[Result]") -> None:

@@ -99,8 +99,11 @@ def prepare(
     }
     if as_json:
         echo(json.dumps(summary))
-    else:
-        _show(summary)
+        return
+    rows = ", ".join(f"{count:,} {split}" for split, count in summary["rows"].items())
+    echo(f"{name}: {rows} rows, {summary['seconds']:.1f} s, in {dataset.folder}")
+    for note in summary["notes"]:
+        echo(f"  {note}")
 
 
 @app.command()
@@ -172,13 +175,6 @@ def _options(name: str, settings: list[str]) -> dict[str, Any]:
             raise RecipeError(f"{'.'.join(keys)} is not an option of a data set: give --set option=value")
         options[keys[0]] = read_free_form(value, keys[0])
     return options
-
-
-def _show(summary: dict[str, Any]) -> None:
-    rows = ", ".join(f"{count:,} {split}" for split, count in summary["rows"].items())
-    echo(f"{summary['name']}: {rows} rows, {summary['seconds']:.1f} s, in {summary['folder']}")
-    for note in summary["notes"]:
-        echo(f"  {note}")
 
 
 def _print_report(report: "TableReport") -> None:

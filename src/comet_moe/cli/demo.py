@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -61,7 +62,8 @@ def _train(scratch: str, epochs: int | None) -> list[dict[str, Any]]:
     configs = [load_train_config("multidigits", [f"gate={gate}", *settings]) for gate in GATES]
     rows = [RunRow(config.gate.name, config.training.epochs) for config in configs]
     results = []
-    with LiveRuns(rows).showing() as runs:
+    runs = LiveRuns(rows)
+    with runs.showing():
         for config, row in zip(configs, rows, strict=True):
             folder = RunFolder(Path(scratch) / "runs" / config.gate.name)
             start_run(folder, config, dataset)
@@ -104,7 +106,7 @@ def _print(results: list[dict[str, Any]]) -> None:
             *(f"{100 * value:.1f}" for value in result["accuracy"].values()),
             *[""] * (2 - len(result["accuracy"])),
             as_number(result["experts_per_sample"]),
-            _mean_information(result["information"]),
+            as_number(fmean(result["information"].values()) if result["information"] else None),
             f"{result['seconds']:.1f}",
             " / ".join(result["routing"]),
             style="bold" if best is not None and result["test_loss"] == best else None,
@@ -116,7 +118,3 @@ def _print(results: list[dict[str, Any]]) -> None:
         "gates, at most log 8 = 2.08. dense: no mixture, one expert with the cost of two. +: local search. "
         "One seed is too few to rank the gates."
     )
-
-
-def _mean_information(by_task: dict[str, float]) -> str:
-    return f"{sum(by_task.values()) / len(by_task):.2f}" if by_task else ""

@@ -45,8 +45,9 @@ def export(
             "execution": execution,
             "precision": precision,
             "difference": worst,
+            "batches": [check.rows for check in checks],
         }
-        echo(json.dumps(summary | {"batches": [check.rows for check in checks]}))
+        echo(json.dumps(summary))
         return
     echo(
         f"{path}: {format}, {execution}, {precision}; traced with {SIZES[0]} rows and checked with "

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from comet_moe.cli._study_options import Recipe
 from comet_moe.cli._text import echo
 
 if TYPE_CHECKING:
@@ -17,9 +18,7 @@ if TYPE_CHECKING:
 
 
 def train(
-    recipe: Annotated[
-        str, typer.Argument(metavar="RECIPE", help="Name of a recipe, or path of a YAML file.")
-    ],
+    recipe: Recipe,
     settings: Annotated[
         list[str] | None,
         typer.Option(

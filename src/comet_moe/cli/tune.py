@@ -5,65 +5,30 @@ from typing import Annotated
 
 import typer
 
-from comet_moe.cli._study_options import (
-    AddGates,
-    AsJson,
-    Heartbeat,
-    KeepModels,
-    Name,
-    OnlyGates,
-    Recipe,
-    Resume,
-    Settings,
-    Storage,
-    Workers,
-)
+from comet_moe.cli import _study_options as shared
 from comet_moe.cli._text import split_names
-from comet_moe.experiments.studies.defaults import (
-    DEFAULT_GATES,
-    DEFAULT_SEED,
-    DEFAULT_TRIALS,
-    MAX_TRIALS,
-    PruneMethod,
-)
+from comet_moe.experiments.studies.defaults import DEFAULT_SEED, PruneMethod
 
 
 def tune(
-    recipe: Recipe,
-    gates: Annotated[
-        str | None,
-        typer.Option(
-            help="Gates to tune, separated by commas (+ is local search).",
-            show_default=f"{','.join(DEFAULT_GATES['tuning'])}; without hash for images",
-        ),
-    ] = None,
-    trials: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=MAX_TRIALS,
-            help="Number of trials per gate.",
-            show_default=str(DEFAULT_TRIALS["tuning"]),
-        ),
-    ] = None,
-    workers: Workers = None,
-    settings: Settings = None,
+    recipe: shared.Recipe,
+    gates: Annotated[str | None, shared.gates_option("tuning", "tune")] = None,
+    trials: Annotated[int | None, shared.trials_option("tuning", "trials")] = None,
+    workers: shared.Workers = None,
+    settings: shared.Settings = None,
     out: Annotated[Path | None, typer.Option(help="Study folder.", show_default="studies/RECIPE")] = None,
-    storage: Storage = None,
-    name: Name = None,
+    storage: shared.Storage = None,
+    name: shared.Name = None,
     seed: Annotated[
         int | None,
         typer.Option(min=0, max=2**53, help="Random seed of the sampling.", show_default=str(DEFAULT_SEED)),
     ] = None,
-    resume: Resume = False,
-    add_trials: Annotated[
-        int,
-        typer.Option(min=0, max=MAX_TRIALS, help="Resume the study and add this number of trials per gate."),
-    ] = 0,
-    add_gates: AddGates = None,
-    only_gates: OnlyGates = None,
-    heartbeat: Heartbeat = None,
-    keep_models: KeepModels = False,
+    resume: shared.Resume = False,
+    add_trials: Annotated[int, shared.add_option("trials")] = 0,
+    add_gates: shared.AddGates = None,
+    only_gates: shared.OnlyGates = None,
+    heartbeat: shared.Heartbeat = None,
+    keep_models: shared.KeepModels = False,
     prune: Annotated[
         PruneMethod | None,
         typer.Option(
@@ -72,7 +37,7 @@ def tune(
             show_default="off: the paper's statistics need complete trials",
         ),
     ] = None,
-    as_json: AsJson = False,
+    as_json: shared.AsJson = False,
 ) -> None:
     """Tune the hyperparameters of gates by random search over the recipe's search space.
 

@@ -2,9 +2,7 @@
 
 from comet_moe.experts.base import Experts
 from comet_moe.experts.convolutional import ConvExperts
-from comet_moe.experts.dense_layer import DenseExperts
-from comet_moe.experts.feed_forward import FeedForwardExperts
-from comet_moe.experts.mlp import MLPExperts
+from comet_moe.experts.layers import DenseExperts, FeedForwardExperts, MLPExperts
 from comet_moe.experts.modules import ModuleExperts
 
 __all__ = ["ConvExperts", "DenseExperts", "Experts", "FeedForwardExperts", "MLPExperts", "ModuleExperts"]

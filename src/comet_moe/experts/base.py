@@ -1,34 +1,11 @@
 """The base class of all stacks of experts."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from comet_moe.kernels.mix import Epilogue
-
-
-def identity(x: Tensor) -> Tensor:
-    """Return ``x``; a named function, so that modules that hold it can be pickled."""
-    return x
-
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu": F.relu,
-    "gelu": F.gelu,
-    "silu": F.silu,
-    "tanh": torch.tanh,
-    "identity": identity,
-}
-
-
-def get_activation(name: str) -> Callable[[Tensor], Tensor]:
-    """The elementwise function called ``name``."""
-    if not isinstance(name, str) or name not in ACTIVATIONS:
-        raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {name!r}")
-    return ACTIVATIONS[name]
 
 
 def check_output(output: Tensor, leading: tuple[int, ...], source: str, rows: Tensor) -> None:

@@ -75,7 +75,6 @@ class ConvExperts(Experts):
             GroupedLinear(num_experts, before, after) for before, after in pairwise(widths)
         )
         self.out_features = widths[-1]
-        self.input_shape = input_shape
 
     def flops(self) -> int:
         """Floating-point operations of the convolutions and the dense layers of one expert on one row."""

@@ -9,29 +9,29 @@ from typing import TYPE_CHECKING, Any
 from comet_moe.gates.registry import build_gate, register_gate
 
 if TYPE_CHECKING:
-    from comet_moe.gates.base import Gate
-    from comet_moe.gates.comet import CometGate
-    from comet_moe.gates.dselect_k import DSelectKGate
-    from comet_moe.gates.expert_choice import ExpertChoiceGate
-    from comet_moe.gates.hash import HashGate
-    from comet_moe.gates.joint import JointSelection
-    from comet_moe.gates.losses import Regularizer
-    from comet_moe.gates.regularized import RegularizedGate
-    from comet_moe.gates.relu import ReluGate
-    from comet_moe.gates.smoothing import smooth_step
-    from comet_moe.gates.softmax import SoftmaxGate
-    from comet_moe.gates.subset import SubsetGate
-    from comet_moe.gates.top_k import TopKGate
-    from comet_moe.gates.uniform import UniformGate
-    from comet_moe.gates.warmup import WarmupGate
-    from comet_moe.gates.wrapper import GateWrapper
+    from comet_moe.gates.base import Gate as Gate
+    from comet_moe.gates.base import GateWrapper as GateWrapper
+    from comet_moe.gates.comet import CometGate as CometGate
+    from comet_moe.gates.dselect_k import DSelectKGate as DSelectKGate
+    from comet_moe.gates.expert_choice import ExpertChoiceGate as ExpertChoiceGate
+    from comet_moe.gates.hash import HashGate as HashGate
+    from comet_moe.gates.joint import JointSelection as JointSelection
+    from comet_moe.gates.losses import Regularizer as Regularizer
+    from comet_moe.gates.regularized import RegularizedGate as RegularizedGate
+    from comet_moe.gates.relu import ReluGate as ReluGate
+    from comet_moe.gates.smoothing import smooth_step as smooth_step
+    from comet_moe.gates.softmax import SoftmaxGate as SoftmaxGate
+    from comet_moe.gates.subset import SubsetGate as SubsetGate
+    from comet_moe.gates.top_k import TopKGate as TopKGate
+    from comet_moe.gates.uniform import UniformGate as UniformGate
+    from comet_moe.gates.warmup import WarmupGate as WarmupGate
 
 _FILES = {
     "CometGate": "comet",
     "DSelectKGate": "dselect_k",
     "ExpertChoiceGate": "expert_choice",
     "Gate": "base",
-    "GateWrapper": "wrapper",
+    "GateWrapper": "base",
     "HashGate": "hash",
     "JointSelection": "joint",
     "RegularizedGate": "regularized",
@@ -45,26 +45,7 @@ _FILES = {
     "smooth_step": "smoothing",
 }
 
-__all__ = [
-    "CometGate",
-    "DSelectKGate",
-    "ExpertChoiceGate",
-    "Gate",
-    "GateWrapper",
-    "HashGate",
-    "JointSelection",
-    "RegularizedGate",
-    "Regularizer",
-    "ReluGate",
-    "SoftmaxGate",
-    "SubsetGate",
-    "TopKGate",
-    "UniformGate",
-    "WarmupGate",
-    "build_gate",
-    "register_gate",
-    "smooth_step",
-]
+__all__ = ["build_gate", "register_gate", *_FILES]
 
 
 def __getattr__(name: str) -> Any:

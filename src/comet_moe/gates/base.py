@@ -1,13 +1,17 @@
-"""The base class of all gates."""
+"""The base classes of gates: any, over features, with one logit per expert, stepped, around another."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from comet_moe import checks
 from comet_moe.gates.ranks import Ranks
 from comet_moe.routing import Routing
+from comet_moe.stepping import Stepped
 
 
 class Gate(nn.Module, ABC):
@@ -92,12 +96,9 @@ class Gate(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, x: Tensor, keys: Tensor | None = None, mask: Tensor | None = None) -> Routing:
-        """Route ``x``.
+        """Route ``x``, finite and in float32 or float64; the other arguments are those of :meth:`__call__`.
 
-        Args:
-            x: (B, ..., p), finite, in float32 or float64.
-            keys: (B, ...) int64, for gates that route by key.
-            mask: (B, ...) bool, False where a row is padding, to leave out of the auxiliary loss.
+        Padding is to be left out of the auxiliary loss.
         """
 
     def _to_compute_dtype(self, x: Tensor) -> Tensor:
@@ -133,20 +134,6 @@ class TrainableGate(Gate):
     Args:
         in_features: p.
         num_experts: n.
-
-    Example:
-        >>> import torch
-        >>> from comet_moe import Routing
-        >>> from comet_moe.gates.base import TrainableGate
-        >>> class LinearGate(TrainableGate):
-        ...     def __init__(self, in_features, num_experts):
-        ...         super().__init__(in_features, num_experts)
-        ...         self.linear = torch.nn.Linear(in_features, num_experts)
-        ...
-        ...     def forward(self, x, keys=None, mask=None):
-        ...         return Routing(weights=self.linear(x).softmax(-1))
-        >>> LinearGate(8, 4)(torch.randn(2, 8)).weights.shape
-        torch.Size([2, 4])
     """
 
     in_features: int
@@ -160,3 +147,111 @@ class TrainableGate(Gate):
         """Shown in ``repr(gate)``."""
         k = "" if self.k is None else f", k={self.k}"
         return f"in_features={self.in_features}, num_experts={self.num_experts}{k}"
+
+
+class LinearGate(TrainableGate):
+    """A gate with one logit (Wx + b)_i per expert. The subclass calls :meth:`reset_parameters`.
+
+    Attributes:
+        weight, bias: (n, p), (n,), Glorot-uniform and zero at the start.
+    """
+
+    has_logits = True
+
+    def __init__(self, in_features: int, num_experts: int):
+        super().__init__(in_features, num_experts)
+        self.weight = nn.Parameter(torch.empty(num_experts, in_features))
+        self.bias = nn.Parameter(torch.empty(num_experts))
+
+    def reset_parameters(self) -> None:
+        """Glorot-uniform weight, zero bias."""
+        nn.init.xavier_uniform_(self.weight)
+        nn.init.zeros_(self.bias)
+
+    def flops(self) -> int:
+        """Operations on one row: one logit per expert."""
+        return 2 * self.in_features * self.num_experts
+
+    def _logits(self, x: Tensor) -> Tensor:
+        """(B, ..., n)."""
+        return F.linear(x, self.weight.to(x.dtype), self.bias.to(x.dtype))
+
+
+class SteppedGate(TrainableGate, Stepped):
+    """A gate with buffers that training moves, in ``forward`` or in ``step``.
+
+    These buffers stay in float32 (or float64) when the model is converted to half precision, which would
+    round small moves away. If ``torch.distributed`` is initialised, ``step`` has to be called on all ranks.
+    """
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
+        before = dict(self._buffers)
+        super()._apply(fn, recurse)
+        for name, buffer in self._buffers.items():
+            kept = before[name]
+            if buffer is not None and kept is not None and buffer.is_floating_point() and buffer.itemsize < 4:
+                self._buffers[name] = kept.to(buffer.device)
+        return self
+
+
+class GateWrapper(Gate):
+    """Base class of gates that change the routing of another gate; other attributes are those of that gate.
+
+    ``forward`` calls ``self.gate`` and returns a changed routing. As for every gate it gets checked input in
+    float32 (float64 if the gate inside is), and autocast is off. Values are checked by the gate inside, once.
+
+    Args:
+        gate: the gate inside.
+
+    Example:
+        >>> import torch
+        >>> from comet_moe import Routing
+        >>> from comet_moe.gates import GateWrapper, TopKGate
+        >>> class ScaledGate(GateWrapper):
+        ...     def forward(self, x, keys=None, mask=None):
+        ...         return self.gate(x / x.norm(dim=-1, keepdim=True), keys=keys, mask=mask)
+        >>> gate = ScaledGate(TopKGate(in_features=8, num_experts=6, k=2))
+        >>> gate(torch.randn(3, 8)).weights.count_nonzero(-1)
+        tensor([2, 2, 2])
+    """
+
+    checks_values = True
+
+    def __init__(self, gate: Gate):
+        super().__init__()
+        checks.require_type("gate", gate, Gate)
+        self.gate = gate
+        self.num_experts = gate.num_experts
+        self.in_features = gate.in_features
+        self.k = gate.k
+        self.sums_to_one = gate.sums_to_one
+        self.max_weight_sum = gate.max_weight_sum
+        self.stochastic = gate.stochastic
+        self.has_logits = gate.has_logits
+        self.has_trees = gate.has_trees
+        self.depends_on_batch = gate.depends_on_batch
+
+    @property
+    def soft_in_training(self) -> bool:  # type: ignore[override]
+        """The attribute of the gate inside."""
+        return self.gate.soft_in_training
+
+    @property
+    def keeps_contributions(self) -> bool:
+        """The attribute of the gate inside; setting it here sets it there."""
+        return self.gate.keeps_contributions
+
+    @keeps_contributions.setter
+    def keeps_contributions(self, keeps: bool) -> None:
+        self.gate.keeps_contributions = keeps
+
+    def flops(self) -> int:
+        """Operations of the gate inside."""
+        return self.gate.flops()
+
+    def idle_parameters(self) -> set[str]:
+        """Idle parameters of the gate inside."""
+        return {f"gate.{name}" for name in self.gate.idle_parameters()}
+
+    def _parameter_dtype(self, x: Tensor) -> torch.dtype:
+        return self.gate._parameter_dtype(x)

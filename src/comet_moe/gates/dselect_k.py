@@ -23,9 +23,8 @@ class DSelectKGate(TrainableGate):
     the smooth-step of width ``gamma``. If n is no power of 2, the codes from n on reach no expert, and their
     mass is missing from the row. ``reachability`` makes it part of the loss.
 
-    p_ji is the product of bits of selector j for expert i. In training the auxiliary loss is the batch mean
-    of ``entropy`` · Σ_ji -p_ji log(p_ji + 1e-6). To it is added that of ``reachability`` · Σ_j 1 / (1e-6 +
-    Σ_i p_ji).
+    In training the auxiliary loss is the batch mean of ``entropy`` · Σ_ji -p_ji log(p_ji + 1e-6) plus
+    ``reachability`` · Σ_j 1 / (1e-6 + Σ_i p_ji).
 
     Args:
         in_features: p.
@@ -141,7 +140,5 @@ class DSelectKGate(TrainableGate):
 
     def extra_repr(self) -> str:
         """Shown in ``repr(gate)``."""
-        return (
-            f"{super().extra_repr()}, gamma={self.gamma:g}, entropy={self.entropy:g}, "
-            f"reachability={self.reachability:g}"
-        )
+        losses = f"entropy={self.entropy:g}, reachability={self.reachability:g}"
+        return f"{super().extra_repr()}, gamma={self.gamma:g}, {losses}"

@@ -5,18 +5,17 @@ from fractions import Fraction
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from comet_moe import checks
+from comet_moe.gates.base import LinearGate, SteppedGate
 from comet_moe.gates.ranks import sum_over_ranks
-from comet_moe.gates.stepped import SteppedGate
 from comet_moe.routing import Routing
 
 MOMENTUM = 0.1
 """Weight of a batch in the running mean, once there were ten."""
 
 
-class ExpertChoiceGate(SteppedGate):
+class ExpertChoiceGate(LinearGate, SteppedGate):
     r"""Probabilities softmax(Wx + b) over experts; each expert takes the rows where its own is largest.
 
     .. math:: g(x_b)_i = P_{bi} \; (b \in T_i), \quad g(x_b)_i = 0 \; (b \notin T_i), \qquad
@@ -56,7 +55,6 @@ class ExpertChoiceGate(SteppedGate):
     """
 
     sums_to_one = False
-    has_logits = True
     depends_on_batch = True
     threshold: Tensor
     batches_seen: Tensor
@@ -64,22 +62,15 @@ class ExpertChoiceGate(SteppedGate):
     def __init__(self, in_features: int, num_experts: int, capacity: float = 2.0):
         super().__init__(in_features, num_experts)
         self.capacity = checks.positive("capacity", capacity)
-        self.weight = nn.Parameter(torch.empty(num_experts, in_features))
-        self.bias = nn.Parameter(torch.empty(num_experts))
         self.register_buffer("threshold", torch.empty(num_experts))
         self.register_buffer("batches_seen", torch.empty((), dtype=torch.int64))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Glorot-uniform weight, zero bias, thresholds of 1 / n."""
-        nn.init.xavier_uniform_(self.weight)
-        nn.init.zeros_(self.bias)
+        super().reset_parameters()
         nn.init.constant_(self.threshold, 1 / self.num_experts)
         nn.init.zeros_(self.batches_seen)
-
-    def flops(self) -> int:
-        """Operations on one row: one logit per expert."""
-        return 2 * self.in_features * self.num_experts
 
     def idle_parameters(self) -> set[str]:
         """All parameters if there is one expert."""
@@ -87,7 +78,7 @@ class ExpertChoiceGate(SteppedGate):
 
     def forward(self, x: Tensor, keys: Tensor | None = None, mask: Tensor | None = None) -> Routing:
         """One linear map and a softmax; in training the best rows of each expert, else those it accepts."""
-        logits = F.linear(x, self.weight.to(x.dtype), self.bias.to(x.dtype))
+        logits = self._logits(x)
         probability = logits.softmax(-1)
         if self.training:
             chosen = self._choose_rows(probability.detach(), mask)

@@ -88,25 +88,15 @@ class HashGate(Gate):
         weights = torch.ones(experts.shape, dtype=x.dtype, device=x.device)
         return Routing.from_slots(experts, weights, x.shape[:-1], self.num_experts)
 
-    def _load_from_state_dict(
-        self,
-        state_dict: dict[str, Any],
-        prefix: str,
-        local_metadata: dict[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
         given = state_dict.get(f"{prefix}assignment")
         if given is not None and not given.is_meta and given.numel() and int(given.max()) >= self.num_experts:
-            error_msgs.append(
+            *_, error_messages = others
+            error_messages.append(
                 f"{prefix}assignment names expert {int(given.max())}, and the gate has {self.num_experts}"
             )
             return
-        super()._load_from_state_dict(
-            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-        )
+        super()._load_from_state_dict(state_dict, prefix, *others)
 
     def extra_repr(self) -> str:
         """Shown in ``repr(gate)``."""

@@ -4,9 +4,7 @@ Each function takes the routing of one gate, or those of several gates that shar
 per task. Their rows then count together, so that not all tasks use the same expert. Padding is left out. Rows
 that are spread over several processes count together where ``ranks`` are given.
 
-Shapes: B rows, n experts, k trees or selectors. f_i is the share of rows that select expert i, so that Σ_i
-f_i is the number of experts per row. P_i is the mean probability of expert i: by the softmax over all logits,
-or by the weights of a gate without logits.
+Shapes: B rows, n experts, k trees or selectors.
 """
 
 from collections.abc import Sequence
@@ -131,13 +129,7 @@ class Regularizer:
 
 
 def masked_mean(values: Tensor, mask: Tensor | None, ranks: Ranks | None = None) -> Tensor:
-    """Mean of ``values`` (B, ...) over the rows that are not padding: a scalar, 0 where there are none.
-
-    Args:
-        values: (B, ...), one number per row.
-        mask: (B, ...) bool, False where a row is padding; None if no row is.
-        ranks: the ranks whose rows count together; None for those of this process alone.
-    """
+    """Mean of ``values`` (B, ...) over the rows that are not padding: a scalar, 0 where there are none."""
     if ranks is not None:
         rows = values.new_tensor(values.numel()) if mask is None else mask.sum().to(values.dtype)
         total, rows = ranks.sum((values if mask is None else values * mask).sum(), rows)

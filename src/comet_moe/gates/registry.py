@@ -59,14 +59,12 @@ class Setting:
     """One setting of a gate.
 
     Attributes:
-        name: of the argument.
         kind: its type; ``Any`` where neither an annotation nor a default says it.
         limits: its range.
         default: ``inspect.Parameter.empty`` where it has to be given.
         meaning: from the docstring.
     """
 
-    name: str
     kind: Any
     limits: Limits
     default: Any
@@ -94,7 +92,8 @@ class NamedGate:
         return kind
 
     @cached_property
-    def _arguments(self) -> dict[str, inspect.Parameter]:
+    def arguments(self) -> dict[str, inspect.Parameter]:
+        """All that ``build`` takes by name."""
         variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
         parameters = inspect.signature(self.build).parameters
         return {name: argument for name, argument in parameters.items() if argument.kind not in variadic}
@@ -106,11 +105,10 @@ class NamedGate:
         hints = get_type_hints(of.__init__ if isinstance(of, type) else of, include_extras=True)  # type: ignore[misc]
         meanings = _read_meanings(inspect.getdoc(of) or "")
         found = {}
-        for name, argument in self._arguments.items():
+        for name, argument in self.arguments.items():
             if name not in _FROM_MODEL:
                 kind, limits = _read_type(hints.get(name), argument.default)
-                meaning = meanings.get(name, "")
-                found[name] = Setting(name, kind, limits, argument.default, meaning)
+                found[name] = Setting(kind, limits, argument.default, meanings.get(name, ""))
         return found
 
     @property
@@ -122,7 +120,7 @@ class NamedGate:
     @property
     def needs_keys(self) -> bool:
         """Whether it routes by keys, such as users or token ids."""
-        return "num_keys" in self._arguments
+        return "num_keys" in self.arguments
 
     @property
     def has_logits(self) -> bool | None:
@@ -138,11 +136,6 @@ class NamedGate:
     def limits_k(self) -> bool:
         """Whether k is at most n: the choices of trees may coincide, those of other gates do not."""
         return "k" in self.settings and not self.has_trees
-
-    def make(self, arguments: dict[str, Any]) -> "Gate":
-        """The gate, from those of ``arguments`` that it takes."""
-        gate: Gate = self.build(**{name: arguments[name] for name in self._arguments if name in arguments})
-        return gate
 
 
 def register_gate(name: str, *, load_balance: float = 0.0) -> Callable[[Builder], Builder]:
@@ -180,9 +173,8 @@ def register_gate(name: str, *, load_balance: float = 0.0) -> Callable[[Builder]
         )
 
     def register(build: Builder) -> Builder:
-        new = NamedGate(name, build, load_balance)
+        new, old = NamedGate(name, build, load_balance), _registered.get(name)
         _check_builder(new)
-        old = _registered.get(name)
         module = f"comet_moe.gates.{_MODULES[name]}" if name in _MODULES else None
         # A cell of a notebook that runs again defines the same gate once more.
         if module not in (None, build.__module__) or (old is not None and _origin(old) != _origin(new)):
@@ -206,7 +198,7 @@ def _check_builder(gate: NamedGate) -> None:
             f"register_gate({gate.name!r}) is for a subclass of Gate, or for a function whose return "
             f"annotation is one, got {gate.build!r}"
         )
-    if "num_experts" not in inspect.signature(gate.build).parameters:
+    if "num_experts" not in gate.arguments:
         raise ValueError(f"the gate {gate.name} must take num_experts: add it to the arguments")
 
 
@@ -299,8 +291,9 @@ def build_gate(
     check_z_loss(name, z_loss)
     if information and known.has_trees and "entropy" in known.settings:
         settings["entropy"] = 0.0
-    arguments = {"in_features": in_features, "num_experts": num_experts, "num_keys": num_keys, "seed": seed}
-    gate = known.make(arguments | settings | ({} if k is None else {"k": k}))
+    sizes = {"in_features": in_features, "num_experts": num_experts, "num_keys": num_keys, "seed": seed}
+    arguments = sizes | settings | ({} if k is None else {"k": k})
+    gate: Gate = known.build(**{name: arguments[name] for name in known.arguments if name in arguments})
     load_balance = known.load_balance if load_balance is None else load_balance
     if load_balance or z_loss or information:
         gate = RegularizedGate(gate, load_balance, z_loss, information)

@@ -2,9 +2,8 @@
 
 from torch import Tensor
 
-from comet_moe.gates.base import Gate
+from comet_moe.gates.base import Gate, GateWrapper
 from comet_moe.gates.losses import Regularizer
-from comet_moe.gates.wrapper import GateWrapper
 from comet_moe.routing import Routing
 
 

@@ -2,13 +2,12 @@
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from comet_moe import checks
+from comet_moe.gates.base import LinearGate, SteppedGate
 from comet_moe.gates.losses import masked_mean
 from comet_moe.gates.ranks import sum_over_ranks
 from comet_moe.gates.registry import Size, register_gate
-from comet_moe.gates.stepped import SteppedGate
 from comet_moe.routing import Routing
 
 COEFFICIENT_START = 1e-8
@@ -18,7 +17,7 @@ COEFFICIENT_RANGE = 1e-12, 1.0
 a larger one. Beyond 1 it only stays large for longer after the target is reached, and switches all off."""
 
 
-class ReluGate(SteppedGate):
+class ReluGate(LinearGate, SteppedGate):
     r"""A ReLU per expert, with a loss that keeps ``target`` of them active (Wang et al. 2024, "ReMoE").
 
     .. math:: g(x) = \max(Wx + b, 0), \qquad
@@ -61,15 +60,12 @@ class ReluGate(SteppedGate):
 
     sums_to_one = False
     max_weight_sum = None
-    has_logits = True
     coefficient: Tensor
     active_and_rows: Tensor
 
     def __init__(self, in_features: int, num_experts: int, target: int = 1):
         super().__init__(in_features, num_experts)
         self.target = min(checks.at_least_one("target", target), num_experts)
-        self.weight = nn.Parameter(torch.empty(num_experts, in_features))
-        self.bias = nn.Parameter(torch.empty(num_experts))
         self.register_buffer("coefficient", torch.empty(()))
         self.register_buffer("active_and_rows", torch.empty(2, dtype=torch.int64), persistent=False)
         self.reset_parameters()
@@ -82,13 +78,9 @@ class ReluGate(SteppedGate):
         nn.init.constant_(self.coefficient, COEFFICIENT_START)
         nn.init.zeros_(self.active_and_rows)
 
-    def flops(self) -> int:
-        """Operations on one row: one logit per expert."""
-        return 2 * self.in_features * self.num_experts
-
     def forward(self, x: Tensor, keys: Tensor | None = None, mask: Tensor | None = None) -> Routing:
         """One linear map and a ReLU; in training the L1 loss, and active experts are counted."""
-        logits = F.linear(x, self.weight.to(x.dtype), self.bias.to(x.dtype))
+        logits = self._logits(x)
         weights = logits.relu()
         if not self.training:
             return Routing(weights=weights, logits=logits)

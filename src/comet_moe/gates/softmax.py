@@ -1,16 +1,14 @@
 """The dense gate: every expert, weighted by a softmax."""
 
-import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
 
-from comet_moe.gates.base import TrainableGate
+from comet_moe.gates.base import LinearGate
 from comet_moe.gates.registry import register_gate
 from comet_moe.routing import Routing
 
 
 @register_gate("softmax")
-class SoftmaxGate(TrainableGate):
+class SoftmaxGate(LinearGate):
     r"""All experts, weighted by a softmax (MMoE).
 
     .. math:: g(x)_i = \frac{\exp(w_i^T x + b_i)}{\sum_j \exp(w_j^T x + b_j)}
@@ -33,22 +31,9 @@ class SoftmaxGate(TrainableGate):
         True
     """
 
-    has_logits = True
-
     def __init__(self, in_features: int, num_experts: int):
         super().__init__(in_features, num_experts)
-        self.weight = nn.Parameter(torch.empty(num_experts, in_features))
-        self.bias = nn.Parameter(torch.empty(num_experts))
         self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Glorot-uniform weight, zero bias."""
-        nn.init.xavier_uniform_(self.weight)
-        nn.init.zeros_(self.bias)
-
-    def flops(self) -> int:
-        """Operations on one row: one logit per expert."""
-        return 2 * self.in_features * self.num_experts
 
     def idle_parameters(self) -> set[str]:
         """All parameters if there is one expert."""
@@ -56,5 +41,5 @@ class SoftmaxGate(TrainableGate):
 
     def forward(self, x: Tensor, keys: Tensor | None = None, mask: Tensor | None = None) -> Routing:
         """One linear map and a softmax."""
-        logits = F.linear(x, self.weight.to(x.dtype), self.bias.to(x.dtype))
+        logits = self._logits(x)
         return Routing(weights=logits.softmax(-1), logits=logits)

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from comet_moe import checks
-from comet_moe.gates.base import Gate
-from comet_moe.gates.wrapper import GateWrapper
+from comet_moe.gates.base import Gate, GateWrapper
 from comet_moe.routing import Routing
 
 

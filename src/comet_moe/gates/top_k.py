@@ -7,13 +7,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from comet_moe import checks
+from comet_moe.gates.base import LinearGate, SteppedGate
 from comet_moe.gates.ranks import sum_over_ranks
 from comet_moe.gates.registry import NotNegative, Positive, Size, register_gate
-from comet_moe.gates.stepped import SteppedGate
 from comet_moe.routing import Routing
 
 
-class TopKGate(SteppedGate):
+class TopKGate(LinearGate, SteppedGate):
     r"""The k experts of largest s + balance_bias, with scores s = softmax(Wx + b) or a sigmoid of each logit.
 
     With T the set of the chosen ones, and without the balancing bias,
@@ -24,8 +24,7 @@ class TopKGate(SteppedGate):
     This is the router of most mixtures. As it is, it is that of Mixtral and Qwen3-MoE; with ``noise``, that
     of Shazeer et al. (2017). Switch (Fedus et al. 2021) has k=1 and ``normalize="all"``. DeepSeek-V3 (2024)
     has ``score="sigmoid"``, ``groups``, ``scale`` and ``bias_update=1e-3``. Use it where the cost per row has
-    to be fixed. Alone it
-    tends to overload a few experts: give it a ``bias_update`` or a load-balance loss.
+    to be fixed. Alone it tends to overload a few experts: give it a ``bias_update`` or a load-balance loss.
 
     ``bias_update`` is loss-free balancing (Wang et al. 2024): after each optimiser step
     :func:`comet_moe.step` moves the balancing bias of each expert by ``bias_update``. It goes up for an
@@ -71,7 +70,6 @@ class TopKGate(SteppedGate):
     """
 
     k: int
-    has_logits = True
     balance_bias: Tensor | None
     choice_counts: Tensor | None
 
@@ -105,8 +103,6 @@ class TopKGate(SteppedGate):
         self.sums_to_one = is_distribution and scale == 1
         self.max_weight_sum = self.scale * (self.k if score == "sigmoid" and normalize == "all" else 1)
         self.stochastic = noise
-        self.weight = nn.Parameter(torch.empty(num_experts, in_features))
-        self.bias = nn.Parameter(torch.empty(num_experts))
         self.noise_weight = nn.Parameter(torch.empty(num_experts, in_features)) if noise else None
         self.chooses_by_logits = score == "softmax" and top_groups == groups and bias_update == 0
         balance_bias = None if self.chooses_by_logits else torch.zeros(num_experts)
@@ -117,8 +113,7 @@ class TopKGate(SteppedGate):
 
     def reset_parameters(self) -> None:
         """Glorot-uniform weight, zero bias, zero noise weight, zero balancing bias."""
-        nn.init.xavier_uniform_(self.weight)
-        nn.init.zeros_(self.bias)
+        super().reset_parameters()
         for zero in (self.noise_weight, self.balance_bias, self.choice_counts):
             if zero is not None:
                 nn.init.zeros_(zero)
@@ -126,13 +121,12 @@ class TopKGate(SteppedGate):
     def flops(self) -> int:
         """Operations on one row: one logit per expert, and as many for the noise in training."""
         has_noise = self.training and self.noise_weight is not None
-        return 2 * self.in_features * self.num_experts * (2 if has_noise else 1)
+        return super().flops() * (2 if has_noise else 1)
 
     def idle_parameters(self) -> set[str]:
         """All parameters if the weight is constant: one score, divided by itself."""
         is_divided = self.normalize == "selected" or (self.score == "softmax" and self.num_experts == 1)
-        is_constant = self.k == 1 and is_divided
-        return {name for name, _ in self.named_parameters()} if is_constant else set()
+        return {name for name, _ in self.named_parameters()} if self.k == 1 and is_divided else set()
 
     def forward(self, x: Tensor, keys: Tensor | None = None, mask: Tensor | None = None) -> Routing:
         """One linear map, the k experts of the largest scores, and their weights."""
@@ -168,7 +162,7 @@ class TopKGate(SteppedGate):
 
     def _logits(self, x: Tensor) -> Tensor:
         """(B, ..., n), with noise in training."""
-        logits = F.linear(x, self.weight.to(x.dtype), self.bias.to(x.dtype))
+        logits = super()._logits(x)
         if self.training and self.noise_weight is not None:
             scale = F.softplus(F.linear(x, self.noise_weight.to(x.dtype)))
             logits = logits + torch.randn_like(logits) * scale

@@ -1,6 +1,6 @@
 """The search itself: a learnable permutation of the experts with its schedule."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial, wraps
 from math import log10
 from typing import Any, TypeVar
@@ -117,10 +117,7 @@ class Permutation(nn.Module, Stepped):
         first, last = checks.two_ends("tau", tau)
         self.tau = (checks.positive("tau", first), checks.positive("tau", last))
         first, last = checks.two_ends("iterations", iterations)
-        self.iterations = (
-            checks.at_least_one("iterations", first),
-            checks.at_least_one("iterations", last),
-        )
+        self.iterations = checks.at_least_one("iterations", first), checks.at_least_one("iterations", last)
         self.trees = None if trees is None else checks.at_least_one("trees", trees)
         self.gumbel = checks.not_negative("gumbel", gumbel)
         self.lr_factor = checks.positive("lr_factor", lr_factor)
@@ -128,16 +125,10 @@ class Permutation(nn.Module, Stepped):
         self.logits = nn.Parameter(torch.empty(*copies, n, n).uniform_(-0.05, 0.05))
         self.register_buffer("progress", torch.zeros((), dtype=torch.int64))
         self.register_buffer("noise_seed", torch.randint(2**62, ()) if gumbel else None)
-        self.register_buffer("fixed", self.initial_order())
+        identity = torch.arange(n).expand(*copies, n).clone()
+        self.register_buffer("fixed", torch.full_like(identity, UNSET) if steps else identity)
         self._cache = SearchCache()
         self._remember_progress(0)
-
-    def initial_order(self) -> Tensor:
-        """The first value of ``fixed``: -1, or the identity where there is no search (``steps=0``)."""
-        shape = self.logits.shape[:-1]
-        if self.steps:
-            return torch.full(shape, UNSET, dtype=torch.int64)
-        return torch.arange(self.num_experts).expand(shape).clone()
 
     @property
     def searching(self) -> bool:
@@ -208,7 +199,8 @@ class Permutation(nn.Module, Stepped):
         else:  # in graphs and under transforms there are no values to compare, so nothing is cached
             soft = _soften(self.logits, *self.schedule, self._noise())
             entropy = permutation_entropy(soft)
-        return _without_negligible(soft), entropy * (self.zeta / self.num_gates)
+        soft = soft.where(soft > NEGLIGIBLE * soft.detach().amax(-1, keepdim=True), 0)
+        return soft, entropy * (self.zeta / self.num_gates)
 
     def add_gate(self, gate: nn.Module) -> None:
         """Count ``gate`` among the gates that share this search, as long as it exists."""
@@ -300,21 +292,11 @@ class Permutation(nn.Module, Stepped):
         if own.is_meta or not any(value.is_set_to(own) for value in stored):
             super()._save_to_state_dict(destination, prefix, keep_vars)
 
-    def _load_from_state_dict(
-        self,
-        state_dict: dict[str, Any],
-        prefix: str,
-        local_metadata: dict[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+        _, _, missing_keys, _, error_messages = others
         before = len(missing_keys)
-        self._refuse_others(state_dict, prefix, missing_keys, error_msgs)
-        super()._load_from_state_dict(
-            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-        )
+        self._refuse_others(state_dict, prefix, missing_keys, error_messages)
+        super()._load_from_state_dict(state_dict, prefix, *others)
         if self._cache.load is None or self._cache.load.missing_keys is not missing_keys:
             self._cache.load = StateDictLoad(missing_keys)
         load, names = self._cache.load, missing_keys[before:]
@@ -353,11 +335,6 @@ def _soften(logits: Tensor, tau: float, iterations: int, noise: Tensor | None) -
         return sinkhorn(logits if noise is None else logits + noise, tau, iterations)
 
 
-def _without_negligible(soft: Tensor) -> Tensor:
-    """S with exact zeros for entries up to ``NEGLIGIBLE`` times the largest of their row."""
-    return soft.where(soft > NEGLIGIBLE * soft.detach().amax(-1, keepdim=True), 0)
-
-
 def _local(tensor: Tensor) -> Tensor:
     """The part of a ``DTensor`` on this rank; other tensors as they are."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
@@ -383,8 +360,7 @@ def parameter_groups(model: nn.Module, lr: float) -> list[dict[str, Any]]:
     checks.not_negative("lr", lr)
     factors = {id(m.logits): m.lr_factor for m in model.modules() if isinstance(m, Permutation)}
     groups: dict[tuple[float, bool], list[nn.Parameter]] = {(1.0, False): []}
-    parameters: Iterable[nn.Parameter] = model.parameters()
-    for parameter in parameters:
+    for parameter in model.parameters():
         kind = factors.get(id(parameter), 1.0), hasattr(parameter, "to_local")
         groups.setdefault(kind, []).append(parameter)
     return [{"params": params, "lr": lr * factor} for (factor, _), params in groups.items() if params]

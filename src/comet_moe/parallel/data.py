@@ -1,13 +1,16 @@
-"""Data parallelism for models whose experts may be sharded over ranks."""
+"""Data parallelism, clipped gradients and whole weights of models whose experts are sharded over ranks."""
 
 import warnings
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import get_total_norm
 
 from comet_moe import checks
 from comet_moe.local_search import Permutation
@@ -59,14 +62,11 @@ def data_parallel(module: nn.Module, mesh: DeviceMesh, **options: Any) -> Distri
         for logits in searches.values():
             _average_gradient(parallel, logits, group)
     for weight in experts.values():
-        others = [name for name in mesh.mesh_dim_names or () if name not in _names(weight)]
+        own = weight.device_mesh.mesh_dim_names or ()
+        others = [name for name in mesh.mesh_dim_names or () if name not in own]
         if others:
             _average_gradient(parallel, weight, mesh.get_group(others[0]))
     return parallel
-
-
-def _names(weight: DTensor) -> tuple[str, ...]:
-    return weight.device_mesh.mesh_dim_names or ()
 
 
 def _average_gradient(
@@ -75,15 +75,62 @@ def _average_gradient(
     """Average ``parameter`` now, and its gradient after each backward pass that synchronises."""
     size = dist.get_world_size(group)
 
-    def local(tensor: Any) -> Any:
-        return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
     def average(accumulated: Any) -> None:
         if parallel.require_backward_grad_sync:
-            gradient = local(accumulated.grad)
+            gradient = _local(accumulated.grad)
             dist.all_reduce(gradient, group=group)
             gradient.div_(size)
 
-    dist.broadcast(local(parameter).detach(), dist.get_global_rank(group, 0), group=group)
+    dist.broadcast(_local(parameter).detach(), dist.get_global_rank(group, 0), group=group)
     if parameter.requires_grad:
         parameter.register_post_accumulate_grad_hook(average)
+
+
+@torch.no_grad()
+def clip_grad_norm_(parameters: Iterable[nn.Parameter], max_norm: float, norm_type: float = 2.0) -> Tensor:
+    r"""Like ``torch.nn.utils.clip_grad_norm_``, also for models with expert parallelism.
+
+    .. math:: g \leftarrow g \cdot \min(1, \frac{\mathrm{max\_norm}}{\|g\| + 10^{-6}})
+
+    The function of torch takes either tensors or ``DTensor`` of one mesh. Returns the norm of all gradients.
+    """
+    checks.not_negative("max_norm", max_norm)
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    by_mesh: dict[Any, list[Tensor]] = {}
+    for gradient in gradients:
+        mesh = gradient.device_mesh if isinstance(gradient, DTensor) else None
+        by_mesh.setdefault(mesh, []).append(gradient)
+    norms = []
+    for group in by_mesh.values():
+        norm = get_total_norm(group, norm_type)
+        norms.append(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+    if not norms:
+        return torch.zeros(())
+    total = torch.linalg.vector_norm(torch.stack(norms), norm_type)
+    factor = (max_norm / (total + 1e-6)).clamp(max=1.0)
+    for gradient in gradients:
+        local = _local(gradient)
+        local.mul_(factor.to(local.device))
+    return total
+
+
+def full_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """``tensors`` with every ``DTensor`` as a full tensor, on every rank; call it on all ranks.
+
+    It saves a model with expert parallelism like a model without it:
+    ``save_file(full_tensors(model.state_dict()), path)``.
+    """
+    return {
+        name: value.full_tensor() if isinstance(value, DTensor) else value for name, value in tensors.items()
+    }
+
+
+def shard_like(tensor: Tensor, other: Tensor) -> Tensor:
+    """``tensor``, the same on all ranks, sharded over ranks like ``other``; call it on all ranks."""
+    if not isinstance(other, DTensor) or isinstance(tensor, DTensor) or tensor.shape != other.shape:
+        return tensor
+    return distribute_tensor(tensor, other.device_mesh, other.placements, src_data_rank=None)
+
+
+def _local(tensor: Any) -> Any:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
