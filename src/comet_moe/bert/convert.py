@@ -19,9 +19,7 @@ from comet_moe.bert.modeling import (
 from comet_moe.gates import HashGate
 from comet_moe.hf.feed_forward import assign_neurons, rank_neurons
 
-CometBert = CometBertModel | CometBertForSequenceClassification | CometBertForQuestionAnswering
-
-_SPARSE = {
+_SPARSE: dict[type[nn.Module], Any] = {
     BertModel: CometBertModel,
     BertForSequenceClassification: CometBertForSequenceClassification,
     BertForQuestionAnswering: CometBertForQuestionAnswering,
@@ -93,7 +91,8 @@ def convert_bert(
     )
     ranked = rank_neurons(importance, dense.config.num_hidden_layers, dense.config.intermediate_size)
     assigned = [assign_neurons(order, experts, expert_size, shared) for order in ranked]
-    student = _new_student(dense, config)
+    options = {"add_pooling_layer": dense.pooler is not None} if isinstance(dense, BertModel) else {}
+    student: Any = _SPARSE[type(model)](config, **options).to(device=dense.device, dtype=dense.dtype)
     state = {name: value for name, value in dense.state_dict().items() if not _is_feed_forward(name)}
     student.load_state_dict(state, strict=False)
     with torch.no_grad():
@@ -118,15 +117,6 @@ def sparse_config(dense: Any, **settings: Any) -> CometBertConfig:
     if unknown:
         raise ValueError(f"there is no setting {unknown[0]} of a CometBertConfig")
     return CometBertConfig(**{**inherited, **settings, "attn_implementation": dense._attn_implementation})
-
-
-def _new_student(dense: Any, config: CometBertConfig) -> Any:
-    sparse = _SPARSE[type(dense)]
-    if isinstance(dense, BertModel):
-        student = sparse(config, add_pooling_layer=dense.pooler is not None)
-    else:
-        student = sparse(config)
-    return student.to(device=dense.device, dtype=dense.dtype)
 
 
 def _is_feed_forward(name: str) -> bool:

@@ -4,6 +4,7 @@ Shapes: B sentences, T tokens, p features, E experts.
 """
 
 from dataclasses import dataclass, field
+from functools import wraps
 from typing import Any, cast
 
 import torch
@@ -145,9 +146,7 @@ class CometBertModel(SparseModel, BertModel):
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
+        *args: Any,
         routings: list[Routing] | None = None,
         **kwargs: Any,
     ) -> CometBertModelOutput:
@@ -161,16 +160,7 @@ class CometBertModel(SparseModel, BertModel):
             raise ValueError("a hash gate routes by token id: give input_ids, not inputs_embeds")
         mask = None if attention_mask is None else attention_mask != 0
         tokens = Tokens(input_ids, mask, [] if routings is None else routings)
-        outputs = super().forward(
-            input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            tokens=tokens,
-            return_dict=True,
-            **kwargs,
-        )
+        outputs = super().forward(input_ids, attention_mask, *args, tokens=tokens, return_dict=True, **kwargs)
         return CometBertModelOutput(
             **outputs, aux_loss=total_aux_loss(tokens.routings) if self.training else None
         )
@@ -179,6 +169,27 @@ class CometBertModel(SparseModel, BertModel):
 def total_aux_loss(routings: list[Routing]) -> Tensor:
     """The sum over layers of entropy, load-balancing, reachability and local-search losses."""
     return torch.stack([routing.aux_loss for routing in routings]).sum()
+
+
+def _sparse_forward(forward: Any, output_class: type[Any]) -> Any:
+    """``forward`` of a BERT with a head, with ``routings`` as for :class:`CometBertModel`.
+
+    In training the auxiliary losses are added to the loss. The signature is that of ``forward``, from which
+    the Trainer of transformers knows the names of the columns.
+    """
+
+    @can_return_tuple
+    @wraps(forward)
+    def with_aux_loss(self: Any, *args: Any, routings: list[Routing] | None = None, **kwargs: Any) -> Any:
+        routings = [] if routings is None else routings
+        fields = dict(forward(self, *args, routings=routings, return_dict=True, **kwargs))
+        if self.training:
+            fields["aux_loss"] = total_aux_loss(routings)
+            if "loss" in fields:
+                fields["loss"] = fields["loss"] + fields["aux_loss"]
+        return output_class(**fields)
+
+    return with_aux_loss
 
 
 @dataclass
@@ -197,32 +208,7 @@ class CometBertForSequenceClassification(SparseModel, BertForSequenceClassificat
         self.bert = CometBertModel(config)
         self.post_init()
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        routings: list[Routing] | None = None,
-        **kwargs: Any,
-    ) -> CometBertClassifierOutput:
-        """As BERT's, with ``routings`` as for :class:`CometBertModel`."""
-        routings = [] if routings is None else routings
-        outputs = super().forward(
-            input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            labels=labels,
-            routings=routings,
-            return_dict=True,
-            **kwargs,
-        )
-        return CometBertClassifierOutput(**_with_aux_loss(self.training, outputs, routings))
+    forward = _sparse_forward(BertForSequenceClassification.forward, CometBertClassifierOutput)
 
 
 @dataclass
@@ -241,40 +227,4 @@ class CometBertForQuestionAnswering(SparseModel, BertForQuestionAnswering):
         self.bert = CometBertModel(config, add_pooling_layer=False)
         self.post_init()
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        start_positions: Tensor | None = None,
-        end_positions: Tensor | None = None,
-        routings: list[Routing] | None = None,
-        **kwargs: Any,
-    ) -> CometBertAnswerOutput:
-        """As BERT's, with ``routings`` as for :class:`CometBertModel`."""
-        routings = [] if routings is None else routings
-        outputs = super().forward(
-            input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            start_positions=start_positions,
-            end_positions=end_positions,
-            routings=routings,
-            return_dict=True,
-            **kwargs,
-        )
-        return CometBertAnswerOutput(**_with_aux_loss(self.training, outputs, routings))
-
-
-def _with_aux_loss(training: bool, outputs: Any, routings: list[Routing]) -> dict[str, Any]:
-    """The fields of ``outputs``; in training with ``aux_loss``, which is also added to the loss."""
-    if not training:
-        return dict(outputs)
-    aux_loss = total_aux_loss(routings)
-    fields = {**outputs, "aux_loss": aux_loss}
-    return fields | {"loss": fields["loss"] + aux_loss} if "loss" in fields else fields
+    forward = _sparse_forward(BertForQuestionAnswering.forward, CometBertAnswerOutput)

@@ -225,6 +225,9 @@ def print_result(folder: Any, result: "ResultRecord", as_json: bool) -> None:
         echo(f"{folder}: {result.status} after {result.epochs} epochs: {result.reason}")
     else:
         print_summary(result, f"{folder}: {result.epochs} epochs, best epoch {result.best_epoch}")
+        if result.parameters_effective is not None:  # of a BERT
+            for line in (f"{(result.parameters or 0) / 1e6:.1f} M parameters", *result.notes):
+                echo(f"  {line}")
 
 
 def print_summary(summary: "SummaryRecord", title: str) -> None:
@@ -243,4 +246,10 @@ def print_summary(summary: "SummaryRecord", title: str) -> None:
         echo(
             f"  gate of {owner}: {record.verdict}, information {record.information:.3f} nats, "
             f"{record.effective_experts:.2f} effective experts of {len(record.share_of_samples)}"
+        )
+    if summary.parameters_effective is not None:
+        echo(
+            f"  {summary.parameters_effective / 1e6:.1f} M effective parameters, "
+            f"{(summary.flops_per_token or 0) / 1e6:.1f} M operations per token, "
+            f"{summary.tokens_per_second or 0:,.0f} tokens per second"
         )

@@ -2,21 +2,17 @@
 
 import json
 import shlex
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from comet_moe.cli._text import echo
 
 if TYPE_CHECKING:
-    from comet_moe.cli._display import LiveRuns
-    from comet_moe.experiments.bert.run import BertFolder
-    from comet_moe.experiments.config import BertConfig
-    from comet_moe.experiments.training.records import ResultRecord, SummaryRecord
-    from comet_moe.experiments.training.trainer import Callbacks
+    from comet_moe.experiments.config import BertConfig, Override
+    from comet_moe.experiments.training.records import ResultRecord
 
 app = typer.Typer(
     help="Fine-tune a BERT, convert it to a sparse mixture of experts, and distil it (COMET-BERT).",
@@ -77,13 +73,12 @@ def finetune(
     as_json: AsJson = False,
 ) -> None:
     """Fine-tune a dense BERT on a task: the teacher."""
-    from comet_moe.experiments.bert import run as runs
     from comet_moe.experiments.bert import stages
+    from comet_moe.experiments.bert.run import load_task_config
 
     overrides = _overrides(settings, model=model, data=data)
-    config = runs.load_task_config(task, [*overrides, (["stage"], "finetune")])
-    folder, config = runs.resolve_run(config, overrides, out, resume)
-    _train(stages.finetune, config, folder, as_json)
+    config = load_task_config(task, [*overrides, (["stage"], "finetune")])
+    _train(stages.finetune, config, overrides, out, resume, as_json)
 
 
 @app.command()
@@ -114,12 +109,11 @@ def distill(
     as_json: AsJson = False,
 ) -> None:
     """Convert a teacher to a sparse student, and distil the teacher into it."""
-    from comet_moe.experiments.bert import run as runs
     from comet_moe.experiments.bert import stages
+    from comet_moe.experiments.bert.run import student_config
 
     overrides = _overrides(settings, gate=gate)
-    folder, config = runs.resolve_run(runs.student_config(run, overrides), overrides, out, resume)
-    _train(stages.distill, config, folder, as_json)
+    _train(stages.distill, student_config(run, overrides), overrides, out, resume, as_json)
 
 
 @app.command()
@@ -133,13 +127,14 @@ def evaluate(
 
     The metrics equal those in result.json, except for the speed.
     """
+    from comet_moe.cli._display import print_summary
     from comet_moe.experiments.bert.stages import evaluate_run
 
     summary = evaluate_run(run)
     if as_json:
         echo(summary.model_dump_json())
     else:
-        _print_summary(run, summary)
+        print_summary(summary, str(run))
 
 
 @app.command()
@@ -157,21 +152,14 @@ def run(
 
     With --resume, settings of a stage that has not begun may be changed.
     """
-    from comet_moe.experiments.bert import run as runs
     from comet_moe.experiments.bert import stages
+    from comet_moe.experiments.bert.run import load_task_config
 
     overrides = _overrides(settings, gate=gate, model=model, data=data)
-    folder, config = runs.resolve_run(runs.load_task_config(task, overrides), overrides, out, resume)
-    name = folder.path.name
-    epochs = {f"{name}/teacher": config.finetune.epochs, name: config.training.epochs}
-    with _showing(epochs, folder.path) as live:
-        teacher, student = live.rows
-        result = stages.run_stages(config, folder, live.callbacks(teacher), live.callbacks(student))
-        live.finish(student, result)
-    _print(folder.path, result, as_json)
+    _train(stages.run_stages, load_task_config(task, overrides), overrides, out, resume, as_json)
 
 
-def _overrides(settings: list[str] | None, **options: str | None) -> list[tuple[list[str], Any]]:
+def _overrides(settings: list[str] | None, **options: str | None) -> "list[Override]":
     """The options given on the command line, as keys and values."""
     from comet_moe.experiments.config import parse_setting
 
@@ -181,51 +169,24 @@ def _overrides(settings: list[str] | None, **options: str | None) -> list[tuple[
 
 
 def _train(
-    stage: "Callable[[BertConfig, BertFolder, Callbacks], ResultRecord]",
-    config: "BertConfig",
-    folder: "BertFolder",
+    stage: "Callable[..., ResultRecord]",
+    requested: "BertConfig",
+    overrides: "list[Override]",
+    out: Path | None,
+    resume: bool,
     as_json: bool,
 ) -> None:
-    """Run one stage with its progress, and print its result."""
-    with _showing({folder.path.name: config.stage_training.epochs}, folder.path) as live:
-        (row,) = live.rows
-        result = stage(config, folder, live.callbacks(row))
-        live.finish(row, result)
-    _print(folder.path, result, as_json)
+    """Run a stage, or all of them, with its progress, and print its result."""
+    from comet_moe.cli._display import LiveRuns, RunRow, print_result, resume_hint
+    from comet_moe.experiments.bert.run import resolve_run
+    from comet_moe.experiments.bert.stages import run_stages
 
-
-@contextmanager
-def _showing(epochs: dict[str, int], folder: Path) -> "Iterator[LiveRuns]":
-    """Progress of runs, given by name with their epochs; after Ctrl-C, how to resume."""
-    from comet_moe.cli._display import LiveRuns, RunRow, resume_hint
-
+    folder, config = resolve_run(requested, overrides, out, resume)
+    name = folder.path.name
+    teacher = {f"{name}/teacher": config.finetune.epochs} if stage is run_stages else {}
+    epochs = teacher | {name: config.stage_training.epochs}
     live = LiveRuns([RunRow(name, count) for name, count in epochs.items()], log_epochs=True)
-    with resume_hint(f"the same command with --out {shlex.quote(str(folder))} --resume"), live.showing():
-        yield live
-
-
-def _print(folder: Path, result: "ResultRecord", as_json: bool) -> None:
-    from comet_moe.cli._display import print_result
-
-    if as_json or result.status in ("failed", "pruned"):
-        print_result(folder, result, as_json)
-        return
-    _print_summary(folder, result)
-    echo(f"  {_millions(result.parameters)} parameters")
-    for note in result.notes:
-        echo(f"  {note}")
-
-
-def _print_summary(folder: Path, summary: "SummaryRecord") -> None:
-    from comet_moe.cli._display import print_summary
-
-    print_summary(summary, f"{folder}, on the {summary.test_split} rows")
-    echo(
-        f"  {_millions(summary.parameters_effective)} effective parameters, "
-        f"{_millions(summary.flops_per_token)} operations per token, "
-        f"{summary.tokens_per_second or 0:,.0f} tokens per second"
-    )
-
-
-def _millions(value: float | None) -> str:
-    return "-" if value is None else f"{value / 1e6:.1f} M"
+    with resume_hint(f"the same command with --out {shlex.quote(str(folder.path))} --resume"), live.showing():
+        result = stage(config, folder, *map(live.callbacks, live.rows))
+        live.finish(live.rows[-1], result)
+    print_result(folder.path, result, as_json)

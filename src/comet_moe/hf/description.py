@@ -9,7 +9,7 @@ from torch import Tensor
 from comet_moe import gates
 from comet_moe.gates import Gate, GateWrapper
 from comet_moe.gates.registry import registered_gates
-from comet_moe.hf.rescaled_gate import RescaledGate
+from comet_moe.hf.gates import RescaledGate
 from comet_moe.local_search import Permutation, PermutedGate
 
 Description = dict[str, Any]

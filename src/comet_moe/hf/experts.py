@@ -23,13 +23,6 @@ from comet_moe.mixture.dispatch import run_sparse
 with needs_extra("hf", "comet_moe.hf"):
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-NAME = "comet_moe"
-
-
-def register() -> None:
-    """Register the dispatch with transformers."""
-    ALL_EXPERTS_FUNCTIONS.register(NAME, sparse_experts_forward)
-
 
 def sparse_experts_forward(
     module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
@@ -43,6 +36,9 @@ def sparse_experts_forward(
     plan = plan_from_pairs(sample[runs], expert[runs], weight[runs], tokens, module.num_experts)
     mixed = run_sparse(cast(Experts, _TransformersExperts(module)), hidden_states, plan)
     return mixed.squeeze(1).to(hidden_states.dtype)
+
+
+ALL_EXPERTS_FUNCTIONS.register("comet_moe", sparse_experts_forward)
 
 
 def _is_swiglu(module: Any) -> bool:

@@ -6,6 +6,8 @@ Shapes: B samples, T tokens, p features, L layers, E experts.
 import re
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -43,10 +45,13 @@ LAYOUTS: dict[str, FeedForwardLayout] = {
 """By ``model_type`` of the configuration; a layout of your own can be added."""
 
 
-class FeedForward(NamedTuple):
-    """One feed-forward layer: its name, and its linear layers before and after the neurons."""
+Term = tuple[Tensor, Tensor | float]
+"""Values at the neurons of a layer, (B, T, neurons), with the bias to subtract from them."""
 
-    name: str
+
+class FeedForward(NamedTuple):
+    """One feed-forward layer: its linear layers before and after the neurons."""
+
     inner: list[nn.Module]
     outer: nn.Module
 
@@ -88,8 +93,8 @@ def find_feed_forward(
     for name in find_names(model, layout) if names is None else names:
         module = model.get_submodule(name)
         inner = [module.get_submodule(part) for part in layout.inner]
-        outer = _parent(model, name).get_submodule(layout.outside) if layout.outside else None
-        found.append(FeedForward(name, inner, module.get_submodule(layout.outer) if outer is None else outer))
+        parent, outer = (_parent(model, name), layout.outside) if layout.outside else (module, layout.outer)
+        found.append(FeedForward(inner, parent.get_submodule(outer)))
     return found
 
 
@@ -128,29 +133,28 @@ def weight_of(layer: Any) -> Tensor:
 def keep_neurons(module: nn.Module, layout: FeedForwardLayout, neurons: Tensor) -> None:
     """Keep only ``neurons`` (m,) of a feed-forward layer, in this order; ``module`` is changed."""
     for part in layout.inner:
-        module.set_submodule(part, _select(module.get_submodule(part), neurons, None))
-    module.set_submodule(layout.outer, _select(module.get_submodule(layout.outer), None, neurons))
+        layer: Any = module.get_submodule(part)
+        neurons = neurons.to(layer.weight.device)
+        bias = None if layer.bias is None else layer.bias[neurons]
+        module.set_submodule(part, _linear_like(layer, weight_of(layer)[neurons], bias))
+    outer: Any = module.get_submodule(layout.outer)
+    weight = weight_of(outer)[:, neurons.to(outer.weight.device)]
+    module.set_submodule(layout.outer, _linear_like(outer, weight, outer.bias))
 
 
-def _select(layer: Any, outputs: Tensor | None, inputs: Tensor | None) -> nn.Module:
-    """A linear layer with some of the outputs and inputs of ``layer``."""
-    weight, bias = weight_of(layer), layer.bias
-    if outputs is not None:
-        outputs = outputs.to(weight.device)
-        weight, bias = weight[outputs], None if bias is None else bias[outputs]
-    if inputs is not None:
-        weight = weight[:, inputs.to(weight.device)]
+def _linear_like(layer: Any, weight: Tensor, bias: Tensor | None) -> nn.Module:
+    """A linear layer of the kind of ``layer`` with ``weight`` (out, in) and ``bias``."""
     out_features, in_features = weight.shape
     if isinstance(layer, Conv1D):
-        selected: Any = Conv1D(out_features, in_features)
+        new: Any = Conv1D(out_features, in_features)
         weight = weight.t()
     else:
-        selected = nn.Linear(in_features, out_features, bias=bias is not None)
-    selected.to(weight.device, weight.dtype)
-    selected.weight.copy_(weight)
+        new = nn.Linear(in_features, out_features, bias=bias is not None)
+    new.to(weight.device, weight.dtype)
+    new.weight.copy_(weight)
     if bias is not None:
-        selected.bias.copy_(bias)
-    return selected.requires_grad_(layer.weight.requires_grad)
+        new.bias.copy_(bias)
+    return new.requires_grad_(layer.weight.requires_grad)
 
 
 def _parent(model: nn.Module, name: str) -> nn.Module:
@@ -180,75 +184,43 @@ def importance(
         (L, neurons).
     """
     layers = find_feed_forward(model, find_layout(model, pattern))
+    terms: list[list[Term]] = [[] for _ in layers]
     was_training = model.training
     model.eval()
-    activations = _Activations(layers)
-    try:
-        scores = [_batch_importance(model, batch, activations) for batch in batches]
-    finally:
-        activations.remove_hooks()
-        model.train(was_training)
+    with ExitStack() as hooks:
+        for layer, own in zip(layers, terms, strict=True):
+            for inner in layer.inner:
+                hooks.enter_context(inner.register_forward_hook(partial(_keep_output, own)))
+            hooks.enter_context(layer.outer.register_forward_pre_hook(partial(_keep_input, own)))
+        hooks.callback(model.train, was_training)
+        scores = [_batch_importance(model, batch, terms) for batch in batches]
     if not scores:
         raise ValueError("batches must have at least 1 batch, got none")
     return torch.stack(scores).sum(0)
 
 
-def _batch_importance(model: nn.Module, batch: Mapping[str, Tensor], activations: "_Activations") -> Tensor:
+def _batch_importance(model: nn.Module, batch: Mapping[str, Tensor], terms: list[list[Term]]) -> Tensor:
     """Σ over the samples of the batch of the absolute inner sums: (L, neurons)."""
-    activations.clear()
+    for own in terms:
+        own.clear()
     with torch.enable_grad():
         loss = model(**batch).loss
         if loss is None:
             raise ValueError("a batch must have labels, or start_positions and end_positions")
         rows = len(next(iter(batch.values())))
-        terms = [term for layer in activations.terms for term in layer]
-        gradients = iter(torch.autograd.grad(loss * rows, [value for value, _ in terms]))
-    scores = []
-    for layer in activations.terms:
-        inner = sum((value.detach() - bias) * next(gradients) for value, bias in layer)
-        assert isinstance(inner, Tensor)
-        scores.append(inner.sum(1).abs().sum(0))
-    return torch.stack(scores)
+        gradients = iter(torch.autograd.grad(loss * rows, [value for own in terms for value, _ in own]))
+    inner = [torch.stack([(value.detach() - bias) * next(gradients) for value, bias in own]) for own in terms]
+    return torch.stack([products.sum(0).sum(1).abs().sum(0) for products in inner])
 
 
-class _Activations:
-    """The values at the neurons of each layer, (B, T, neurons), of the last forward pass.
-
-    Attributes:
-        terms: by layer, values with the bias to subtract from them.
-    """
-
-    def __init__(self, layers: Sequence[FeedForward]):
-        self.terms: list[list[tuple[Tensor, Tensor | float]]] = [[] for _ in layers]
-        self._hooks = []
-        for layer, terms in zip(layers, self.terms, strict=True):
-            for inner in layer.inner:
-                self._hooks.append(inner.register_forward_hook(_keep_output(terms)))
-            self._hooks.append(layer.outer.register_forward_pre_hook(_keep_input(terms)))
-
-    def clear(self) -> None:
-        for terms in self.terms:
-            terms.clear()
-
-    def remove_hooks(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
+def _keep_output(terms: list[Term], module: Any, arguments: Any, output: Tensor) -> None:
+    if not output.requires_grad:
+        output.requires_grad_()  # a frozen model
+    terms.append((output, 0.0 if module.bias is None else module.bias.detach()))
 
 
-def _keep_output(terms: list[tuple[Tensor, Tensor | float]]) -> Any:
-    def hook(module: Any, arguments: Any, output: Tensor) -> None:
-        if not output.requires_grad:
-            output.requires_grad_()  # a frozen model
-        terms.append((output, 0.0 if module.bias is None else module.bias.detach()))
-
-    return hook
-
-
-def _keep_input(terms: list[tuple[Tensor, Tensor | float]]) -> Any:
-    def hook(module: Any, arguments: tuple[Tensor, ...]) -> None:
-        terms.append((arguments[0], 0.0))
-
-    return hook
+def _keep_input(terms: list[Term], module: Any, arguments: tuple[Tensor, ...]) -> None:
+    terms.append((arguments[0], 0.0))
 
 
 def rank_neurons(importance: Tensor | Sequence[Tensor] | None, layers: int, neurons: int) -> list[Tensor]:

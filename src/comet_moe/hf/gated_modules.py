@@ -93,27 +93,21 @@ def pass_tokens(model: nn.Module) -> None:
     Models whose ``forward`` takes no further keyword arguments are left as they are. So are mixtures outside
     of the layers of transformers. Their gates get neither ids nor padding.
     """
-    for owner, layers in _layers_with_readers(model):
+    for owner in model.modules():
+        if not isinstance(owner, PreTrainedModel):
+            continue
+        layers = [module for module in _own_modules(owner) if isinstance(module, GradientCheckpointingLayer)]
+        if not any(isinstance(module, TokenReader) for layer in layers for module in layer.modules()):
+            continue
         parameters = inspect.signature(owner.forward).parameters
         takes_more = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-        if takes_more and not _has_hook(owner, _SendTokens):
+        if takes_more and not any(
+            isinstance(hook, _SendTokens) for hook in owner._forward_pre_hooks.values()
+        ):
             owner.register_forward_pre_hook(_SendTokens(list(parameters)), with_kwargs=True)
         for layer in layers if takes_more else ():
-            if not _has_hook(layer, _ReceiveTokens):
-                layer.register_forward_pre_hook(_ReceiveTokens(), with_kwargs=True)
-
-
-def _layers_with_readers(
-    model: nn.Module,
-) -> Iterator[tuple[PreTrainedModel, list[GradientCheckpointingLayer]]]:
-    """Each model of transformers in ``model`` that has layers with readers in them, with all its layers."""
-    for owner in model.modules():
-        if isinstance(owner, PreTrainedModel):
-            layers = [
-                module for module in _own_modules(owner) if isinstance(module, GradientCheckpointingLayer)
-            ]
-            if any(isinstance(module, TokenReader) for layer in layers for module in layer.modules()):
-                yield owner, layers
+            if _receive_tokens not in layer._forward_pre_hooks.values():
+                layer.register_forward_pre_hook(_receive_tokens, with_kwargs=True)
 
 
 def _own_modules(owner: nn.Module) -> Iterator[nn.Module]:
@@ -122,10 +116,6 @@ def _own_modules(owner: nn.Module) -> Iterator[nn.Module]:
         if not isinstance(child, PreTrainedModel):
             yield child
             yield from _own_modules(child)
-
-
-def _has_hook(module: nn.Module, kind: type) -> bool:
-    return any(isinstance(hook, kind) for hook in module._forward_pre_hooks.values())
 
 
 class _SendTokens:
@@ -150,15 +140,13 @@ class _SendTokens:
         return args[position] if position < len(args) else kwargs.get(name)
 
 
-class _ReceiveTokens:
+def _receive_tokens(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A hook before ``forward`` of a layer: gives the tokens to the mixtures in it."""
-
-    def __call__(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        tokens = kwargs.pop(ARGUMENT, None)
-        for module in layer.modules():
-            if isinstance(module, TokenReader):
-                module.tokens = tokens
-        return args, kwargs
+    tokens = kwargs.pop(ARGUMENT, None)
+    for module in layer.modules():
+        if isinstance(module, TokenReader):
+            module.tokens = tokens
+    return args, kwargs
 
 
 def store_description(model: Any) -> None:

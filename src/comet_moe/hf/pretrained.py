@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from os import PathLike
 from typing import Any
 
@@ -77,8 +78,12 @@ def from_pretrained(
     # Transformers looks up what a class can do by these names.
     WithGates.__name__, WithGates.__qualname__ = model_class.__name__, model_class.__qualname__
     WithGates.__module__ = model_class.__module__
-    _require_memory_for_gates(path, description, classes)
-    gates = _build_on_cpu(description, classes)
+    with torch.device("meta"):
+        unbuilt = restore_gates(description, classes).values()
+    needed = sum(weight.nbytes for gate in unbuilt for weight in gate.state_dict().values())
+    require_memory(needed, f"the gates in the configuration of {path}", "restore config.json", ValueError)
+    with torch.device("cpu"):
+        gates = restore_gates(description, classes)
     known_missing = WithGates._keys_to_ignore_on_load_missing or []
     WithGates._keys_to_ignore_on_load_missing = [*known_missing, *_stored_elsewhere(gates)]
     with_report = kwargs.pop("output_loading_info", False)
@@ -93,14 +98,11 @@ def from_pretrained(
             f"the weights in {path} have other shapes than its configuration says: restore both"
         ) from error
     model.__class__ = model_class
-    _require_all_weights(path, model, report, has_other_head=model_class.__name__ not in _saved_names(config))
+    has_other_head = model_class.__name__ not in (config.architectures or [])
+    _require_all_weights(path, model, report, has_other_head)
     _renew_gates(model, gates)
     align_weights(model)
     return (model, report) if with_report else model
-
-
-def _saved_names(config: Any) -> list[str]:
-    return list(config.architectures or [])
 
 
 def _require_all_weights(
@@ -119,21 +121,6 @@ def _require_all_weights(
                 f"{path} {problem} {names[0]} ({len(names)} such weights): restore the checkpoint, or give "
                 "another one"
             )
-
-
-def _require_memory_for_gates(
-    path: str | PathLike[str], description: Description, classes: Iterable[type[Gate]]
-) -> None:
-    """ValueError if the gates of the configuration would not fit."""
-    with torch.device("meta"):
-        gates = restore_gates(description, classes)
-    needed = sum(weight.nbytes for gate in gates.values() for weight in gate.state_dict().values())
-    require_memory(needed, f"the gates in the configuration of {path}", "restore config.json", ValueError)
-
-
-def _build_on_cpu(description: Description, classes: Iterable[type[Gate]]) -> dict[str, Gate]:
-    with torch.device("cpu"):
-        return restore_gates(description, classes)
 
 
 def _stored_elsewhere(gates: Mapping[str, Gate]) -> Iterator[str]:
@@ -177,7 +164,5 @@ def _renew_gates(model: Any, gates: Mapping[str, Gate]) -> None:
         reader = base.get_submodule(name)
         assert isinstance(reader, TokenReader)
         gate.load_state_dict(reader.gate.state_dict())
-        like = next(reader.gate.parameters(), None)
-        if like is None:
-            like = next(model.parameters())
+        like = next(chain(reader.gate.parameters(), model.parameters()))
         reader.replace_gate(gate.to(like.device, like.dtype).train(reader.training))

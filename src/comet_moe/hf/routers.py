@@ -6,6 +6,7 @@ Shapes: N tokens (B sequences of T), p features, n experts, k choices.
 import re
 import warnings
 from collections.abc import Callable, Mapping
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -15,13 +16,11 @@ from comet_moe import checks
 from comet_moe.exceptions import IdleGateWarning, needs_extra
 from comet_moe.gates import Gate, HashGate, TopKGate
 from comet_moe.hf.gated_modules import TokenReader, innermost, pass_tokens, store_description
+from comet_moe.hf.gates import GateFactory
 from comet_moe.routing import Routing
 
 with needs_extra("hf", "comet_moe.hf"):
     from transformers.utils.output_capturing import _active_collector
-
-GateFactory = Callable[[int, int, int], Gate]
-"""(in_features, num_experts, k) -> gate."""
 
 SMALLEST_WEIGHT = 1e-6
 """Weights below it count as this much in the logits of a gate that has none."""
@@ -209,7 +208,10 @@ def replace_routers(
     new = {}
     for name, router in routers.items():
         sizes = RouterSizes(*adapter.sizes(router))
-        gate = factory(*sizes) if factory is not None else _copy_router(router, adapter)
+        if factory is not None:
+            gate = factory(*sizes)
+        else:
+            gate = router.gate if isinstance(router, GateRouter) else adapter.copy(router)
         gate = wrap(gate) if wrap is not None else gate
         check_gate_fits(gate, name, sizes)
         new[name] = gate
@@ -222,9 +224,7 @@ def install_gates(model: nn.Module, gates: Mapping[str, Gate], adapter: RouterAd
     """Put ``gates``, by the name of the router that each replaces, into ``model``."""
     for name, gate in gates.items():
         router = model.get_submodule(name)
-        like = next(router.parameters(), None)
-        if like is None:
-            like = next(model.parameters())
+        like = next(chain(router.parameters(), model.parameters()))
         new = GateRouter(gate.to(like.device, like.dtype), adapter.sizes(router), adapter)
         model.set_submodule(name, new.train(router.training))
     pass_tokens(model)
@@ -291,7 +291,3 @@ def find_adapter(model: Any) -> RouterAdapter:
             "replace_routers an adapter, a comet_moe.hf.RouterAdapter"
         )
     return RouterAdapter()  # finds none, and that is the error
-
-
-def _copy_router(router: nn.Module, adapter: RouterAdapter) -> Gate:
-    return router.gate if isinstance(router, GateRouter) else adapter.copy(router)

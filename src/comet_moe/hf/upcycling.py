@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from comet_moe import checks
 from comet_moe.experts import ModuleExperts
 from comet_moe.gates import Gate
-from comet_moe.hf.factory import gate_factory
 from comet_moe.hf.feed_forward import (
     FeedForwardLayout,
     assign_neurons,
@@ -27,8 +26,8 @@ from comet_moe.hf.feed_forward import (
     weight_of,
 )
 from comet_moe.hf.gated_modules import TokenReader, pass_tokens, store_description
-from comet_moe.hf.rescaled_gate import RescaledGate
-from comet_moe.hf.routers import GateFactory, RouterSizes, check_gate_fits, warn_of_idle_gates
+from comet_moe.hf.gates import GateFactory, RescaledGate, gate_factory
+from comet_moe.hf.routers import RouterSizes, check_gate_fits, warn_of_idle_gates
 from comet_moe.memory import require_memory
 from comet_moe.mixture.dispatch import Execution
 from comet_moe.mixture.moe import MoE
@@ -155,7 +154,9 @@ def upcycle(
     warn_of_idle_gates(gates)
     for name in names:
         mixture = build_mixture(model, name, layout, gates[name], assigned.get(name), execution)
-        _add_noise(mixture, noise)
+        for weight in (parameter.detach() for parameter in mixture.experts.parameters()):
+            if noise > 0 and weight.dim() > 1:
+                weight.add_(torch.randn_like(weight), alpha=noise * float(weight.std()))
     pass_tokens(model)
     store_description(model)
 
@@ -184,13 +185,7 @@ def build_mixture(
 ) -> UpcycledMixture:
     """Put a mixture in the place of the feed-forward layer called ``name``.
 
-    Args:
-        model: has the layer.
-        name: of the layer.
-        layout: of the family.
-        gate: over E experts.
-        neurons: (E, expert_size), those of each expert; None makes copies.
-        execution: see :class:`~comet_moe.MoE`.
+    Its experts have the ``neurons`` (E, expert_size) of the layer; None makes copies.
     """
     is_training = model.get_submodule(name).training
     whole, inside = take_whole(model, name, layout)
@@ -256,11 +251,3 @@ def _make_gate(
     gate = factory(*sizes)
     check_gate_fits(gate, name, sizes)
     return RescaledGate(gate) if rescale and not gate.sums_to_one else gate
-
-
-@torch.no_grad()
-def _add_noise(mixture: UpcycledMixture, noise: float) -> None:
-    if noise > 0:
-        for parameter in mixture.experts.parameters():
-            if parameter.dim() > 1:
-                parameter.add_(torch.randn_like(parameter), alpha=noise * float(parameter.std()))

@@ -12,7 +12,6 @@ from comet_moe.bert.modeling import CometBertLayer
 from comet_moe.checks import without_value_checks
 from comet_moe.devices import Placement
 from comet_moe.experiments.bert.metrics import Answer, Window, answer_metrics, best_answer, class_metrics
-from comet_moe.experiments.bert.tasks import Task
 from comet_moe.experiments.bert.tokens import Features, Index, TaskData, evaluation_batches
 from comet_moe.experiments.training.evaluate import routing_record
 from comet_moe.experiments.training.records import EvaluationRecord, SummaryRecord
@@ -25,21 +24,12 @@ EVALUATION_BATCH = 32
 """Rows of a batch; not the training batch size, so that metrics do not depend on it."""
 
 
-def evaluate_held_out(
-    model: Any,
-    data: TaskData,
-    null_threshold: float = 0.0,
-    placement: Placement = Placement(),  # noqa: B008 - frozen
-) -> SummaryRecord:
+def evaluate_held_out(model: Any, data: TaskData, placement: Placement) -> SummaryRecord:
     """``model`` on all held-out splits; the dev split is also the test split where there is no other.
 
     Metrics of further splits are those of a task with the name of the split, such as "mnli mismatched".
     """
-    records = {
-        name: evaluate(model, data.task, split, null_threshold, placement)
-        for name, split in data.splits.items()
-        if name != "train"
-    }
+    records = {name: evaluate(model, data, name, placement) for name in data.splits if name != "train"}
     test_split = "test" if "test" in records else "dev"
     summary = SummaryRecord.from_evaluations(records["dev"], records[test_split], test_split)
     for name, record in records.items():
@@ -50,19 +40,13 @@ def evaluate_held_out(
 
 @torch.no_grad()
 @without_value_checks()  # NaN weights give a NaN loss, which ends the run with a reason, not with an error
-def evaluate(
-    model: Any,
-    task: Task,
-    features: Features,
-    null_threshold: float = 0.0,
-    placement: Placement = Placement(),  # noqa: B008 - frozen
-) -> EvaluationRecord:
-    """Evaluate ``model`` in eval mode on all rows of ``features``; its mode is restored afterwards.
+def evaluate(model: Any, data: TaskData, split: str, placement: Placement) -> EvaluationRecord:
+    """Evaluate ``model`` in eval mode on all rows of ``split``; its mode is restored afterwards.
 
     Experts per sample are a mean over tokens and layers, and 1 for a dense model. Operations are all that
-    ran, divided by the tokens that are not padding, or by the rows. The prediction is "no answer" where its
-    margin is above ``null_threshold``.
+    ran, divided by the tokens that are not padding, or by the rows.
     """
+    task, features = data.task, data.splits[split]
     was_training = model.training
     model.eval()
     is_sparse = model.config.model_type == "comet_bert"
@@ -87,7 +71,7 @@ def evaluate(
     metrics = (
         class_metrics(task.metrics, _classes(features, outputs), features.targets["labels"])
         if task.classes
-        else answer_metrics(_answers(features, outputs), features.table["answer_texts"], null_threshold)
+        else answer_metrics(_answers(features, outputs), features.table["answer_texts"], data.null_threshold)
     )
     routing_by_layer = by_layer(map(routing_record, statistics))
     experts = [record.experts_per_sample for record in routing_by_layer.values()]
@@ -131,12 +115,8 @@ def _answers(features: Features, outputs: list[tuple[Index, Any]]) -> list[Answe
 def batch_flops(model: Any, rows: int, length: int, routings: Sequence[Routing]) -> int:
     """Floating-point operations of the matrix products for ``rows`` x ``length`` tokens, as they ran.
 
-    Padding counts where it runs: in attention, in gates and in dense feed-forward layers.
-
-    Args:
-        model: a BERT with a head for classes or answers.
-        rows, length: shape of the batch, padding included.
-        routings: the routing of each layer of a sparse model for this batch.
+    Padding counts where it runs: in attention, in gates and in dense feed-forward layers. ``routings`` are
+    those of the layers of a sparse model for this batch.
     """
     p, tokens = model.config.hidden_size, rows * length
     layers = model.base_model.encoder.layer
@@ -156,15 +136,9 @@ def stored_parameters(model: nn.Module) -> int:
 
 
 def effective_parameters(model: nn.Module, experts_per_token: Sequence[float]) -> float:
-    """Parameters that a token uses on average: of the experts of each layer, the selected ones only.
-
-    Args:
-        model: a dense or a sparse BERT.
-        experts_per_token: mean number of selected experts in each layer of a sparse model.
-    """
-    layers = [module for module in model.modules() if isinstance(module, CometBertLayer)]
-    unused = 0.0
-    for layer, selected in zip(layers, experts_per_token, strict=True):
-        experts = layer.moe.experts
-        unused += stored_parameters(experts) * (1 - selected / experts.num_experts)
-    return stored_parameters(model) - unused
+    """Parameters that a token uses on average, with its mean number of selected experts in each layer."""
+    mixtures = [module.moe for module in model.modules() if isinstance(module, CometBertLayer)]
+    return stored_parameters(model) - sum(
+        stored_parameters(moe.experts) * (1 - selected / moe.experts.num_experts)
+        for moe, selected in zip(mixtures, experts_per_token, strict=True)
+    )

@@ -55,7 +55,6 @@ def build_trainer(
     training, task, train = config.stage_training, data.task, data.splits["train"]
     placement = place_model(model, config)
     steps = steps_per_epoch(len(train), training.batch_size)
-    null_threshold = config.data.null_threshold
 
     def batches(epoch: int) -> Any:
         by_length = training.group_by_length
@@ -71,8 +70,8 @@ def build_trainer(
         batches=batches,
         steps_per_epoch=steps,
         train_rows=len(train),
-        evaluate=lambda: evaluate(model, task, data.splits["dev"], null_threshold, placement),
-        evaluate_held_out=lambda: evaluate_held_out(model, data, null_threshold, placement),
+        evaluate=lambda: evaluate(model, data, "dev", placement),
+        evaluate_held_out=lambda: evaluate_held_out(model, data, placement),
         save_model=lambda: save_model(model, data.tokenizer, folder.model_folder),
         optimizer=build_optimizer(model, training.learning_rate, training.weight_decay),
         epochs=training.epochs,
@@ -183,7 +182,6 @@ class DistillationContext:
 
     Attributes:
         teacher: the dense BERT, frozen and in eval mode.
-        data: rows of the task.
         importance: (L, neurons) importance of the teacher's neurons; None if students do not use it.
     """
 
@@ -283,12 +281,14 @@ def evaluate_run(path: Path) -> SummaryRecord:
     folder.check_data(data.meta)
     with num_threads(config.training.threads):
         model = folder.trained_model()
-        summary = evaluate_held_out(model, data, config.data.null_threshold, place_model(model, config))
+        summary = evaluate_held_out(model, data, place_model(model, config))
     return SummaryRecord.model_validate_json(summary.model_dump_json())
 
 
 class StudentRunner:
     """Runs the trials of a study that distil one teacher; they share the teacher and the data."""
+
+    folder = BertFolder
 
     def __init__(self) -> None:
         self._loaded: tuple[Any, DistillationContext] | None = None
@@ -310,20 +310,14 @@ class StudentRunner:
             raise RecipeError(
                 f"the teacher in {teacher.path} was trained on {teacher_config.task}, not on {config.task}"
             )
-        data: list[Override] = [
-            (["data", name], value) for name, value in teacher_config.data.model_dump().items()
-        ]
+        data: Override = (["data"], teacher_config.data.model_dump())
         identity: list[Override] = [([name], value) for name, value in teacher_settings(teacher).items()]
-        return load_bert_config(recipe, [*data, *overrides, *identity])
+        return load_bert_config(recipe, [data, *overrides, *identity])
 
     def check(self, config: BertConfig) -> None:
         """Build the student once; scores the neurons of the teacher if that was not done yet."""
         context = self._context(config)
         build_student(config, context.teacher, context.data, context.importance)
-
-    def folder(self, path: Path) -> BertFolder:
-        """The folder of a run."""
-        return BertFolder(path)
 
     def run(self, config: BertConfig, folder: BertFolder, callbacks: Callbacks) -> ResultRecord:
         """Distil, from the last checkpoint if there is one; returns the result."""

@@ -50,12 +50,7 @@ def symmetric_divergence(student: Tensor, teacher: Tensor) -> Tensor:
 
 
 def check_student(config: BertConfig, dense: Any) -> None:
-    """Refuse settings of a student that do not fit a dense BERT.
-
-    Args:
-        config: configuration of the student.
-        dense: transformers' configuration of the dense BERT.
-    """
+    """Refuse settings of a student that do not fit ``dense``, transformers' configuration of a BERT."""
     names = ("experts.count", "experts.size", "experts.shared")
     try:
         count, size, shared = expert_sizes(config, dense.intermediate_size)
@@ -69,11 +64,7 @@ def check_student(config: BertConfig, dense: Any) -> None:
 def build_student(config: BertConfig, teacher: Any, data: TaskData, importance: Tensor | None) -> Any:
     """The student of ``config`` before its first step, its gates drawn from the seed.
 
-    Args:
-        config: configuration of the student.
-        teacher: a dense BERT.
-        data: rows of the task.
-        importance: (L, neurons) of the teacher's neurons; None to assign neurons to experts in their order.
+    ``importance`` (L, neurons) is that of the teacher's neurons; None assigns them to experts in their order.
     """
     check_student(config, teacher.config)
     count, size, shared = expert_sizes(config, teacher.config.intermediate_size)
@@ -110,18 +101,15 @@ def expert_sizes(config: BertConfig, neurons: int) -> tuple[int, int, int]:
 
 def _settings(config: BertConfig, steps: int) -> dict[str, Any]:
     """Fields of a CometBertConfig, for ``steps`` optimiser steps per epoch."""
-    search, experts = config.search, config.experts
+    search = config.search
     return {
         "gate": config.gate.name,
         **config.gate.model_dump(exclude={"name", "balanced", "warmup_epochs"}),
         "warmup_steps": getattr(config.gate, "warmup_epochs", 0) * steps,
-        "route_by": experts.route_by,
-        "execution": experts.execution,
+        **config.experts.model_dump(include={"route_by", "execution"}),
         "hash_seed": 1000 * config.seed,
+        **search.model_dump(include={"zeta", "tau", "gumbel"}),
         "search_steps": search.epochs * steps if config.uses_search else 0,
-        "zeta": search.zeta,
-        "tau": search.tau,
         "sinkhorn_iterations": search.iterations,
-        "gumbel": search.gumbel,
         "search_lr_factor": search.lr_factor,
     }

@@ -5,7 +5,7 @@ Where there is no file for the dev split, rows are split at random; a note says 
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -235,27 +235,15 @@ def _read_questions(path: Path, task: Task) -> pd.DataFrame:
         require_columns(path, _QUESTION_COLUMNS, table.columns)
         require_rows(path, len(table))
     with wrap_read_errors(path, "table of questions with answers"):
-        contexts = table["context"].map(_as_text)
-        is_answered = ~table["is_impossible"].to_numpy(bool)
-        columns: list[tuple[str, Callable[[Any], Any]]] = [("answer_texts", _as_text), ("answer_starts", int)]
-        texts, starts = (
-            [
-                [convert(value) for value in values] if answered else []
-                for answered, values in zip(is_answered, table[column], strict=True)
-            ]
-            for column, convert in columns
-        )
-    for row, answers in enumerate(zip(contexts, texts, starts, strict=True), start=1):
-        _check_answers(path, row, *answers)
-    return pd.DataFrame(
-        {
-            "title": table["title"].astype(str).to_numpy(),
-            "context": contexts.to_numpy(),
-            "question": table["question"].astype(str).to_numpy(),
-            "answer_texts": pd.Series(texts, dtype=object),
-            "answer_starts": pd.Series(starts, dtype=object),
-        }
-    )
+        table["context"] = table["context"].map(_as_text)
+        answered = ~table["is_impossible"].to_numpy(bool)
+        for column, convert in (("answer_texts", _as_text), ("answer_starts", int)):
+            given = zip(answered, table[column], strict=True)
+            table[column] = [[convert(value) for value in values] if has else [] for has, values in given]
+    checked = zip(table["context"], table["answer_texts"], table["answer_starts"], strict=True)
+    for row, (context, texts, starts) in enumerate(checked, start=1):
+        _check_answers(path, row, context, texts, starts)
+    return table[list(_QUESTION_COLUMNS[:-1])].astype({"title": str, "question": str})
 
 
 def _as_text(value: Any) -> str:

@@ -1,7 +1,6 @@
 """The rows of a task as tokens, in batches that are padded to their longest row."""
 
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -93,10 +92,8 @@ def encode(task: Task, table: pd.DataFrame, tokenizer: Any, max_length: int, str
             return_overflowing_tokens=True,
             return_offsets_mapping=True,
         )
-        example, offsets = (
-            np.array(encoded["overflow_to_sample_mapping"], np.int64),
-            _context_offsets(encoded),
-        )
+        example = np.array(encoded["overflow_to_sample_mapping"], np.int64)
+        offsets = _context_offsets(encoded)
         answers = table[["answer_texts", "answer_starts"]].iloc[example].itertuples(index=False)
         spans = [_answer_span(window, *answer) for window, answer in zip(offsets, answers, strict=True)]
         targets = dict(zip(("start_positions", "end_positions"), np.array(spans, np.int64).T, strict=True))
@@ -146,20 +143,22 @@ def training_batches(
     """
     generator = np.random.default_rng([seed, epoch])
     order = generator.permutation(len(features))
-    if group_by_length:
-        lengths = features.lengths
-        chunk = _CHUNK * batch_size
-        chunks = [order[start : start + chunk] for start in range(0, len(order), chunk)]
-        order = np.concatenate([rows[np.argsort(lengths[rows], kind="stable")] for rows in chunks])
-    batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
-    return [batches[i] for i in generator.permutation(len(batches))] if group_by_length else batches
+    if not group_by_length:
+        return _cut(order, batch_size)
+    lengths = features.lengths
+    chunks = _cut(order, _CHUNK * batch_size)
+    order = np.concatenate([rows[np.argsort(lengths[rows], kind="stable")] for rows in chunks])
+    batches = _cut(order, batch_size)
+    return [batches[i] for i in generator.permutation(len(batches))]
 
 
-def evaluation_batches(features: Features, batch_size: int) -> Iterator[Index]:
+def evaluation_batches(features: Features, batch_size: int) -> list[Index]:
     """The rows of each batch: all rows, shortest first, so that there is little padding."""
-    order = np.argsort(features.lengths, kind="stable")
-    for start in range(0, len(order), batch_size):
-        yield order[start : start + batch_size]
+    return _cut(np.argsort(features.lengths, kind="stable"), batch_size)
+
+
+def _cut(rows: Index, size: int) -> list[Index]:
+    return [rows[start : start + size] for start in range(0, len(rows), size)]
 
 
 @dataclass(frozen=True)
@@ -171,12 +170,14 @@ class TaskData:
         tokenizer: the tokenizer that made the tokens.
         splits: "train", "dev", and for some tasks "test" or "mismatched".
         meta: metadata that a run saves: numbers of rows and tokens, files, notes, checksums of tokens.
+        null_threshold: the prediction is "no answer" where its margin is above it.
     """
 
     task: Task
     tokenizer: Any
     splits: dict[str, Features]
     meta: dict[str, Any]
+    null_threshold: float
 
 
 def load_task_data(config: BertConfig, tokenizer: Any) -> TaskData:
@@ -199,4 +200,4 @@ def load_task_data(config: BertConfig, tokenizer: Any) -> TaskData:
         "files": dict(texts.files),
         "notes": list(texts.notes),
     }
-    return TaskData(task, tokenizer, splits, meta)
+    return TaskData(task, tokenizer, splits, meta, config.data.null_threshold)

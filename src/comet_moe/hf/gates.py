@@ -1,11 +1,17 @@
-"""Factories of gates by name, for all mixtures of a model."""
+"""Gates for the mixtures of a model of transformers: made by name, or with weights that sum to 1."""
 
+from collections.abc import Callable
 from typing import Any
 
-from comet_moe.gates import Gate, build_gate
+from torch import Tensor
+
+from comet_moe.gates import Gate, GateWrapper, build_gate
 from comet_moe.gates.registry import DENSE_KINDS, find_gate
-from comet_moe.hf.routers import GateFactory
 from comet_moe.local_search import Permutation, PermutedGate
+from comet_moe.routing import Routing
+
+GateFactory = Callable[[int, int, int], Gate]
+"""(in_features, num_experts, k) -> gate."""
 
 
 def gate_factory(
@@ -44,3 +50,34 @@ def gate_factory(
         return gate
 
     return factory
+
+
+class RescaledGate(GateWrapper):
+    """w_i = g_i / Σ_j g_j, where no gradient goes through the sum; a row without experts stays 0.
+
+    Copies of one layer compute what that layer did only if their weights sum to 1. A Top-1 gate that trains
+    has a weight below 1. Here its weight is 1, with the gradient of log g_i.
+
+    Args:
+        gate: a gate with weights of at least 0.
+
+    Example:
+        >>> import torch
+        >>> from comet_moe.gates import TopKGate
+        >>> from comet_moe.hf import RescaledGate
+        >>> gate = RescaledGate(TopKGate(in_features=8, num_experts=4, k=1, normalize="all"))
+        >>> weights = gate(torch.randn(3, 8)).weights
+        >>> weights.sum(-1)
+        tensor([1., 1., 1.], grad_fn=<SumBackward1>)
+    """
+
+    def __init__(self, gate: Gate):
+        super().__init__(gate)
+        self.sums_to_one = True
+
+    def forward(self, x: Tensor, keys: Tensor | None = None, mask: Tensor | None = None) -> Routing:
+        """Route ``x`` (B, ..., p) by the gate inside."""
+        routing: Routing = self.gate(x, keys=keys, mask=mask)
+        total = routing.weights.detach().sum(-1, keepdim=True)
+        weights = routing.weights / total.masked_fill(total == 0, 1.0)
+        return routing.with_weights(weights, most_experts=routing.most_experts)
