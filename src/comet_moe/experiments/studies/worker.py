@@ -11,6 +11,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
+from optuna.exceptions import UpdateFinishedTrialError
 
 from comet_moe.devices import SlowPrecisionWarning, set_device_number
 from comet_moe.exceptions import DataError, RecipeError, RunError, StudyError, WriteError
@@ -20,7 +21,7 @@ from comet_moe.experiments.config.loader import ConfigType
 from comet_moe.experiments.studies.definition import StudyDefinition, with_paths_of
 from comet_moe.experiments.studies.folder import StudyFolder
 from comet_moe.experiments.studies.process import EXIT_SIGTERM, WorkerConfig
-from comet_moe.experiments.studies.queue import Claim, TrialQueue, TrialReassigned
+from comet_moe.experiments.studies.queue import Claim, TrialQueue
 from comet_moe.experiments.studies.storage import STORAGE_ERRORS, Storage, storage_error
 from comet_moe.experiments.studies.trial import Runner, runner_for
 from comet_moe.experiments.training.records import EpochRecord, ResultRecord
@@ -114,7 +115,7 @@ class _Worker:
             if not is_locked:
                 self.queue.release(claim)
                 return False
-            with suppress(TrialReassigned):
+            with suppress(UpdateFinishedTrialError):  # the trial belongs to another worker now
                 self._run_trial(definition, claim)
         self._send(("trial_ended",))
         return True
@@ -126,7 +127,7 @@ class _Worker:
         run = runner.folder(self.folder.run_path(claim.gate, claim.index))
         try:
             result = self._train(runner, config, run, claim, definition)
-        except (*FATAL_ERRORS, *STORAGE_ERRORS, TrialReassigned):
+        except (*FATAL_ERRORS, *STORAGE_ERRORS, UpdateFinishedTrialError):
             raise
         except Exception as error:
             reason = f"{type(error).__name__}: {_one_line(error)}"
