@@ -54,7 +54,6 @@ WITHOUT_TORCH = (
         for name in (
             "loss_by_trials",
             "pool",
-            "process",
             "reading",
             "records",
             "render",

@@ -226,9 +226,7 @@ class TrialQueue:
             return False
         epochs = definition.base[claim.gate].training.epochs
         study_name, attempts = self._study(claim.gate).study_name, self._attempts(claim.gate)
-        is_pruned, rungs = decide_pruning(
-            definition.prune, epochs, study_name, attempts, claim.index, losses
-        )
+        is_pruned, rungs = decide_pruning(definition.prune, epochs, study_name, attempts, claim.index, losses)
         if rungs:
             self._asked[claim].set_user_attr("rungs", rungs)
         return is_pruned
