@@ -64,14 +64,11 @@ def sample_values(space: SearchSpace, gate: str, seed: int, index: int) -> dict[
 class StudyOptions:
     """The options of `tune` and `ablate`; None stands for the saved value, or the default of a new study.
 
+    Attributes that are not explained are those of `StudyRecord`.
+
     Attributes:
-        kind: "tuning" or "ablation".
         recipe: a name or a path to a YAML file.
         out: the study's folder on this machine.
-        gates: names of the gates.
-        trials: number of trials per gate.
-        seed: seed of the sampling.
-        settings: overrides of the recipe, of the form "a.b=c".
         storage: a URL; None for an SQLite file in the folder.
         name: name of the study in the storage; None for the folder's name.
         resume: resume the study in the folder.
@@ -79,8 +76,6 @@ class StudyOptions:
         add_gates: names of gates to add.
         only_gates: names of the gates to train; empty for all of the study.
         heartbeat: seconds between two heartbeats of a running trial.
-        keep_models: keep the weights of all trials, not only of each gate's best one.
-        prune: how trials are pruned.
     """
 
     kind: StudyKind
@@ -102,17 +97,11 @@ class StudyOptions:
 
 
 class StudyDefinition(BaseModel):
-    """A complete study, the same on every machine that works on it.
+    """A complete study, the same on every machine that works on it; see also `StudyRecord`.
 
     Attributes:
-        kind: "tuning" samples settings for each trial, "ablation" only changes the seed.
-        recipe: its name, as in the configurations.
-        seed: seed of the sampling.
-        trials: number of trials per gate.
         heartbeat: seconds between two heartbeats of a running trial.
-        space: the search space of each gate, by setting.
         base: the configuration of each gate, into which sampled values are put.
-        prune: how trials are pruned; None if all are trained to their end.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -240,7 +229,7 @@ def select_new_gates(saved: StudyDefinition, defined: StudyDefinition) -> StudyD
     settings of the study are missing.
     """
     first = saved.base[saved.gates[0]]
-    base = {gate: with_paths_of(first, config) for gate, config in defined.base.items()}
+    base = {gate: override_config(config, paths_of(first)) for gate, config in defined.base.items()}
     for gate, config in saved.base.items():
         # BERT's configurations have the settings of all gates, also of those to be added.
         is_same = base[gate].model_dump(exclude={"gates"}) == config.model_dump(exclude={"gates"})
@@ -249,24 +238,18 @@ def select_new_gates(saved: StudyDefinition, defined: StudyDefinition) -> StudyD
                 f"the recipe with the settings that were given does not make {gate} what it is in the saved "
                 f"study: give the recipe and the settings of that study"
             )
-    new = [gate for gate in defined.gates if gate not in saved.gates]
-    return defined.model_copy(
-        update={
-            "base": {gate: base[gate] for gate in new},
-            "space": {gate: defined.space[gate] for gate in new},
-        }
-    )
+    new = defined.base.keys() - saved.base.keys()
+    update = {
+        name: {gate: value for gate, value in by_gate.items() if gate in new}
+        for name, by_gate in (("base", base), ("space", defined.space))
+    }
+    return defined.model_copy(update=update)
 
 
 def paths_of(config: AnyConfig) -> dict[str, str | None]:
     """The settings of ``config`` that may differ between machines: the paths of data and teacher."""
     teacher = {"teacher": config.teacher} if isinstance(config, BertConfig) else {}
     return {"data.path": config.data.path, **teacher}
-
-
-def with_paths_of(source: AnyConfig, config: AnyConfig) -> AnyConfig:
-    """``config`` with the paths of ``source``."""
-    return override_config(config, paths_of(source))
 
 
 def parse_definition(text: str, source: str) -> StudyDefinition:

@@ -33,18 +33,12 @@ STOP_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class WorkerConfig:
-    """What a worker needs to know.
+    """What a worker needs to know of the study, see `StudyOptions`, and of this machine.
 
     Attributes:
-        folder: folder of the study.
-        storage: URL of the storage.
-        name: name of the study in the storage.
         paths: of "data.path" and "teacher", the paths on this machine that differ from those that the study
             was created with.
         threads: number of threads per trial.
-        heartbeat: seconds between two heartbeats.
-        keep_models: keep the weights of all trials, not only of each gate's best one.
-        only_gates: gates whose trials it runs; empty for all.
     """
 
     folder: Path
@@ -62,7 +56,6 @@ class WorkerStatus:
     """A worker process and what it does, by its last messages.
 
     Attributes:
-        process: the worker's process.
         reader: the pipe on which its messages arrive.
         claim: its trial; None while it has none.
         epochs: largest number of epochs of the trial.
@@ -98,13 +91,7 @@ class WorkerStatus:
 
 
 class WorkerPool:
-    """Workers on one study.
-
-    Args:
-        config: configuration of each worker.
-        queue: the trials of the study; those of workers that were killed are released to it.
-        size: number of workers.
-    """
+    """``size`` workers on one study; ``queue`` gets back the trials of those that were killed."""
 
     def __init__(self, config: WorkerConfig, queue: "TrialQueue", size: int):
         self.config = config

@@ -18,7 +18,7 @@ from comet_moe.exceptions import DataError, RecipeError, RunError, StudyError, W
 from comet_moe.experiments.config import AnyConfig, override_config
 from comet_moe.experiments.config.imports import import_requested
 from comet_moe.experiments.config.loader import ConfigType
-from comet_moe.experiments.studies.definition import StudyDefinition, with_paths_of
+from comet_moe.experiments.studies.definition import StudyDefinition, paths_of
 from comet_moe.experiments.studies.folder import StudyFolder
 from comet_moe.experiments.studies.pool import EXIT_SIGTERM, WorkerConfig
 from comet_moe.experiments.studies.queue import Claim, TrialQueue
@@ -148,7 +148,7 @@ class _Worker:
         if state != "empty":
             saved = run.config()
             config = _with_threads(config, saved.training.threads)
-            if with_paths_of(config, saved) != config:
+            if override_config(saved, paths_of(config)) != config:
                 raise StudyError(f"{run.path} has a run that is not of this study: move it away")
         if state == "finished":
             result = run.result()
