@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from comet_moe.exceptions import StudyError
 from comet_moe.experiments.studies.defaults import DEFAULT_REPEATS
-from comet_moe.experiments.studies.reading import Study, count_failed, count_pruned, rank_trials
+from comet_moe.experiments.studies.reading import Study, count_status, rank_trials
 from comet_moe.experiments.studies.significance import summarise
 
 Floats = NDArray[np.float64]
@@ -79,7 +79,7 @@ def ranked_test_losses(study: Study, gate: str) -> Floats:
         raise StudyError(
             f"{gate} of {study.title} has no complete trial: wait for one, or leave the gate out"
         )
-    return np.concatenate([complete, np.full(count_failed(trials), complete.max())])
+    return np.concatenate([complete, np.full(count_status(trials, "failed"), complete.max())])
 
 
 def compute_loss_curves(study: Study, repeats: int = DEFAULT_REPEATS, seed: int = 0) -> list[dict[str, Any]]:
@@ -98,15 +98,15 @@ def compute_loss_curves(study: Study, repeats: int = DEFAULT_REPEATS, seed: int 
 
 def _loss_curve(study: Study, gate: str, repeats: int, seed: int) -> list[dict[str, Any]]:
     losses = ranked_test_losses(study, gate)
-    num_failed = count_failed(study.trials_of(gate))
-    complete = rank_trials(study.trials_of(gate))
+    trials = study.trials_of(gate)
+    num_failed, complete = count_status(trials, "failed"), rank_trials(trials)
     routing = {name: complete[name].to_numpy() for name in ("information", "effective_experts")}
     budgets = np.array(budget_grid(len(losses)))
     probabilities = best_rank_probabilities(budgets, len(losses))
     draws = losses[draw_best_ranks(budgets, len(losses), repeats, np.random.default_rng(seed))]
     shared = {"study": study.name, "recipe": study.recipe, "alpha": study.alpha, "gate": gate}
     shared |= {"trials": len(losses), "trials_failed": num_failed}
-    shared |= {"trials_pruned": count_pruned(study.trials_of(gate))}
+    shared |= {"trials_pruned": count_status(trials, "pruned")}
     return [
         shared
         | {"budget": int(budget), "expected": float(probability @ losses)}
@@ -149,18 +149,16 @@ def default_pairs(study: Study) -> list[Pair]:
 
 def select_pairs(studies: Sequence[Study], pairs: Sequence[Pair]) -> list[tuple[Study, list[Pair]]]:
     """For each study those of ``pairs`` that it has complete trials of; the default pairs if none."""
+    if not pairs:
+        return [(study, default_pairs(study)) for study in studies]
+    known = [(study, set(study.gates_with_results)) for study in studies]
     for gate, baseline in pairs:
-        if not any({gate, baseline} <= set(study.gates_with_results) for study in studies):
-            gates = sorted({name for study in studies for name in study.gates_with_results})
+        if not any({gate, baseline} <= gates for _, gates in known):
+            names = ", ".join(sorted(set().union(*(gates for _, gates in known))))
             raise StudyError(
-                f"no study has complete trials of both {gate} and {baseline}: choose from {', '.join(gates)}"
+                f"no study has complete trials of both {gate} and {baseline}: choose from {names}"
             )
-    return [
-        (study, [pair for pair in pairs if set(pair) <= set(study.gates_with_results)])
-        if pairs
-        else (study, default_pairs(study))
-        for study in studies
-    ]
+    return [(study, [pair for pair in pairs if set(pair) <= gates]) for study, gates in known]
 
 
 def compute_speedups(
@@ -212,13 +210,9 @@ def count_needed_trials(gate: Floats, baseline: Floats, budget: int) -> Ints:
     """
     loss = baseline[:, budget - 1 : budget]
     limit = loss + ROUNDING * np.abs(loss)
-    return np.stack([_first_at_most(curve, limit) for curve in (gate, baseline)], axis=1)
-
-
-def _first_at_most(curve: Floats, limit: Floats) -> Ints:
-    reached = curve <= limit
-    fewest: Ints = np.where(reached.any(axis=1), reached.argmax(axis=1) + 1, NOT_REACHED)
-    return fewest
+    reached = [curve <= limit for curve in (gate, baseline)]
+    fewest = [np.where(is_low.any(axis=1), is_low.argmax(axis=1) + 1, NOT_REACHED) for is_low in reached]
+    return np.stack(fewest, axis=1)
 
 
 def _speedup_row(study: Study, pair: Pair, budget: int, needed: Ints, resampled: Ints) -> dict[str, Any]:

@@ -9,11 +9,12 @@ from typing import Any
 import pandas as pd
 
 from comet_moe.experiments.studies.defaults import TOP_PERCENT
-from comet_moe.experiments.studies.reading import Study, count_failed, count_pruned, select_trials
+from comet_moe.experiments.studies.reading import Study, count_status, select_trials
 from comet_moe.experiments.studies.records import ROUTING_COLUMNS, TrialRouting
 from comet_moe.experiments.studies.significance import (
     Summary,
     is_significant,
+    mean_and_se,
     student_t_test,
     summarise,
     summarise_metrics,
@@ -89,19 +90,16 @@ def _describe(study: Study, gate: _Gate) -> dict[str, Any]:
         "experts": study.experts,
         "gate": gate.name,
         "trials_planned": study.planned_trials(gate.name),
-        "trials_complete": int((gate.trials["status"] == "complete").sum()),
-        "trials_failed": count_failed(gate.trials),
-        "trials_pruned": count_pruned(gate.trials),
+        "trials_complete": count_status(gate.trials, "complete"),
+        "trials_failed": count_status(gate.trials, "failed"),
+        "trials_pruned": count_status(gate.trials, "pruned"),
         "trials_used": len(gate.selected),
-        **_mean_and_se("test_loss", gate.test_loss),
+        **mean_and_se("test_loss", gate.test_loss),
         "validation_loss_mean": _mean(gate.selected, "validation_loss"),
-        **_mean_and_se("experts_per_sample", summarise(_values(gate.selected, "experts_per_sample"))),
+        **mean_and_se("experts_per_sample", summarise(_values(gate.selected, "experts_per_sample"))),
         "flops_per_sample_mean": _mean(gate.selected, "flops_per_sample"),
         **_describe_routing(gate),
-        "metrics": {
-            name: {"mean": summary.mean, "se": summary.se}
-            for name, summary in summarise_metrics(gate.selected["tasks"]).items()
-        },
+        "metrics": summarise_metrics(gate.selected["tasks"]),
     }
 
 
@@ -161,12 +159,6 @@ def _p_value(test: TTest, gate: _Gate, baseline: _Gate | None) -> float | None:
     if gate.test_loss is None or baseline is None or baseline.test_loss is None:
         return None
     return test(gate.test_loss, baseline.test_loss)
-
-
-def _mean_and_se(name: str, summary: Summary | None) -> dict[str, float | None]:
-    if summary is None:
-        return {f"{name}_mean": None, f"{name}_se": None}
-    return {f"{name}_mean": summary.mean, f"{name}_se": summary.se}
 
 
 def _values(trials: pd.DataFrame, column: str) -> list[float]:
