@@ -161,16 +161,10 @@ class WorkerPool:
     def _stop(self) -> None:
         """Ask all workers to release their trials and end; kill those that do not."""
         for worker in self.workers:
-            if worker.process.is_alive() and worker.process.pid is not None:
-                os.kill(worker.process.pid, signal.SIGTERM)
+            worker.process.terminate()
         deadline = time.monotonic() + STOP_SECONDS
         for worker in self.workers:
-            while worker.process.is_alive() and time.monotonic() < deadline:
-                if worker.reader.poll(0.1):
-                    try:
-                        worker.reader.recv()
-                    except (EOFError, OSError):
-                        worker.process.join(0.1)
+            worker.process.join(max(0.0, deadline - time.monotonic()))
             worker.process.kill()  # does nothing to one that has ended; the trial of another is run again
             worker.process.join()
             worker.reader.close()
@@ -211,8 +205,7 @@ def end_with_parent(seconds: float = RELEASE_SECONDS) -> None:
     then ends it, even while it releases its trial or leaves the interpreter.
     """
     parent = multiprocessing.parent_process()
-    if parent is None:
-        raise RuntimeError("end_with_parent is for a process that multiprocessing has started")
+    assert parent is not None
     threading.Thread(target=_follow, args=(parent.sentinel, seconds), daemon=True).start()
 
 

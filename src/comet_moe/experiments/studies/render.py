@@ -116,18 +116,12 @@ def flatten_row(row: dict[str, Any]) -> dict[str, Any]:
     ``metrics`` become columns ``NAME_mean`` and ``NAME_se``, ``routing`` columns such as
     ``TASK.information_mean`` and ``TASK.verdict``.
     """
-    metrics = {
-        f"{name}_{part}": value for name, parts in row["metrics"].items() for part, value in parts.items()
-    }
-    routing = {
-        f"{owner}.{name}": value
-        for owner, parts in row["routing"].items()
-        for name, value in parts.items()
-        if name != "verdicts"
-    }
-    return (
-        {name: value for name, value in row.items() if name not in ("metrics", "routing")} | metrics | routing
-    )
+    flat = {name: value for name, value in row.items() if name not in ("metrics", "routing")}
+    for metric, parts in row["metrics"].items():
+        flat |= {f"{metric}_{part}": value for part, value in parts.items()}
+    for owner, parts in row["routing"].items():
+        flat |= {f"{owner}.{name}": value for name, value in parts.items() if name != "verdicts"}
+    return flat
 
 
 def to_rich(table: TextTable) -> Table:

@@ -14,7 +14,7 @@ import torch
 from optuna.exceptions import UpdateFinishedTrialError
 
 from comet_moe.devices import SlowPrecisionWarning, set_device_number
-from comet_moe.exceptions import DataError, RecipeError, RunError, StudyError, WriteError
+from comet_moe.exceptions import DataError, RecipeError, RunError, RunLockedError, StudyError, WriteError
 from comet_moe.experiments.config import AnyConfig, override_config
 from comet_moe.experiments.config.imports import import_requested
 from comet_moe.experiments.config.loader import ConfigType
@@ -111,12 +111,15 @@ class _Worker:
 
     def _attempt(self, definition: StudyDefinition, claim: Claim) -> bool:
         """Run a trial until it has a result or is released; False if another process has its run folder."""
-        with _heartbeats(self.queue, claim), self.folder.lock_run(claim.gate, claim.index) as is_locked:
-            if not is_locked:
-                self.queue.release(claim)
-                return False
-            with suppress(UpdateFinishedTrialError):  # the trial belongs to another worker now
+        run = RunFolder(self.folder.run_path(claim.gate, claim.index))
+        try:
+            with _heartbeats(self.queue, claim), run.lock():
                 self._run_trial(definition, claim)
+        except RunLockedError:
+            self.queue.release(claim)
+            return False
+        except UpdateFinishedTrialError:
+            pass  # the trial belongs to another worker now
         self._send(("trial_ended",))
         return True
 
