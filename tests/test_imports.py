@@ -54,6 +54,7 @@ WITHOUT_TORCH = (
         for name in (
             "loss_by_trials",
             "pool",
+            "process",
             "reading",
             "records",
             "render",

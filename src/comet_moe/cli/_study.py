@@ -22,7 +22,8 @@ from comet_moe.cli._errors import INTERRUPTED
 from comet_moe.cli._text import echo, printable
 from comet_moe.experiments.config.imports import import_options
 from comet_moe.experiments.studies.definition import StudyOptions
-from comet_moe.experiments.studies.pool import EXIT_SIGTERM, WorkerPool, WorkerStatus
+from comet_moe.experiments.studies.pool import WorkerPool, WorkerStatus
+from comet_moe.experiments.studies.process import EXIT_SIGTERM
 from comet_moe.experiments.studies.records import FINISHED, TrialRecord, best_trial, count_by_status
 from comet_moe.experiments.studies.storage import STORAGE_ERRORS, storage_error
 from comet_moe.experiments.studies.study import StudyHandle, open_study

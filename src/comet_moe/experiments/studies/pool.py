@@ -7,48 +7,24 @@ from before these imports on.
 import multiprocessing
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from comet_moe.exceptions import StudyError
 from comet_moe.experiments.studies.defaults import MAX_LOST_WORKERS
+from comet_moe.experiments.studies.process import WorkerConfig, end_with_parent
 
 if TYPE_CHECKING:
     from comet_moe.experiments.studies.queue import Claim, TrialQueue
 
-EXIT_SIGTERM = 143
-RELEASE_SECONDS = 3.0
-"""Time that a worker without a parent has to release its trial."""
 POLL_SECONDS = 0.5
 STOP_SECONDS = 30.0
 """Time that workers have to release their trials before they are killed."""
-
-
-@dataclass(frozen=True)
-class WorkerConfig:
-    """What a worker needs to know of the study, see `StudyOptions`, and of this machine.
-
-    Attributes:
-        paths: of "data.path" and "teacher", the paths on this machine that differ from those that the study
-            was created with.
-        threads: number of threads per trial.
-    """
-
-    folder: Path
-    storage: str
-    name: str
-    paths: dict[str, str]
-    threads: int
-    heartbeat: int
-    keep_models: bool
-    only_gates: tuple[str, ...] = ()
 
 
 @dataclass
@@ -196,21 +172,3 @@ def run_worker_process(config: WorkerConfig, writer: Connection, number: int) ->
     from comet_moe.experiments.studies.worker import run_worker
 
     run_worker(config, writer, number)
-
-
-def end_with_parent(seconds: float = RELEASE_SECONDS) -> None:
-    """End this process, which multiprocessing has started, once its parent has ended or was killed.
-
-    The process gets SIGTERM, as if its parent had stopped it. It gets SIGALRM ``seconds`` later: the system
-    then ends it, even while it releases its trial or leaves the interpreter.
-    """
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    threading.Thread(target=_follow, args=(parent.sentinel, seconds), daemon=True).start()
-
-
-def _follow(sentinel: int, seconds: float) -> None:
-    wait([sentinel])  # a pipe whose other end the parent holds; the system closes it
-    if hasattr(signal, "setitimer"):  # not on Windows, where SIGTERM ends the process at once
-        signal.setitimer(signal.ITIMER_REAL, seconds)
-    os.kill(os.getpid(), signal.SIGTERM)

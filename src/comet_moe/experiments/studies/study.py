@@ -35,7 +35,7 @@ from comet_moe.experiments.studies.definition import (
     select_new_gates,
 )
 from comet_moe.experiments.studies.folder import StudyFolder
-from comet_moe.experiments.studies.pool import WorkerConfig
+from comet_moe.experiments.studies.process import WorkerConfig
 from comet_moe.experiments.studies.queue import TrialQueue
 from comet_moe.experiments.studies.reading import read_trials
 from comet_moe.experiments.studies.records import StudyRecord, TrialRecord

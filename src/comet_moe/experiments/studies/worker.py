@@ -20,7 +20,7 @@ from comet_moe.experiments.config.imports import import_requested
 from comet_moe.experiments.config.loader import ConfigType
 from comet_moe.experiments.studies.definition import StudyDefinition, paths_of
 from comet_moe.experiments.studies.folder import StudyFolder
-from comet_moe.experiments.studies.pool import EXIT_SIGTERM, WorkerConfig
+from comet_moe.experiments.studies.process import EXIT_SIGTERM, WorkerConfig
 from comet_moe.experiments.studies.queue import Claim, TrialQueue
 from comet_moe.experiments.studies.storage import STORAGE_ERRORS, Storage, storage_error
 from comet_moe.experiments.studies.trial import Runner, runner_for

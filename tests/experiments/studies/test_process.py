@@ -10,7 +10,7 @@ import pytest
 
 PARENT = """
 import multiprocessing, signal, sys
-from comet_moe.experiments.studies.pool import end_with_parent
+from comet_moe.experiments.studies.process import end_with_parent
 
 def work(kind):
     if kind == "deaf":
