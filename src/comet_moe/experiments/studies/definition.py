@@ -6,6 +6,7 @@ workers, and trials that are added later do not change the first.
 
 import math
 import zlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -154,9 +155,9 @@ def define_study(
 ) -> StudyDefinition:
     """The study of ``recipe`` with ``settings`` of the form "a.b=c"; all configurations are checked."""
     _refuse_gate_setting(settings)
-    repeated = sorted({gate for gate in gates if list(gates).count(gate) > 1})
-    if repeated:
-        raise StudyError(f"gate {repeated[0]} is given twice: give each gate once")
+    for gate, count in Counter(gates).items():
+        if count > 1:
+            raise StudyError(f"gate {gate} is given twice: give each gate once")
     runner = runner or runner_for(load_config(recipe, [*settings, f"gate={gates[0]}"]))
     base = {gate: runner.base(recipe, [*settings, f"gate={gate}"]) for gate in gates}
     space = {gate: load_search_space(recipe, gate, settings) if kind == "tuning" else {} for gate in gates}

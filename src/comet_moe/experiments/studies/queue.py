@@ -103,24 +103,18 @@ class TrialQueue:
     def create(self, definition: StudyDefinition, finished: Iterable[TrialRecord] = ()) -> StudyDefinition:
         """Write the study, unless another machine has; returns the definition that is in the storage.
 
-        An existing definition is written again, as its writer may have been killed between two gates.
-
-        Args:
-            definition: definition of the study.
-            finished: finished trials of a study that the storage has lost.
+        An existing definition is written again, as its writer may have been killed between two gates. A study
+        that the storage has lost gets its ``finished`` trials.
         """
         with self.storage.lock(self.name):
             saved = self.find_definition()
-            if saved is None:
-                self._add_finished(definition, finished)
+            # Before the definition: after a kill, the next process adds the rest.
+            for record in finished if saved is None else ():
+                study = self._create_study(record.gate)
+                if status_of(self._attempts(record.gate)[record.index]) not in FINISHED:
+                    study.add_trial(finished_attempt(definition, record))
             self._write(saved or definition)
             return saved or definition
-
-    def _add_finished(self, definition: StudyDefinition, records: Iterable[TrialRecord]) -> None:
-        for record in records:  # before the definition: after a kill, the next process adds the rest
-            study = self._create_study(record.gate)
-            if status_of(self._attempts(record.gate)[record.index]) not in FINISHED:
-                study.add_trial(finished_attempt(definition, record))
 
     def extend(self, trials: int = 0, gates: StudyDefinition | None = None) -> StudyDefinition:
         """Plan ``trials`` more trials per gate, and the gates of the definition ``gates``.
@@ -149,16 +143,11 @@ class TrialQueue:
             study.set_user_attr("definition", text)
 
     @_retried
-    def claim(self, definition: StudyDefinition, gates: Sequence[str] | None = None) -> Claim | None:
-        """Claim the waiting trial of lowest index, gates in turn; None if no trial is waiting.
-
-        Args:
-            definition: definition of the study.
-            gates: gates whose trials may be claimed, in the order of their turns; None for all.
-        """
+    def claim(self, definition: StudyDefinition, gates: Sequence[str] = ()) -> Claim | None:
+        """Claim the waiting trial of lowest index, of ``gates`` or all in turn; None if none is waiting."""
         with self.storage.lock(self.name), _without_optuna_warnings():
             waiting = []
-            for position, gate in enumerate(definition.gates if gates is None else gates):
+            for position, gate in enumerate(gates or definition.gates):
                 self._fail_lost_attempts(gate)
                 attempts = self._attempts(gate)
                 indices = (i for i in range(definition.trials) if status_of(attempts[i]) == "waiting")
@@ -194,9 +183,9 @@ class TrialQueue:
         return claim
 
     @_retried
-    def count_unfinished(self, definition: StudyDefinition, gates: Sequence[str] | None = None) -> int:
-        """Trials of ``gates`` that are waiting or running; None for all gates."""
-        by_gate = [self._attempts(gate) for gate in (definition.gates if gates is None else gates)]
+    def count_unfinished(self, definition: StudyDefinition, gates: Sequence[str] = ()) -> int:
+        """Trials of ``gates`` that are waiting or running; of all gates if none is given."""
+        by_gate = map(self._attempts, gates or definition.gates)
         return sum(
             status_of(attempts[index]) not in FINISHED
             for attempts in by_gate

@@ -76,12 +76,10 @@ def format_p_equation(p: float, space: str = " ") -> str:
 
 def to_markdown(table: TextTable) -> str:
     """The title in bold, and a pipe table."""
-    lines = [f"**{escape_markdown(table.title)}**", ""]
-    lines += [
-        _join_cells(escape_markdown(column.name) for column in table.columns),
-        _join_cells("---" for _ in table.columns),
-    ]
-    return "\n".join([*lines, *(_join_cells(map(_markdown_cell, row)) for row in table.rows)]) + "\n"
+    heading = [escape_markdown(column.name) for column in table.columns]
+    cells = [heading, ["---"] * len(heading), *(map(_markdown_cell, row) for row in table.rows)]
+    lines = [f"**{escape_markdown(table.title)}**", "", *map(_join_cells, cells)]
+    return "\n".join(lines) + "\n"
 
 
 def to_tex(tables: Sequence[TextTable], notes: Sequence[str]) -> str:
@@ -152,7 +150,7 @@ _TEX_ESCAPES = {
 
 def escape_tex(text: str) -> str:
     """``text`` with TeX's special characters escaped."""
-    return "".join(_TEX_ESCAPES.get(character, character) for character in text)
+    return text.translate(str.maketrans(_TEX_ESCAPES))
 
 
 def _join_cells(cells: Iterable[str]) -> str:

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from operator import itemgetter
 from statistics import fmean
 from typing import Any
 
@@ -59,10 +60,7 @@ def compare_gates(study: Study, top_percent: float = TOP_PERCENT) -> list[dict[s
     best_existing = _lowest(gates[name] for name in study.gates if name in EXISTING_GATES)
     lowest = _lowest(gates.values())
     return [
-        _describe(study, gate)
-        | _test(study, gate, best_existing, _without_search(gate, gates))
-        | _test_against_dense(gate, gates)
-        | {"lowest": gate is lowest}
+        _describe(study, gate) | _test(study, gate, gates, best_existing) | {"lowest": gate is lowest}
         for gate in gates.values()
     ]
 
@@ -73,12 +71,8 @@ def _summarise_gate(study: Study, name: str, top_percent: float) -> _Gate:
 
 
 def _lowest(gates: Iterable[_Gate]) -> _Gate | None:
-    return min((gate for gate in gates if gate.test_loss), key=_mean_test_loss, default=None)
-
-
-def _mean_test_loss(gate: _Gate) -> float:
-    assert gate.test_loss is not None
-    return gate.test_loss.mean
+    means = [(gate.test_loss.mean, gate) for gate in gates if gate.test_loss]
+    return min(means, key=itemgetter(0))[1] if means else None
 
 
 def _describe(study: Study, gate: _Gate) -> dict[str, Any]:
@@ -129,22 +123,15 @@ def _describe_owner(records: list[TrialRouting]) -> dict[str, Any]:
     }
 
 
-def _without_search(gate: _Gate, gates: dict[str, _Gate]) -> _Gate | None:
-    return gates.get(gate.name[:-1]) if gate.name.endswith("+") else None
-
-
-def _test_against_dense(gate: _Gate, gates: dict[str, _Gate]) -> dict[str, Any]:
+def _test(study: Study, gate: _Gate, gates: dict[str, _Gate], best_existing: _Gate | None) -> dict[str, Any]:
+    existing = best_existing if gate.name in COMET_GATES else None
+    p_existing = _p_value(student_t_test, gate, existing)
+    plain = gates.get(gate.name[:-1]) if gate.name.endswith("+") else None
+    p_search = _p_value(welch_t_test, gate, plain)
     p_dense, p_per_task = (
         None if gate.name == name else _p_value(welch_t_test, gate, gates.get(name))
         for name in (DENSE, PER_TASK)
     )
-    return {"p_dense": p_dense, "significant_dense": is_significant(p_dense), "p_per_task": p_per_task}
-
-
-def _test(study: Study, gate: _Gate, best_existing: _Gate | None, plain: _Gate | None) -> dict[str, Any]:
-    existing = best_existing if gate.name in COMET_GATES else None
-    p_existing = _p_value(student_t_test, gate, existing)
-    p_search = _p_value(welch_t_test, gate, plain)
     return {
         "best_existing": existing and existing.name,
         "p_existing": p_existing,
@@ -152,6 +139,9 @@ def _test(study: Study, gate: _Gate, best_existing: _Gate | None, plain: _Gate |
         "p_search": p_search,
         "significant_search": is_significant(p_search),
         "asterisk": bool(is_significant(p_existing if study.kind == "tuning" else p_search)),
+        "p_dense": p_dense,
+        "significant_dense": is_significant(p_dense),
+        "p_per_task": p_per_task,
     }
 
 

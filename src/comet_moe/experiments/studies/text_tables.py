@@ -5,6 +5,8 @@ any format.
 """
 
 from collections.abc import Sequence
+from itertools import groupby
+from operator import itemgetter
 
 from comet_moe.experiments.studies.reading import Study
 from comet_moe.experiments.studies.render import (
@@ -229,12 +231,10 @@ def _table_by_budget(title: str, texts: dict[tuple[str, int], str]) -> TextTable
 
 def speedup_table(study: Study, rows: list[Row]) -> TextTable:
     """Two rows per pair of gates, at half and at all of the baseline's trials, from `compute_speedups`."""
-    by_pair: dict[tuple[str, str], list[Row]] = {}
-    for row in rows:
-        by_pair.setdefault((row["gate"], row["baseline"]), []).append(row)
+    by_pair = groupby(rows, key=itemgetter("gate", "baseline"))
     names = ("gate", "baseline", "budget", "loss", "baseline trials", "gate trials", "speedup", "95 %")
     columns = [*map(TextColumn, names), TextColumn("not reached")]
-    cells = [_speedup_cells(row) for of_pair in by_pair.values() for row in _half_and_all(of_pair)]
+    cells = [_speedup_cells(row) for _, of_pair in by_pair for row in _half_and_all(list(of_pair))]
     return TextTable(f"{study.title}: speedup", columns, cells)
 
 

@@ -58,15 +58,10 @@ def run_worker(config: WorkerConfig, writer: Connection, number: int = 0) -> Non
         _Worker(config, writer).run()
     except KeyboardInterrupt:
         raise SystemExit(EXIT_SIGTERM) from None
-    except STORAGE_ERRORS as error:
-        _send_error(writer, storage_error(error))
-    except FATAL_ERRORS as error:
-        _send_error(writer, error)
-
-
-def _send_error(writer: Connection, error: Exception) -> None:
-    with suppress(OSError):  # the parent is gone
-        writer.send(("error", _one_line(error)))
+    except (*STORAGE_ERRORS, *FATAL_ERRORS) as error:
+        shown = storage_error(error) if isinstance(error, STORAGE_ERRORS) else error
+        with suppress(OSError):  # the parent is gone
+            writer.send(("error", _one_line(shown)))
 
 
 def _one_line(error: Exception) -> str:
@@ -100,11 +95,10 @@ class _Worker:
     def _run(self) -> None:
         while True:
             definition = self.queue.definition()
-            gates = self.config.only_gates or definition.gates
-            claim = self.queue.claim(definition, gates)
+            claim = self.queue.claim(definition, self.config.only_gates)
             if claim is not None and self._attempt(definition, claim):
                 continue
-            if not self.queue.count_unfinished(definition, gates):
+            if not self.queue.count_unfinished(definition, self.config.only_gates):
                 return
             self._send(("idle",))
             time.sleep(IDLE_SECONDS)
