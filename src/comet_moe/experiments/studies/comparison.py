@@ -22,11 +22,7 @@ MAIN_METRICS = {"binary": "auc", "multiclass": "accuracy", "regression": "mse", 
 
 
 class Comparison:
-    """Networks and boosted trees on the table of a study.
-
-    Args:
-        study: a study of the recipe ``table``.
-    """
+    """Networks and boosted trees on the table of ``study``, which is one of the recipe ``table``."""
 
     def __init__(self, study: StudyHandle):
         config = study.base_config()

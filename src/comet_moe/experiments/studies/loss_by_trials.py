@@ -104,8 +104,7 @@ def _loss_curve(study: Study, gate: str, repeats: int, seed: int) -> list[dict[s
     budgets = np.array(budget_grid(len(losses)))
     probabilities = best_rank_probabilities(budgets, len(losses))
     draws = losses[draw_best_ranks(budgets, len(losses), repeats, np.random.default_rng(seed))]
-    shared = {"study": study.name, "recipe": study.recipe, "alpha": study.alpha, "gate": gate}
-    shared |= {"trials": len(losses), "trials_failed": num_failed}
+    shared = _names(study, gate) | {"trials": len(losses), "trials_failed": num_failed}
     shared |= {"trials_pruned": count_status(trials, "pruned")}
     return [
         shared
@@ -115,6 +114,10 @@ def _loss_curve(study: Study, gate: str, repeats: int, seed: int) -> list[dict[s
         | {name: _expected_if_complete(probability, values) for name, values in routing.items()}
         for budget, probability, sample in zip(budgets, probabilities, draws.T, strict=True)
     ]
+
+
+def _names(study: Study, gate: str) -> dict[str, Any]:
+    return {"study": study.name, "recipe": study.recipe, "alpha": study.alpha, "gate": gate}
 
 
 def _expected_if_complete(probability: Floats, values: Floats) -> float | None:
@@ -183,17 +186,30 @@ def _speedups_of_pair(study: Study, pair: Pair, repeats: int, seed: int) -> list
         _resample_curves(ranked_test_losses(study, name), repeats, random)
         for name, random in zip(pair, np.random.default_rng(seed).spawn(2), strict=True)
     )
-    return [
-        _speedup_row(
-            study,
-            pair,
-            budget,
-            count_needed_trials(gate, baseline, budget),
-            count_needed_trials(gate_resampled, baseline_resampled, budget),
+    rows = []
+    for budget in budget_grid(baseline.shape[1]):
+        gate_trials, baseline_trials = map(int, count_needed_trials(gate, baseline, budget)[0])
+        resampled = count_needed_trials(gate_resampled, baseline_resampled, budget)
+        # A gate that does not reach the loss has a speedup below every other: 0.
+        ratios = resampled[:, 1] / np.maximum(resampled[:, 0], 1)
+        speedups = np.where(resampled[:, 0] == NOT_REACHED, 0, ratios)
+        # Without interpolation: no number between 0 and a speedup.
+        low, high = np.quantile(speedups, INTERVAL_QUANTILES, method="inverted_cdf")
+        rows.append(
+            _names(study, pair[0])
+            | {
+                "baseline": pair[1],
+                "budget": budget,
+                "baseline_trials": baseline_trials,
+                "gate_trials": gate_trials or None,
+                "speedup": baseline_trials / gate_trials if gate_trials else None,
+                "speedup_low": float(low) or None,
+                "speedup_high": float(high) or None,
+                "not_reached": float((speedups == 0).mean()),
+                "loss": float(baseline[0, budget - 1]),
+            }
         )
-        | {"loss": float(baseline[0, budget - 1])}
-        for budget in budget_grid(baseline.shape[1])
-    ]
+    return rows
 
 
 def _resample_curves(losses: Floats, repeats: int, random: np.random.Generator) -> tuple[Floats, Floats]:
@@ -213,25 +229,3 @@ def count_needed_trials(gate: Floats, baseline: Floats, budget: int) -> Ints:
     reached = [curve <= limit for curve in (gate, baseline)]
     fewest = [np.where(is_low.any(axis=1), is_low.argmax(axis=1) + 1, NOT_REACHED) for is_low in reached]
     return np.stack(fewest, axis=1)
-
-
-def _speedup_row(study: Study, pair: Pair, budget: int, needed: Ints, resampled: Ints) -> dict[str, Any]:
-    gate_trials, baseline_trials = (int(number) for number in needed[0])
-    # A gate that does not reach the loss has a speedup below every other: 0.
-    speedups = np.where(resampled[:, 0] == NOT_REACHED, 0, resampled[:, 1] / np.maximum(resampled[:, 0], 1))
-    # Without interpolation: no number between 0 and a speedup.
-    low, high = np.quantile(speedups, INTERVAL_QUANTILES, method="inverted_cdf")
-    return {
-        "study": study.name,
-        "recipe": study.recipe,
-        "alpha": study.alpha,
-        "gate": pair[0],
-        "baseline": pair[1],
-        "budget": budget,
-        "baseline_trials": baseline_trials,
-        "gate_trials": gate_trials or None,
-        "speedup": baseline_trials / gate_trials if gate_trials else None,
-        "speedup_low": float(low) or None,
-        "speedup_high": float(high) or None,
-        "not_reached": float((speedups == 0).mean()),
-    }

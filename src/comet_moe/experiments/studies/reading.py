@@ -101,8 +101,7 @@ class Study:
     @property
     def num_unfinished(self) -> int:
         """Planned trials that are neither complete nor failed nor pruned."""
-        finished = int(self.trials["status"].isin(FINISHED).sum())
-        return self._num_planned() - finished
+        return self._num_planned() - int(self.trials["status"].isin(FINISHED).sum())
 
     def left_out(self) -> list[str]:
         """A sentence about the unfinished trials and one about the pruned ones, as far as there are any."""

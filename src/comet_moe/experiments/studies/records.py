@@ -160,10 +160,9 @@ class TrialRecord(Record):
         return self.status in FINISHED
 
     def row(self, run: Path | None) -> dict[str, Any]:
-        """The trial as a row of ``Study.trials``; a complete one without finite losses becomes failed.
+        """The trial, with its ``run`` folder if that is here, as a row of ``Study.trials``.
 
-        Args:
-            run: the run's folder, None if it is not on this machine.
+        A complete one without finite losses becomes failed.
         """
         row = self.model_dump() | {"run": run, "routing": self.routing}
         for name in ROUTING_COLUMNS:

@@ -118,7 +118,8 @@ class _Worker:
         return True
 
     def _run_trial(self, definition: StudyDefinition, claim: Claim) -> None:
-        config = self._trial_config(definition, claim)
+        config = override_config(definition.config(claim.gate, claim.index), self.config.paths)
+        config = _with_threads(config, config.training.threads or self.config.threads)
         self._send(("trial_started", claim, config.training.epochs))
         runner = self._runner = self._runner or runner_for(config)
         run = runner.folder(self.folder.run_path(claim.gate, claim.index))
@@ -133,10 +134,6 @@ class _Worker:
         self.queue.finish(claim, result)
         if not self.config.keep_models:
             self.folder.keep_best_model(claim.gate, runner.folder)
-
-    def _trial_config(self, definition: StudyDefinition, claim: Claim) -> AnyConfig:
-        config = override_config(definition.config(claim.gate, claim.index), self.config.paths)
-        return _with_threads(config, config.training.threads or self.config.threads)
 
     def _train(
         self, runner: Runner, config: AnyConfig, run: RunFolder, claim: Claim, definition: StudyDefinition
