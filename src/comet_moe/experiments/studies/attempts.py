@@ -75,7 +75,7 @@ def record_of(definition: StudyDefinition, gate: str, index: int, attempts: list
         worker=workers[-1] if workers else None,
         run=run_name(gate, index),
         params=definition.params(gate, index),
-        **(known.get("result", {}) if status != "failed" else {}),
+        **(known["result"] if status in _FINAL.values() else {}),
     )
 
 
