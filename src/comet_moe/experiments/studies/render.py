@@ -150,7 +150,7 @@ _TEX_ESCAPES = {
 
 def escape_tex(text: str) -> str:
     """``text`` with TeX's special characters escaped."""
-    return text.translate(str.maketrans(_TEX_ESCAPES))
+    return "".join(_TEX_ESCAPES.get(character, character) for character in text)
 
 
 def _join_cells(cells: Iterable[str]) -> str:

@@ -39,7 +39,8 @@ def summarise(values: Sequence[float]) -> Summary | None:
 
 def mean_and_se(name: str, summary: Summary | None) -> dict[str, float | None]:
     """``summary`` as the fields ``NAME_mean`` and ``NAME_se`` of a row."""
-    return {f"{name}_mean": summary and summary.mean, f"{name}_se": summary and summary.se}
+    mean, se = (None, None) if summary is None else (summary.mean, summary.se)
+    return {f"{name}_mean": mean, f"{name}_se": se}
 
 
 def student_t_test(lower: Summary, upper: Summary) -> float | None:
