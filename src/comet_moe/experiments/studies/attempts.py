@@ -82,7 +82,7 @@ def record_of(definition: StudyDefinition, gate: str, index: int, attempts: list
 def finished_attempt(definition: StudyDefinition, record: TrialRecord) -> FrozenTrial:
     """The attempt that the finished ``record`` was made from, as far as it tells."""
     has_failed = record.status == "failed"
-    told = {"reason": record.reason} if has_failed else {"result": kept_result(record)}
+    told: dict[str, Any] = {"reason": record.reason} if has_failed else {"result": kept_result(record)}
     if record.status == "pruned":
         told["pruned"] = record.reason
     return optuna.create_trial(
