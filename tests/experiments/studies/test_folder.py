@@ -1,4 +1,4 @@
-"""The study folder: its files are read as they were written, and its runs are locked."""
+"""The study folder: its files are read as they were written, and the best models are kept."""
 
 import json
 from pathlib import Path
@@ -52,14 +52,6 @@ def test_a_folder_with_other_files_is_refused(tmp_path):
         StudyFolder(tmp_path).contains_study()
     with pytest.raises(StudyError, match=r"notes.txt is a file, and a study is a folder"):
         StudyFolder(tmp_path / "notes.txt").contains_study()
-
-
-def test_a_run_is_locked_once(tmp_path):
-    folder = StudyFolder(tmp_path)
-    with folder.lock_run("topk", 0) as first, folder.lock_run("topk", 0) as second:
-        assert (first, second) == (True, False)
-    with folder.lock_run("topk", 0) as again, folder.lock_run("topk", 1) as other:
-        assert (again, other) == (True, True)
 
 
 def test_only_the_best_model_of_a_gate_is_kept(tmp_path):

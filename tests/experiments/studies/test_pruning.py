@@ -10,7 +10,7 @@ from optuna.trial import TrialState
 
 from comet_moe.exceptions import StudyError
 from comet_moe.experiments.studies.definition import StudyOptions, check_same_study, define_study
-from comet_moe.experiments.studies.queue import TrialQueue, TrialReassigned
+from comet_moe.experiments.studies.queue import TrialQueue
 from comet_moe.experiments.studies.reading import read_studies
 from comet_moe.experiments.studies.records import best_trial
 from comet_moe.experiments.studies.storage import Storage
@@ -97,7 +97,7 @@ def test_a_worker_that_lost_its_trial_cannot_prune_it(storage_url):
     lost = queue.claim(definition)
     queue.mark_lost(lost)
     claim = queue.claim(definition)
-    with pytest.raises(TrialReassigned):
+    with pytest.raises(optuna.exceptions.UpdateFinishedTrialError):
         queue.should_prune(definition, lost, dict.fromkeys(range(1, 10), 1.0))
     queue.finish(lost, PRUNED)
     assert queue.records(definition)[0].status == "running"

@@ -15,7 +15,7 @@ from comet_moe.exceptions import MissingExtraError, StudyError
 from comet_moe.experiments.studies import storage
 from comet_moe.experiments.studies.defaults import MAX_LOST_WORKERS
 from comet_moe.experiments.studies.definition import define_study
-from comet_moe.experiments.studies.queue import TrialQueue, TrialReassigned
+from comet_moe.experiments.studies.queue import TrialQueue
 from comet_moe.experiments.studies.records import RESULT_FIELDS
 from comet_moe.experiments.studies.storage import STORAGE_ERRORS, Storage, without_password
 from comet_moe.experiments.training.records import ResultRecord
@@ -302,7 +302,7 @@ def test_a_worker_that_lost_its_trial_gets_an_error_when_it_reports(storage_url)
     lost = queue.claim(definition)
     queue.mark_lost(lost)
     assert queue.claim(definition).index == lost.index
-    with pytest.raises(TrialReassigned):
+    with pytest.raises(optuna.exceptions.UpdateFinishedTrialError):
         queue.report(lost, 1, 2.0)
 
 

@@ -12,16 +12,16 @@ User attributes of an attempt:
 """
 
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from collections import ChainMap
+from collections.abc import Mapping
+from typing import Any
 
 from comet_moe.exceptions import needs_extra
 from comet_moe.experiments.config import Choice, Distribution, LogUniform, SearchSpace
 from comet_moe.experiments.studies.defaults import MAX_LOST_WORKERS, PruneMethod
 from comet_moe.experiments.studies.definition import StudyDefinition
 from comet_moe.experiments.studies.folder import run_name
-from comet_moe.experiments.studies.records import FINISHED, RESULT_FIELDS, TrialRecord, TrialStatus
+from comet_moe.experiments.studies.records import RESULT_FIELDS, TrialRecord, TrialStatus
 
 with needs_extra("tune", "tuning"):
     import optuna
@@ -29,27 +29,26 @@ with needs_extra("tune", "tuning"):
     from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner
     from optuna.trial import FrozenTrial, TrialState
 
-Key = TypeVar("Key")
-Value = TypeVar("Value")
-
 _KEPT = set(RESULT_FIELDS - {"status", "reason"} | {"routing"})
 """The fields of a result that an attempt keeps."""
-_STATES = {"complete": TrialState.COMPLETE, "failed": TrialState.FAIL, "pruned": TrialState.PRUNED}
+_FINAL: dict[TrialState, TrialStatus] = {TrialState.COMPLETE: "complete", TrialState.PRUNED: "pruned"}
 
 
-def state_of(attempts: list[FrozenTrial]) -> Literal["finished", "running", "waiting"]:
-    """The state of a trial."""
-    states = {attempt.state for attempt in attempts}
-    has_failed = any("reason" in attempt.user_attrs for attempt in attempts)
-    is_ended = TrialState.COMPLETE in states or TrialState.PRUNED in states or has_failed
-    if is_ended or _lost_too_many_workers(attempts):
-        return "finished"
-    return "running" if any(map(_is_running, attempts)) else "waiting"
+def status_of(attempts: list[FrozenTrial]) -> TrialStatus:
+    """The status of a trial from its attempts."""
+    final = _final(attempts)
+    if final is not None:
+        return _FINAL.get(final.state, "failed")
+    if _lost_too_many_workers(attempts):
+        return "failed"
+    # A worker that is killed while it claims a trial has not started it.
+    is_running = any(a.state == TrialState.RUNNING and "worker" in a.user_attrs for a in attempts)
+    return "running" if is_running else "waiting"
 
 
-def _is_running(attempt: FrozenTrial) -> bool:
-    """Whether a worker has started the attempt; one that is killed while it claims a trial has not."""
-    return attempt.state == TrialState.RUNNING and "worker" in attempt.user_attrs
+def _final(attempts: list[FrozenTrial]) -> FrozenTrial | None:
+    """The attempt that is complete, was pruned, or failed with a reason."""
+    return next((a for a in attempts if a.state in _FINAL or "reason" in a.user_attrs), None)
 
 
 def _lost_too_many_workers(attempts: list[FrozenTrial]) -> bool:
@@ -61,50 +60,37 @@ def _lost_too_many_workers(attempts: list[FrozenTrial]) -> bool:
 
 def record_of(definition: StudyDefinition, gate: str, index: int, attempts: list[FrozenTrial]) -> TrialRecord:
     """The record of a trial from its attempts, oldest first."""
-    status: TrialStatus = "waiting"
-    reason, result, worker = None, {}, None
-    for attempt in attempts:
-        attributes = attempt.user_attrs
-        if attempt.state in (TrialState.COMPLETE, TrialState.PRUNED):
-            status = "complete" if attempt.state == TrialState.COMPLETE else "pruned"
-            reason, result = attributes.get("pruned"), attributes["result"]
-        elif "reason" in attributes:
-            status, reason = "failed", attributes["reason"]
-        elif _is_running(attempt):
-            status = "running"
-        worker = attributes.get("worker", worker)
-        if status in FINISHED:
-            break
-    if status == "waiting" and _lost_too_many_workers(attempts):
-        status, reason = "failed", f"lost {MAX_LOST_WORKERS} workers without finishing an epoch"
+    status, final = status_of(attempts), _final(attempts)
+    known = {} if final is None else final.user_attrs
+    reason = known.get("reason", known.get("pruned"))
+    if status == "failed" and final is None:
+        reason = f"lost {MAX_LOST_WORKERS} workers without finishing an epoch"
+    workers = [a.user_attrs["worker"] for a in attempts if "worker" in a.user_attrs]
     return TrialRecord(
         gate=gate,
         index=index,
         status=status,
         reason=reason,
-        attempts=sum("worker" in attempt.user_attrs for attempt in attempts),
-        worker=worker,
+        attempts=len(workers),
+        worker=workers[-1] if workers else None,
         run=run_name(gate, index),
         params=definition.params(gate, index),
-        **result,
+        **(known["result"] if status in _FINAL.values() else {}),
     )
 
 
 def finished_attempt(definition: StudyDefinition, record: TrialRecord) -> FrozenTrial:
     """The attempt that the finished ``record`` was made from, as far as it tells."""
-    attributes: dict[str, Any] = {"index": record.index, "worker": record.worker}
-    if record.status == "failed":
-        attributes["reason"] = record.reason
-    else:
-        attributes["result"] = kept_result(record)
+    has_failed = record.status == "failed"
+    told: dict[str, Any] = {"reason": record.reason} if has_failed else {"result": kept_result(record)}
     if record.status == "pruned":
-        attributes["pruned"] = record.reason
+        told["pruned"] = record.reason
     return optuna.create_trial(
-        state=_STATES[record.status],
+        state=TrialState.FAIL if has_failed else TrialState[record.status.upper()],
         value=record.validation_loss if record.status == "complete" else None,
         params=definition.sampled_values(record.gate, record.index),
         distributions=optuna_space(definition.space[record.gate]),
-        user_attrs=attributes,
+        user_attrs={"index": record.index, "worker": record.worker, **told},
     )
 
 
@@ -127,14 +113,6 @@ def _optuna_distribution(distribution: Distribution) -> BaseDistribution:
     return FloatDistribution(*distribution.uniform)
 
 
-@dataclass(frozen=True)
-class PruneDecision:
-    """Whether a trial is pruned, and what the pruner stores with it, such as the rungs of Hyperband."""
-
-    is_pruned: bool
-    rungs: dict[str, Any]
-
-
 def decide_pruning(
     method: PruneMethod,
     epochs: int,
@@ -142,8 +120,8 @@ def decide_pruning(
     attempts: Mapping[int, list[FrozenTrial]],
     index: int,
     losses: Mapping[int, float],
-) -> PruneDecision:
-    """Ask Optuna's pruner about trial ``index``.
+) -> tuple[bool, dict[str, Any]]:
+    """Whether Optuna's pruner prunes trial ``index``, and what it stores with it, the rungs of Hyperband.
 
     A pruner compares Optuna trials, and one of ours may have several. So it sees a study in memory with one
     trial per index. A killed worker then changes neither the comparison nor the bracket of Hyperband, which
@@ -171,7 +149,7 @@ def decide_pruning(
     for epoch, loss in sorted(losses.items()):
         trial.report(loss, epoch)
         is_pruned = trial.should_prune()
-    return PruneDecision(is_pruned, dict(study.get_trials(deepcopy=False)[index].system_attrs))
+    return is_pruned, dict(study.get_trials(deepcopy=False)[index].system_attrs)
 
 
 def _compared(attempts: list[FrozenTrial]) -> FrozenTrial:
@@ -182,12 +160,7 @@ def _compared(attempts: list[FrozenTrial]) -> FrozenTrial:
                 return optuna.create_trial(
                     state=state,
                     value=attempt.value if state == TrialState.COMPLETE else None,
-                    intermediate_values=_merge(attempt.intermediate_values for attempt in attempts),
-                    system_attrs=_merge(attempt.user_attrs.get("rungs", {}) for attempt in attempts),
+                    intermediate_values=dict(ChainMap(*(a.intermediate_values for a in reversed(attempts)))),
+                    system_attrs=dict(ChainMap(*(a.user_attrs.get("rungs", {}) for a in reversed(attempts)))),
                 )
     return optuna.create_trial(state=TrialState.FAIL)
-
-
-def _merge(of_attempts: Iterable[Mapping[Key, Value]]) -> dict[Key, Value]:
-    """The losses that a trial has had, or the rungs that it has reached, in whichever attempt."""
-    return {key: value for of_attempt in of_attempts for key, value in of_attempt.items()}

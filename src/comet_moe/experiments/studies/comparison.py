@@ -7,7 +7,7 @@ from comet_moe.experiments.config import TrainConfig
 from comet_moe.experiments.models.tasks import read_schema, table_tasks
 from comet_moe.experiments.studies.reading import read_lines, read_studies
 from comet_moe.experiments.studies.render import TextTable
-from comet_moe.experiments.studies.significance import summarise, summarise_metrics
+from comet_moe.experiments.studies.significance import mean_and_se, summarise, summarise_metrics
 from comet_moe.experiments.studies.study import StudyHandle
 from comet_moe.experiments.studies.tables import compare_gates
 from comet_moe.experiments.studies.text_tables import comparison_table
@@ -22,11 +22,7 @@ MAIN_METRICS = {"binary": "auc", "multiclass": "accuracy", "regression": "mse", 
 
 
 class Comparison:
-    """Networks and boosted trees on the table of a study.
-
-    Args:
-        study: a study of the recipe ``table``.
-    """
+    """Networks and boosted trees on the table of ``study``, which is one of the recipe ``table``."""
 
     def __init__(self, study: StudyHandle):
         config = study.base_config()
@@ -83,11 +79,7 @@ def _tree_row(like: Row, records: Sequence[ResultRecord]) -> Row:
         "trials_failed": len(records) - len(used),
         "trials_pruned": 0,
         "trials_used": len(used),
-        "test_loss_mean": None if loss is None else loss.mean,
-        "test_loss_se": None if loss is None else loss.se,
+        **mean_and_se("test_loss", loss),
         "routing": {},
-        "metrics": {
-            name: {"mean": summary.mean, "se": summary.se}
-            for name, summary in summarise_metrics([record.tasks for record in used]).items()
-        },
+        "metrics": summarise_metrics([record.tasks for record in used]),
     }

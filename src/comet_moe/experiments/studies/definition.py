@@ -6,6 +6,7 @@ workers, and trials that are added later do not change the first.
 
 import math
 import zlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,14 +65,11 @@ def sample_values(space: SearchSpace, gate: str, seed: int, index: int) -> dict[
 class StudyOptions:
     """The options of `tune` and `ablate`; None stands for the saved value, or the default of a new study.
 
+    Attributes that are not explained are those of `StudyRecord`.
+
     Attributes:
-        kind: "tuning" or "ablation".
         recipe: a name or a path to a YAML file.
         out: the study's folder on this machine.
-        gates: names of the gates.
-        trials: number of trials per gate.
-        seed: seed of the sampling.
-        settings: overrides of the recipe, of the form "a.b=c".
         storage: a URL; None for an SQLite file in the folder.
         name: name of the study in the storage; None for the folder's name.
         resume: resume the study in the folder.
@@ -79,8 +77,6 @@ class StudyOptions:
         add_gates: names of gates to add.
         only_gates: names of the gates to train; empty for all of the study.
         heartbeat: seconds between two heartbeats of a running trial.
-        keep_models: keep the weights of all trials, not only of each gate's best one.
-        prune: how trials are pruned.
     """
 
     kind: StudyKind
@@ -102,17 +98,11 @@ class StudyOptions:
 
 
 class StudyDefinition(BaseModel):
-    """A complete study, the same on every machine that works on it.
+    """A complete study, the same on every machine that works on it; see also `StudyRecord`.
 
     Attributes:
-        kind: "tuning" samples settings for each trial, "ablation" only changes the seed.
-        recipe: its name, as in the configurations.
-        seed: seed of the sampling.
-        trials: number of trials per gate.
         heartbeat: seconds between two heartbeats of a running trial.
-        space: the search space of each gate, by setting.
         base: the configuration of each gate, into which sampled values are put.
-        prune: how trials are pruned; None if all are trained to their end.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -165,9 +155,9 @@ def define_study(
 ) -> StudyDefinition:
     """The study of ``recipe`` with ``settings`` of the form "a.b=c"; all configurations are checked."""
     _refuse_gate_setting(settings)
-    repeated = sorted({gate for gate in gates if list(gates).count(gate) > 1})
-    if repeated:
-        raise StudyError(f"gate {repeated[0]} is given twice: give each gate once")
+    for gate, count in Counter(gates).items():
+        if count > 1:
+            raise StudyError(f"gate {gate} is given twice: give each gate once")
     runner = runner or runner_for(load_config(recipe, [*settings, f"gate={gates[0]}"]))
     base = {gate: runner.base(recipe, [*settings, f"gate={gate}"]) for gate in gates}
     space = {gate: load_search_space(recipe, gate, settings) if kind == "tuning" else {} for gate in gates}
@@ -240,7 +230,7 @@ def select_new_gates(saved: StudyDefinition, defined: StudyDefinition) -> StudyD
     settings of the study are missing.
     """
     first = saved.base[saved.gates[0]]
-    base = {gate: with_paths_of(first, config) for gate, config in defined.base.items()}
+    base = {gate: override_config(config, paths_of(first)) for gate, config in defined.base.items()}
     for gate, config in saved.base.items():
         # BERT's configurations have the settings of all gates, also of those to be added.
         is_same = base[gate].model_dump(exclude={"gates"}) == config.model_dump(exclude={"gates"})
@@ -249,24 +239,18 @@ def select_new_gates(saved: StudyDefinition, defined: StudyDefinition) -> StudyD
                 f"the recipe with the settings that were given does not make {gate} what it is in the saved "
                 f"study: give the recipe and the settings of that study"
             )
-    new = [gate for gate in defined.gates if gate not in saved.gates]
-    return defined.model_copy(
-        update={
-            "base": {gate: base[gate] for gate in new},
-            "space": {gate: defined.space[gate] for gate in new},
-        }
-    )
+    new = defined.base.keys() - saved.base.keys()
+    update = {
+        name: {gate: value for gate, value in by_gate.items() if gate in new}
+        for name, by_gate in (("base", base), ("space", defined.space))
+    }
+    return defined.model_copy(update=update)
 
 
 def paths_of(config: AnyConfig) -> dict[str, str | None]:
     """The settings of ``config`` that may differ between machines: the paths of data and teacher."""
     teacher = {"teacher": config.teacher} if isinstance(config, BertConfig) else {}
     return {"data.path": config.data.path, **teacher}
-
-
-def with_paths_of(source: AnyConfig, config: AnyConfig) -> AnyConfig:
-    """``config`` with the paths of ``source``."""
-    return override_config(config, paths_of(source))
 
 
 def parse_definition(text: str, source: str) -> StudyDefinition:

@@ -4,11 +4,10 @@
 each trial that ran on this machine. ``study.sqlite`` is there if the study has no other storage.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from comet_moe.exceptions import RunLockedError, StudyError
+from comet_moe.exceptions import StudyError
 from comet_moe.experiments.studies.reading import read_json
 from comet_moe.experiments.studies.records import StudyRecord, TrialRecord
 from comet_moe.experiments.studies.storage import sqlite_url
@@ -42,10 +41,9 @@ class StudyFolder:
             raise StudyError(f"{self.path} is a file, and a study is a folder: choose another folder")
         if self.study_file.exists():
             return True
-        expected = {"runs"}  # earlier runs of the same trials are used
         if self.path.exists() and any(
-            entry.name not in expected and not entry.name.startswith((".", "study.sqlite"))
-            for entry in self.path.iterdir()
+            entry.name != "runs" and not entry.name.startswith((".", "study.sqlite"))
+            for entry in self.path.iterdir()  # earlier runs of the same trials are used
         ):
             raise StudyError(
                 f"{self.path} has files but no study (no study.json): choose another or an empty folder"
@@ -67,17 +65,6 @@ class StudyFolder:
     def run_path(self, gate: str, index: int) -> Path:
         """The folder of a trial's run."""
         return inside(self.path, run_name(gate, index))
-
-    @contextmanager
-    def lock_run(self, gate: str, index: int) -> Iterator[bool]:
-        """Lock a trial's run against other processes of this machine; False if another one has the lock."""
-        with ExitStack() as stack:
-            try:
-                stack.enter_context(RunFolder(self.run_path(gate, index)).lock())
-                is_locked = True
-            except RunLockedError:
-                is_locked = False
-            yield is_locked
 
     def keep_best_model(self, gate: str, open_run: Callable[[Path], RunFolder]) -> None:
         """Remove the weights of all finished trials of ``gate`` in this folder except the best one's."""

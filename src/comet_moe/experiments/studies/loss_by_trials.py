@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from comet_moe.exceptions import StudyError
 from comet_moe.experiments.studies.defaults import DEFAULT_REPEATS
-from comet_moe.experiments.studies.reading import Study, count_failed, count_pruned, rank_trials
+from comet_moe.experiments.studies.reading import Study, count_status, rank_trials
 from comet_moe.experiments.studies.significance import summarise
 
 Floats = NDArray[np.float64]
@@ -79,7 +79,7 @@ def ranked_test_losses(study: Study, gate: str) -> Floats:
         raise StudyError(
             f"{gate} of {study.title} has no complete trial: wait for one, or leave the gate out"
         )
-    return np.concatenate([complete, np.full(count_failed(trials), complete.max())])
+    return np.concatenate([complete, np.full(count_status(trials, "failed"), complete.max())])
 
 
 def compute_loss_curves(study: Study, repeats: int = DEFAULT_REPEATS, seed: int = 0) -> list[dict[str, Any]]:
@@ -98,15 +98,14 @@ def compute_loss_curves(study: Study, repeats: int = DEFAULT_REPEATS, seed: int 
 
 def _loss_curve(study: Study, gate: str, repeats: int, seed: int) -> list[dict[str, Any]]:
     losses = ranked_test_losses(study, gate)
-    num_failed = count_failed(study.trials_of(gate))
-    complete = rank_trials(study.trials_of(gate))
+    trials = study.trials_of(gate)
+    num_failed, complete = count_status(trials, "failed"), rank_trials(trials)
     routing = {name: complete[name].to_numpy() for name in ("information", "effective_experts")}
     budgets = np.array(budget_grid(len(losses)))
     probabilities = best_rank_probabilities(budgets, len(losses))
     draws = losses[draw_best_ranks(budgets, len(losses), repeats, np.random.default_rng(seed))]
-    shared = {"study": study.name, "recipe": study.recipe, "alpha": study.alpha, "gate": gate}
-    shared |= {"trials": len(losses), "trials_failed": num_failed}
-    shared |= {"trials_pruned": count_pruned(study.trials_of(gate))}
+    shared = _names(study, gate) | {"trials": len(losses), "trials_failed": num_failed}
+    shared |= {"trials_pruned": count_status(trials, "pruned")}
     return [
         shared
         | {"budget": int(budget), "expected": float(probability @ losses)}
@@ -115,6 +114,10 @@ def _loss_curve(study: Study, gate: str, repeats: int, seed: int) -> list[dict[s
         | {name: _expected_if_complete(probability, values) for name, values in routing.items()}
         for budget, probability, sample in zip(budgets, probabilities, draws.T, strict=True)
     ]
+
+
+def _names(study: Study, gate: str) -> dict[str, Any]:
+    return {"study": study.name, "recipe": study.recipe, "alpha": study.alpha, "gate": gate}
 
 
 def _expected_if_complete(probability: Floats, values: Floats) -> float | None:
@@ -149,18 +152,16 @@ def default_pairs(study: Study) -> list[Pair]:
 
 def select_pairs(studies: Sequence[Study], pairs: Sequence[Pair]) -> list[tuple[Study, list[Pair]]]:
     """For each study those of ``pairs`` that it has complete trials of; the default pairs if none."""
+    if not pairs:
+        return [(study, default_pairs(study)) for study in studies]
+    known = [(study, set(study.gates_with_results)) for study in studies]
     for gate, baseline in pairs:
-        if not any({gate, baseline} <= set(study.gates_with_results) for study in studies):
-            gates = sorted({name for study in studies for name in study.gates_with_results})
+        if not any({gate, baseline} <= gates for _, gates in known):
+            names = ", ".join(sorted(set().union(*(gates for _, gates in known))))
             raise StudyError(
-                f"no study has complete trials of both {gate} and {baseline}: choose from {', '.join(gates)}"
+                f"no study has complete trials of both {gate} and {baseline}: choose from {names}"
             )
-    return [
-        (study, [pair for pair in pairs if set(pair) <= set(study.gates_with_results)])
-        if pairs
-        else (study, default_pairs(study))
-        for study in studies
-    ]
+    return [(study, [pair for pair in pairs if set(pair) <= gates]) for study, gates in known]
 
 
 def compute_speedups(
@@ -185,17 +186,30 @@ def _speedups_of_pair(study: Study, pair: Pair, repeats: int, seed: int) -> list
         _resample_curves(ranked_test_losses(study, name), repeats, random)
         for name, random in zip(pair, np.random.default_rng(seed).spawn(2), strict=True)
     )
-    return [
-        _speedup_row(
-            study,
-            pair,
-            budget,
-            count_needed_trials(gate, baseline, budget),
-            count_needed_trials(gate_resampled, baseline_resampled, budget),
+    rows = []
+    for budget in budget_grid(baseline.shape[1]):
+        gate_trials, baseline_trials = map(int, count_needed_trials(gate, baseline, budget)[0])
+        resampled = count_needed_trials(gate_resampled, baseline_resampled, budget)
+        # A gate that does not reach the loss has a speedup below every other: 0.
+        ratios = resampled[:, 1] / np.maximum(resampled[:, 0], 1)
+        speedups = np.where(resampled[:, 0] == NOT_REACHED, 0, ratios)
+        # Without interpolation: no number between 0 and a speedup.
+        low, high = np.quantile(speedups, INTERVAL_QUANTILES, method="inverted_cdf")
+        rows.append(
+            _names(study, pair[0])
+            | {
+                "baseline": pair[1],
+                "budget": budget,
+                "baseline_trials": baseline_trials,
+                "gate_trials": gate_trials or None,
+                "speedup": baseline_trials / gate_trials if gate_trials else None,
+                "speedup_low": float(low) or None,
+                "speedup_high": float(high) or None,
+                "not_reached": float((speedups == 0).mean()),
+                "loss": float(baseline[0, budget - 1]),
+            }
         )
-        | {"loss": float(baseline[0, budget - 1])}
-        for budget in budget_grid(baseline.shape[1])
-    ]
+    return rows
 
 
 def _resample_curves(losses: Floats, repeats: int, random: np.random.Generator) -> tuple[Floats, Floats]:
@@ -212,32 +226,6 @@ def count_needed_trials(gate: Floats, baseline: Floats, budget: int) -> Ints:
     """
     loss = baseline[:, budget - 1 : budget]
     limit = loss + ROUNDING * np.abs(loss)
-    return np.stack([_first_at_most(curve, limit) for curve in (gate, baseline)], axis=1)
-
-
-def _first_at_most(curve: Floats, limit: Floats) -> Ints:
-    reached = curve <= limit
-    fewest: Ints = np.where(reached.any(axis=1), reached.argmax(axis=1) + 1, NOT_REACHED)
-    return fewest
-
-
-def _speedup_row(study: Study, pair: Pair, budget: int, needed: Ints, resampled: Ints) -> dict[str, Any]:
-    gate_trials, baseline_trials = (int(number) for number in needed[0])
-    # A gate that does not reach the loss has a speedup below every other: 0.
-    speedups = np.where(resampled[:, 0] == NOT_REACHED, 0, resampled[:, 1] / np.maximum(resampled[:, 0], 1))
-    # Without interpolation: no number between 0 and a speedup.
-    low, high = np.quantile(speedups, INTERVAL_QUANTILES, method="inverted_cdf")
-    return {
-        "study": study.name,
-        "recipe": study.recipe,
-        "alpha": study.alpha,
-        "gate": pair[0],
-        "baseline": pair[1],
-        "budget": budget,
-        "baseline_trials": baseline_trials,
-        "gate_trials": gate_trials or None,
-        "speedup": baseline_trials / gate_trials if gate_trials else None,
-        "speedup_low": float(low) or None,
-        "speedup_high": float(high) or None,
-        "not_reached": float((speedups == 0).mean()),
-    }
+    reached = [curve <= limit for curve in (gate, baseline)]
+    fewest = [np.where(is_low.any(axis=1), is_low.argmax(axis=1) + 1, NOT_REACHED) for is_low in reached]
+    return np.stack(fewest, axis=1)

@@ -32,7 +32,6 @@ class WorkerStatus:
     """A worker process and what it does, by its last messages.
 
     Attributes:
-        process: the worker's process.
         reader: the pipe on which its messages arrive.
         claim: its trial; None while it has none.
         epochs: largest number of epochs of the trial.
@@ -68,13 +67,7 @@ class WorkerStatus:
 
 
 class WorkerPool:
-    """Workers on one study.
-
-    Args:
-        config: configuration of each worker.
-        queue: the trials of the study; those of workers that were killed are released to it.
-        size: number of workers.
-    """
+    """``size`` workers on one study; ``queue`` gets back the trials of those that were killed."""
 
     def __init__(self, config: WorkerConfig, queue: "TrialQueue", size: int):
         self.config = config
@@ -144,16 +137,10 @@ class WorkerPool:
     def _stop(self) -> None:
         """Ask all workers to release their trials and end; kill those that do not."""
         for worker in self.workers:
-            if worker.process.is_alive() and worker.process.pid is not None:
-                os.kill(worker.process.pid, signal.SIGTERM)
+            worker.process.terminate()
         deadline = time.monotonic() + STOP_SECONDS
         for worker in self.workers:
-            while worker.process.is_alive() and time.monotonic() < deadline:
-                if worker.reader.poll(0.1):
-                    try:
-                        worker.reader.recv()
-                    except (EOFError, OSError):
-                        worker.process.join(0.1)
+            worker.process.join(max(0.0, deadline - time.monotonic()))
             worker.process.kill()  # does nothing to one that has ended; the trial of another is run again
             worker.process.join()
             worker.reader.close()

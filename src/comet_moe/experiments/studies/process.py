@@ -15,18 +15,12 @@ RELEASE_SECONDS = 3.0
 
 @dataclass(frozen=True)
 class WorkerConfig:
-    """What a worker needs to know.
+    """What a worker needs to know of the study, see `StudyOptions`, and of this machine.
 
     Attributes:
-        folder: folder of the study.
-        storage: URL of the storage.
-        name: name of the study in the storage.
         paths: of "data.path" and "teacher", the paths on this machine that differ from those that the study
             was created with.
         threads: number of threads per trial.
-        heartbeat: seconds between two heartbeats.
-        keep_models: keep the weights of all trials, not only of each gate's best one.
-        only_gates: gates whose trials it runs; empty for all.
     """
 
     folder: Path
@@ -46,8 +40,7 @@ def end_with_parent(seconds: float = RELEASE_SECONDS) -> None:
     then ends it, even while it releases its trial or leaves the interpreter.
     """
     parent = multiprocessing.parent_process()
-    if parent is None:
-        raise RuntimeError("end_with_parent is for a process that multiprocessing has started")
+    assert parent is not None
     threading.Thread(target=_follow, args=(parent.sentinel, seconds), daemon=True).start()
 
 

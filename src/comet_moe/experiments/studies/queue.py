@@ -12,9 +12,11 @@ import math
 import os
 import socket
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from comet_moe.exceptions import StudyError, needs_extra
@@ -24,10 +26,10 @@ from comet_moe.experiments.studies.attempts import (
     kept_result,
     optuna_space,
     record_of,
-    state_of,
+    status_of,
 )
 from comet_moe.experiments.studies.definition import StudyDefinition, check_configurations, parse_definition
-from comet_moe.experiments.studies.records import TrialRecord
+from comet_moe.experiments.studies.records import FINISHED, TrialRecord
 from comet_moe.experiments.studies.storage import Storage
 from comet_moe.experiments.training.records import ResultRecord
 
@@ -48,10 +50,6 @@ class Claim:
     index: int
     number: int
     trial_id: int
-
-
-class TrialReassigned(Exception):
-    """The trial belongs to another worker, as this one missed its heartbeats. Stays inside of studies."""
 
 
 def _retried(
@@ -105,24 +103,18 @@ class TrialQueue:
     def create(self, definition: StudyDefinition, finished: Iterable[TrialRecord] = ()) -> StudyDefinition:
         """Write the study, unless another machine has; returns the definition that is in the storage.
 
-        An existing definition is written again, as its writer may have been killed between two gates.
-
-        Args:
-            definition: definition of the study.
-            finished: finished trials of a study that the storage has lost.
+        An existing definition is written again, as its writer may have been killed between two gates. A study
+        that the storage has lost gets its ``finished`` trials.
         """
         with self.storage.lock(self.name):
             saved = self.find_definition()
-            if saved is None:
-                self._add_finished(definition, finished)
+            # Before the definition: after a kill, the next process adds the rest.
+            for record in finished if saved is None else ():
+                study = self._create_study(record.gate)
+                if status_of(self._attempts(record.gate)[record.index]) not in FINISHED:
+                    study.add_trial(finished_attempt(definition, record))
             self._write(saved or definition)
             return saved or definition
-
-    def _add_finished(self, definition: StudyDefinition, records: Iterable[TrialRecord]) -> None:
-        for record in records:  # before the definition: after a kill, the next process adds the rest
-            study = self._create_study(record.gate)
-            if state_of(self._attempts(record.gate).get(record.index, [])) != "finished":
-                study.add_trial(finished_attempt(definition, record))
 
     def extend(self, trials: int = 0, gates: StudyDefinition | None = None) -> StudyDefinition:
         """Plan ``trials`` more trials per gate, and the gates of the definition ``gates``.
@@ -151,22 +143,15 @@ class TrialQueue:
             study.set_user_attr("definition", text)
 
     @_retried
-    def claim(self, definition: StudyDefinition, gates: Sequence[str] | None = None) -> Claim | None:
-        """Claim the waiting trial of lowest index, gates in turn; None if no trial is waiting.
-
-        Args:
-            definition: definition of the study.
-            gates: gates whose trials may be claimed, in the order of their turns; None for all.
-        """
+    def claim(self, definition: StudyDefinition, gates: Sequence[str] = ()) -> Claim | None:
+        """Claim the waiting trial of lowest index, of ``gates`` or all in turn; None if none is waiting."""
         with self.storage.lock(self.name), _without_optuna_warnings():
             waiting = []
-            for position, gate in enumerate(definition.gates if gates is None else gates):
+            for position, gate in enumerate(gates or definition.gates):
                 self._fail_lost_attempts(gate)
                 attempts = self._attempts(gate)
-                is_waiting = (state_of(attempts.get(i, [])) == "waiting" for i in range(definition.trials))
-                index = next((index for index, waits in enumerate(is_waiting) if waits), None)
-                if index is not None:
-                    waiting.append((index, position, gate))
+                indices = (i for i in range(definition.trials) if status_of(attempts[i]) == "waiting")
+                waiting += [(index, position, gate) for index in islice(indices, 1)]
             if not waiting:
                 return None
             index, _, gate = min(waiting)
@@ -198,22 +183,22 @@ class TrialQueue:
         return claim
 
     @_retried
-    def count_unfinished(self, definition: StudyDefinition, gates: Sequence[str] | None = None) -> int:
-        """Trials of ``gates`` that are waiting or running; None for all gates."""
-        by_gate = [self._attempts(gate) for gate in (definition.gates if gates is None else gates)]
+    def count_unfinished(self, definition: StudyDefinition, gates: Sequence[str] = ()) -> int:
+        """Trials of ``gates`` that are waiting or running; of all gates if none is given."""
+        by_gate = map(self._attempts, gates or definition.gates)
         return sum(
-            state_of(attempts.get(index, [])) != "finished"
+            status_of(attempts[index]) not in FINISHED
             for attempts in by_gate
             for index in range(definition.trials)
         )
 
     @_retried
     def report(self, claim: Claim, epoch: int, validation_loss: float | None) -> None:
-        """Store the validation loss of an epoch; raises TrialReassigned if the trial is no longer ours."""
-        try:
-            self._asked[claim].report(math.nan if validation_loss is None else validation_loss, epoch)
-        except UpdateFinishedTrialError as error:
-            raise TrialReassigned from error
+        """Store the validation loss of an epoch.
+
+        Raises UpdateFinishedTrialError if the worker missed its heartbeats: the trial is no longer ours.
+        """
+        self._asked[claim].report(math.nan if validation_loss is None else validation_loss, epoch)
 
     def send_heartbeat(self, claim: Claim) -> None:
         """Record that the worker of the trial is alive."""
@@ -224,19 +209,16 @@ class TrialQueue:
     def should_prune(self, definition: StudyDefinition, claim: Claim, losses: Mapping[int, float]) -> bool:
         """Whether the trial is to be pruned, given its validation losses by epoch up to now.
 
-        Raises TrialReassigned if the trial is no longer ours.
+        Raises UpdateFinishedTrialError as `report` does.
         """
         if definition.prune is None:
             return False
         epochs = definition.base[claim.gate].training.epochs
         study_name, attempts = self._study(claim.gate).study_name, self._attempts(claim.gate)
-        decision = decide_pruning(definition.prune, epochs, study_name, attempts, claim.index, losses)
-        try:
-            if decision.rungs:
-                self._asked[claim].set_user_attr("rungs", decision.rungs)
-        except UpdateFinishedTrialError as error:
-            raise TrialReassigned from error
-        return decision.is_pruned
+        is_pruned, rungs = decide_pruning(definition.prune, epochs, study_name, attempts, claim.index, losses)
+        if rungs:
+            self._asked[claim].set_user_attr("rungs", rungs)
+        return is_pruned
 
     @_retried
     def finish(self, claim: Claim, result: ResultRecord) -> None:
@@ -280,20 +262,20 @@ class TrialQueue:
         for gate in definition.gates:
             attempts = self._attempts(gate)
             for index in range(definition.trials):
-                record = self._finished.get((gate, index))
-                if record is None:
-                    record = record_of(definition, gate, index, attempts.get(index, []))
+                record = self._finished.get((gate, index)) or record_of(
+                    definition, gate, index, attempts[index]
+                )
                 if record.is_finished:
                     self._finished[gate, index] = record
                 records.append(record)
         return records
 
-    def _attempts(self, gate: str) -> dict[int, list[FrozenTrial]]:
+    def _attempts(self, gate: str) -> defaultdict[int, list[FrozenTrial]]:
         """The attempts at each trial, by its index, oldest first."""
-        by_index: dict[int, list[FrozenTrial]] = {}
+        by_index = defaultdict(list)
         for attempt in self._study(gate).get_trials(deepcopy=False):
             if "index" in attempt.user_attrs:  # else it was added by hand
-                by_index.setdefault(attempt.user_attrs["index"], []).append(attempt)
+                by_index[attempt.user_attrs["index"]].append(attempt)
         return by_index
 
     def _study(self, gate: str) -> optuna.Study:

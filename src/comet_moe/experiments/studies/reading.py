@@ -5,7 +5,7 @@ Files are validated as they are read; an error is one sentence with the file, th
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from math import ceil
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -17,7 +17,13 @@ from pydantic import AliasChoices, AliasPath, BaseModel, Field, PositiveInt
 from comet_moe import files
 from comet_moe.exceptions import StudyError
 from comet_moe.experiments.config import yaml_text
-from comet_moe.experiments.studies.records import FINISHED, ROUTING_COLUMNS, StudyRecord, TrialRecord
+from comet_moe.experiments.studies.records import (
+    FINISHED,
+    ROUTING_COLUMNS,
+    StudyRecord,
+    TrialRecord,
+    TrialStatus,
+)
 from comet_moe.experiments.training.records import ResultRecord
 from comet_moe.files import inside
 from comet_moe.gates.registry import gate_names
@@ -40,36 +46,20 @@ METRIC_COLUMNS = (
 )
 """Columns of floats, NaN where a trial has no value."""
 
-COLUMNS = (
-    "gate",
-    "index",
-    "status",
-    "reason",
-    "attempts",
-    "run",
-    *METRIC_COLUMNS,
-    "params",
-    "tasks",
-    "routing",
-)
+COLUMNS = (*TrialRecord.model_fields, *ROUTING_COLUMNS)
 
 
 @dataclass(frozen=True, eq=False)
 class Study:
-    """The trials of some gates on one problem.
+    """The trials of some gates on one problem, with the fields of its `StudyRecord`.
 
     Args:
         path: the folder of the study; for plain runs the folder that holds them.
         name: name of the study; for plain runs that of the recipe.
-        kind: "tuning" (random settings), "ablation" (fixed settings, many seeds) or "runs" (plain run
-            folders that were collected).
-        recipe: name of the recipe.
+        kind: as in the record, or "runs": plain run folders that were collected.
         gates: names of the gates in the order of the study; for plain runs as in the paper's tables.
         trials_per_gate: the planned number; for plain runs the most that a gate has.
         experts: number of experts of the mixture; None where plain runs differ in it.
-        alpha: weight of the first task in rating models, else None.
-        settings: overrides of the recipe, as "a.b=c".
-        space: the search space of each gate, by setting.
         trials: one row per trial with the columns ``COLUMNS``. Those of ``METRIC_COLUMNS`` are floats, NaN
             where there is no value; losses are times 100. ``status`` is "complete", "failed", "pruned",
             "running" or "waiting", and a complete trial has finite losses. ``run`` is the absolute path of
@@ -111,12 +101,11 @@ class Study:
     @property
     def num_unfinished(self) -> int:
         """Planned trials that are neither complete nor failed nor pruned."""
-        finished = int(self.trials["status"].isin(FINISHED).sum())
-        return self._num_planned() - finished
+        return self._num_planned() - int(self.trials["status"].isin(FINISHED).sum())
 
     def left_out(self) -> list[str]:
         """A sentence about the unfinished trials and one about the pruned ones, as far as there are any."""
-        pruned, planned = count_pruned(self.trials), self._num_planned()
+        pruned, planned = count_status(self.trials, "pruned"), self._num_planned()
         messages = []
         if self.num_unfinished:
             messages.append(
@@ -189,16 +178,9 @@ def _read_study(path: Path) -> Study:
         raise StudyError(f"{path} has no trials.jsonl: the study has not started, resume it with --resume")
     return Study(
         path=path,
-        name=record.name,
-        kind=record.kind,
-        recipe=record.recipe,
-        gates=record.gates,
         trials_per_gate=record.trials,
-        experts=record.experts,
-        alpha=record.alpha,
-        settings=record.settings,
-        space=record.space,
         trials=to_frame(trial.row(_existing_run(path, trial.run)) for trial in read_trials(path, record)),
+        **record.model_dump(include={field.name for field in fields(Study)} - {"trials"}),
     )
 
 
@@ -252,7 +234,8 @@ def _study_of_runs(recipe: str, alpha: float | None, runs: list[tuple[Path, _Run
     for run, settings in sorted(runs, key=lambda pair: (pair[1].seed, pair[0])):
         rows = by_gate.setdefault(settings.gate_name, [])
         rows.append(_read_run(run, settings, index=len(rows)).row(run))
-    gates = sorted(by_gate, key=_gate_rank)
+    names = gate_names()
+    gates = sorted(by_gate, key=lambda gate: (names.index(gate) if gate in names else len(names), gate))
     experts = {settings.experts for _, settings in runs if settings.gate_name != "dense"}
     return Study(
         path=runs[0][0].parent,
@@ -267,11 +250,6 @@ def _study_of_runs(recipe: str, alpha: float | None, runs: list[tuple[Path, _Run
         space={gate: {} for gate in gates},
         trials=to_frame(row for gate in gates for row in by_gate[gate]),
     )
-
-
-def _gate_rank(gate: str) -> tuple[int, str]:
-    names = gate_names()
-    return (names.index(gate) if gate in names else len(names), gate)
 
 
 def _read_run(run: Path, settings: _RunSettings, index: int) -> TrialRecord:
@@ -292,14 +270,9 @@ def rank_trials(trials: pd.DataFrame) -> pd.DataFrame:
     return trials[trials["status"] == "complete"].sort_values(["validation_loss", "index"])
 
 
-def count_failed(trials: pd.DataFrame) -> int:
-    """The number of failed trials."""
-    return int((trials["status"] == "failed").sum())
-
-
-def count_pruned(trials: pd.DataFrame) -> int:
-    """The number of pruned trials, which have no test loss and count nowhere."""
-    return int((trials["status"] == "pruned").sum())
+def count_status(trials: pd.DataFrame, status: TrialStatus) -> int:
+    """The number of trials with this status."""
+    return int((trials["status"] == status).sum())
 
 
 def select_trials(study: Study, gate: str, top_percent: float) -> pd.DataFrame:

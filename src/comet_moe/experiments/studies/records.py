@@ -160,18 +160,18 @@ class TrialRecord(Record):
         return self.status in FINISHED
 
     def row(self, run: Path | None) -> dict[str, Any]:
-        """The trial as a row of ``Study.trials``; a complete one without finite losses becomes failed.
+        """The trial, with its ``run`` folder if that is here, as a row of ``Study.trials``.
 
-        Args:
-            run: the run's folder, None if it is not on this machine.
+        A complete one without finite losses becomes failed.
         """
         row = self.model_dump() | {"run": run, "routing": self.routing}
         for name in ROUTING_COLUMNS:
             values = [getattr(gate, name) for gate in self.routing.values()]
             row[name] = fmean(values) if values else None
         for name in ("validation_loss", "test_loss"):
-            if self.status == "complete" and not _is_finite(row[name]):
-                row |= {"status": "failed", "reason": f"{name} is {row[name]}"}
+            loss = row[name]
+            if self.status == "complete" and (loss is None or not math.isfinite(loss)):
+                row |= {"status": "failed", "reason": f"{name} is {loss}"}
         if row["status"] != "complete":
             row |= {"validation_loss": None, "test_loss": None}
         return row
@@ -183,10 +183,6 @@ RESULT_FIELDS = frozenset(
 """The fields that a trial copies from the result of its run; ``routing`` is shortened."""
 
 
-def _is_finite(value: float | None) -> bool:
-    return value is not None and math.isfinite(value)
-
-
 def count_by_status(trials: Iterable[TrialRecord], gate: str) -> Counter[TrialStatus]:
     """How many trials of ``gate`` have each status."""
     return Counter(trial.status for trial in trials if trial.gate == gate)
@@ -195,8 +191,8 @@ def count_by_status(trials: Iterable[TrialRecord], gate: str) -> Counter[TrialSt
 def best_trial(trials: Iterable[TrialRecord], gate: str) -> TrialRecord | None:
     """The complete trial of ``gate`` with the lowest validation loss; None if none is complete."""
     complete = [trial for trial in trials if trial.gate == gate and trial.status == "complete"]
-    return min(complete, key=lambda trial: (_loss_or_inf(trial), trial.index), default=None)
-
-
-def _loss_or_inf(trial: TrialRecord) -> float:
-    return math.inf if trial.validation_loss is None else trial.validation_loss
+    return min(
+        complete,
+        key=lambda trial: (trial.validation_loss is None, trial.validation_loss or 0.0, trial.index),
+        default=None,
+    )

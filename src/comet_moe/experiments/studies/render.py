@@ -76,12 +76,10 @@ def format_p_equation(p: float, space: str = " ") -> str:
 
 def to_markdown(table: TextTable) -> str:
     """The title in bold, and a pipe table."""
-    lines = [f"**{escape_markdown(table.title)}**", ""]
-    lines += [
-        _join_cells(escape_markdown(column.name) for column in table.columns),
-        _join_cells("---" for _ in table.columns),
-    ]
-    return "\n".join([*lines, *(_join_cells(map(_markdown_cell, row)) for row in table.rows)]) + "\n"
+    heading = [escape_markdown(column.name) for column in table.columns]
+    cells = [heading, ["---"] * len(heading), *(map(_markdown_cell, row) for row in table.rows)]
+    lines = [f"**{escape_markdown(table.title)}**", "", *map(_join_cells, cells)]
+    return "\n".join(lines) + "\n"
 
 
 def to_tex(tables: Sequence[TextTable], notes: Sequence[str]) -> str:
@@ -116,18 +114,12 @@ def flatten_row(row: dict[str, Any]) -> dict[str, Any]:
     ``metrics`` become columns ``NAME_mean`` and ``NAME_se``, ``routing`` columns such as
     ``TASK.information_mean`` and ``TASK.verdict``.
     """
-    metrics = {
-        f"{name}_{part}": value for name, parts in row["metrics"].items() for part, value in parts.items()
-    }
-    routing = {
-        f"{owner}.{name}": value
-        for owner, parts in row["routing"].items()
-        for name, value in parts.items()
-        if name != "verdicts"
-    }
-    return (
-        {name: value for name, value in row.items() if name not in ("metrics", "routing")} | metrics | routing
-    )
+    flat = {name: value for name, value in row.items() if name not in ("metrics", "routing")}
+    for metric, parts in row["metrics"].items():
+        flat |= {f"{metric}_{part}": value for part, value in parts.items()}
+    for owner, parts in row["routing"].items():
+        flat |= {f"{owner}.{name}": value for name, value in parts.items() if name != "verdicts"}
+    return flat
 
 
 def to_rich(table: TextTable) -> Table:

@@ -32,11 +32,15 @@ def summarise(values: Sequence[float]) -> Summary | None:
     if len(values) == 0:
         return None
     sample = np.asarray(values, dtype=float)
-    if len(sample) == 1:
-        return Summary(float(sample[0]), None, 1)
     if np.ptp(sample) == 0:  # exactly, where rounding in the mean would leave a deviation of 1e-17
-        return Summary(float(sample[0]), 0.0, len(sample))
+        return Summary(float(sample[0]), None if len(sample) == 1 else 0.0, len(sample))
     return Summary(float(sample.mean()), float(sample.std(ddof=1) / sqrt(len(sample))), len(sample))
+
+
+def mean_and_se(name: str, summary: Summary | None) -> dict[str, float | None]:
+    """``summary`` as the fields ``NAME_mean`` and ``NAME_se`` of a row."""
+    mean, se = (None, None) if summary is None else (summary.mean, summary.se)
+    return {f"{name}_mean": mean, f"{name}_se": se}
 
 
 def student_t_test(lower: Summary, upper: Summary) -> float | None:
@@ -82,8 +86,8 @@ Tasks = Mapping[str, Mapping[str, float | None]]
 """The metrics of one trial by task and name."""
 
 
-def summarise_metrics(trials: Iterable[Tasks]) -> dict[str, Summary]:
-    """Mean and standard error of every metric over the trials, named ``task.metric``.
+def summarise_metrics(trials: Iterable[Tasks]) -> dict[str, dict[str, float | None]]:
+    """``mean`` and ``se`` of every metric over the trials, named ``task.metric``.
 
     A metric that several tasks share is also there as ``metric``: each trial's plain mean over the tasks. The
     loss is not, as the tasks have weights in it. A trial in which a metric does not exist (the AUC of one
@@ -93,7 +97,8 @@ def summarise_metrics(trials: Iterable[Tasks]) -> dict[str, Summary]:
     for tasks in trials:
         for name, value in _named_metrics(tasks):
             values.setdefault(name, []).extend([value] if isfinite(value) else [])
-    return {name: summary for name, sample in values.items() if (summary := summarise(sample))}
+    summaries = {name: summary for name, sample in values.items() if (summary := summarise(sample))}
+    return {name: {"mean": summary.mean, "se": summary.se} for name, summary in summaries.items()}
 
 
 def _named_metrics(tasks: Tasks) -> Iterator[tuple[str, float]]:

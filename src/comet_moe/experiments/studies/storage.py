@@ -72,9 +72,9 @@ def without_password(url: str) -> str:
 
 def may_open(url: str, folder: Path) -> bool:
     """Whether the storage that a study folder names may be opened: an SQLite file must be in the folder."""
-    backend, url = _parse_url(url)
-    path = make_url(url).database
-    return backend != "sqlite" or (path is not None and Path(path).resolve().parent == folder.resolve())
+    parsed = make_url(_complete_url(url))
+    is_sqlite = parsed.get_backend_name() == "sqlite"
+    return not is_sqlite or Path(parsed.database or "").resolve().parent == folder.resolve()
 
 
 def storage_error(error: Exception) -> StudyError:
@@ -101,8 +101,8 @@ class Storage:
         self.one_call = threading.RLock()
         # It logs each lost connection with a traceback; the error itself is reported.
         logging.getLogger("sqlalchemy.pool").setLevel(logging.CRITICAL)
-        self._backend, self.url = _parse_url(url)
-        is_sqlite = self._backend == "sqlite"
+        self.url = _complete_url(url)
+        is_sqlite = self._is_sqlite = self.url.startswith("sqlite:")
         connect_args = {"timeout": LOCK_TIMEOUT} if is_sqlite else _postgres_arguments(self.url)
         try:
             with (
@@ -134,8 +134,7 @@ class Storage:
                 with self.one_call:
                     return operation()
             except STORAGE_ERRORS as error:
-                is_outage = self._backend != "sqlite" and _is_outage(error)
-                if not is_outage or time.monotonic() > deadline:
+                if self._is_sqlite or not _is_outage(error) or time.monotonic() > deadline:
                     raise
             except CometError:
                 raise
@@ -149,10 +148,9 @@ class Storage:
     @contextmanager
     def lock(self, name: str) -> Iterator[None]:
         """Exclude all other processes, on any machine, that lock ``name``; released when the process dies."""
-        if self._backend == "sqlite":
-            path = make_url(self.url).database
+        if self._is_sqlite:
             try:
-                with file_lock(Path(f"{path}.lock"), LOCK_TIMEOUT):
+                with file_lock(Path(f"{make_url(self.url).database}.lock"), LOCK_TIMEOUT):
                     yield
             except LockTimeout as error:
                 raise StudyError(f"{error} for {LOCK_TIMEOUT} s: resume with --resume") from error
@@ -175,10 +173,8 @@ def _postgres_lock(url: str, name: str) -> Iterator[None]:
 def _postgres_arguments(url: str) -> dict[str, Any]:
     """Arguments of a connection; those in ``url`` have priority."""
     given = make_url(url).query
-    options = f"{_POSTGRES_OPTIONS} {given.get('options', '')}".strip()
-    return {name: value for name, value in _POSTGRES_CONNECTION.items() if name not in given} | {
-        "options": options
-    }
+    options = {"options": f"{_POSTGRES_OPTIONS} {given.get('options', '')}".strip()}
+    return {name: value for name, value in _POSTGRES_CONNECTION.items() if name not in given} | options
 
 
 def _is_outage(error: Exception) -> bool:
@@ -205,19 +201,18 @@ def _use_write_ahead_log(engine: Engine) -> None:
     engine.dispose()
 
 
-def _parse_url(url: str) -> tuple[str, str]:
-    """The name of the database system, and ``url`` with the driver of the extra ``postgres``."""
+def _complete_url(url: str) -> str:
+    """``url`` with an absolute path, or with the driver of the extra ``postgres``."""
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError) as error:  # the value is not printed, as it may contain a password
         raise StudyError(f"storage must be {_URL_FORMS}, got something that is not a URL") from error
-    backend = parsed.get_backend_name()
     file = parsed.database or ":memory:"
     if parsed.drivername == "sqlite" and file != ":memory:" and "\0" not in file and not parsed.query:
-        return backend, sqlite_url(Path(file))
-    if backend == "postgresql":
+        return sqlite_url(Path(file))
+    if parsed.get_backend_name() == "postgresql":
         driver = parsed.drivername if "+" in parsed.drivername else "postgresql+psycopg"
-        return backend, parsed.set(drivername=driver).render_as_string(hide_password=False)
+        return parsed.set(drivername=driver).render_as_string(hide_password=False)
     raise StudyError(f"storage must be {_URL_FORMS}, got {without_password(url)!r}")
 
 

@@ -51,12 +51,9 @@ class StudyHandle:
     """A study in its storage, and its folder on this machine.
 
     Attributes:
-        folder: folder of the study on this machine.
-        queue: the trials of the study.
         definition: the study as it was when the storage was last read.
         settings: overrides of the recipe by key, as "a.b=c"; paths are absolute.
         storage: its URL; None for the SQLite file in the folder.
-        keep_models: keep the weights of all trials.
         runner: runs trials in this process, with the data that they share.
         trials: one record per planned trial, as of the last reading.
     """
@@ -104,16 +101,12 @@ class StudyHandle:
         definition = self.definition
         self.folder.write_study(
             StudyRecord(
-                kind=definition.kind,
+                **definition.model_dump(include={"kind", "recipe", "trials", "seed", "prune"}),
                 name=self.queue.name,
-                recipe=definition.recipe,
                 gates=definition.gates,
-                trials=definition.trials,
-                seed=definition.seed,
                 settings=list(self.settings.values()),
                 storage=None if self.storage is None else without_password(self.storage),
                 keep_models=self.keep_models,
-                prune=definition.prune,
                 **_facts(definition),
             )
         )
@@ -209,14 +202,11 @@ def _check_models(gate: str, definition: StudyDefinition, runner: Runner) -> Non
         config = definition.config(gate, index)
         # Whether a model can be built does not depend on these.
         model = config.model_dump_json(exclude={"seed": True, "training": {"learning_rate"}})
-        if model in refused:
-            continue
-        try:
-            runner.check(config)
-        except RecipeError as error:
-            refused[model] = error
-        else:
-            return
+        if model not in refused:
+            try:
+                return runner.check(config)
+            except RecipeError as error:
+                refused[model] = error
     raise next(iter(refused.values()))
 
 
@@ -318,9 +308,9 @@ def _are_equal(params: dict[str, Any], planned: dict[str, Any]) -> bool:
 
 def _define_gates(record: StudyRecord, saved: StudyDefinition, options: StudyOptions) -> StudyDefinition:
     """The definition of the gates to add, with the recipe and the settings of the ``saved`` study."""
-    known = next((gate for gate in options.add_gates if gate in saved.gates), None)
-    if known is not None:
-        raise StudyError(f"gate {known} is in the saved study already: leave it out of --add-gates")
+    for gate in options.add_gates:
+        if gate in saved.gates:
+            raise StudyError(f"gate {gate} is in the saved study already: leave it out of --add-gates")
     paths = paths_of(saved.base[saved.gates[0]])
     settings = [f"{key}={path}" for key, path in paths.items() if path is not None]
     settings += [*record.settings, *options.settings]

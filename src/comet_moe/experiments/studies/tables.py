@@ -3,17 +3,19 @@
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from operator import itemgetter
 from statistics import fmean
 from typing import Any
 
 import pandas as pd
 
 from comet_moe.experiments.studies.defaults import TOP_PERCENT
-from comet_moe.experiments.studies.reading import Study, count_failed, count_pruned, select_trials
+from comet_moe.experiments.studies.reading import Study, count_status, select_trials
 from comet_moe.experiments.studies.records import ROUTING_COLUMNS, TrialRouting
 from comet_moe.experiments.studies.significance import (
     Summary,
     is_significant,
+    mean_and_se,
     student_t_test,
     summarise,
     summarise_metrics,
@@ -58,10 +60,7 @@ def compare_gates(study: Study, top_percent: float = TOP_PERCENT) -> list[dict[s
     best_existing = _lowest(gates[name] for name in study.gates if name in EXISTING_GATES)
     lowest = _lowest(gates.values())
     return [
-        _describe(study, gate)
-        | _test(study, gate, best_existing, _without_search(gate, gates))
-        | _test_against_dense(gate, gates)
-        | {"lowest": gate is lowest}
+        _describe(study, gate) | _test(study, gate, gates, best_existing) | {"lowest": gate is lowest}
         for gate in gates.values()
     ]
 
@@ -72,12 +71,8 @@ def _summarise_gate(study: Study, name: str, top_percent: float) -> _Gate:
 
 
 def _lowest(gates: Iterable[_Gate]) -> _Gate | None:
-    return min((gate for gate in gates if gate.test_loss), key=_mean_test_loss, default=None)
-
-
-def _mean_test_loss(gate: _Gate) -> float:
-    assert gate.test_loss is not None
-    return gate.test_loss.mean
+    means = [(gate.test_loss.mean, gate) for gate in gates if gate.test_loss]
+    return min(means, key=itemgetter(0))[1] if means else None
 
 
 def _describe(study: Study, gate: _Gate) -> dict[str, Any]:
@@ -89,19 +84,16 @@ def _describe(study: Study, gate: _Gate) -> dict[str, Any]:
         "experts": study.experts,
         "gate": gate.name,
         "trials_planned": study.planned_trials(gate.name),
-        "trials_complete": int((gate.trials["status"] == "complete").sum()),
-        "trials_failed": count_failed(gate.trials),
-        "trials_pruned": count_pruned(gate.trials),
+        "trials_complete": count_status(gate.trials, "complete"),
+        "trials_failed": count_status(gate.trials, "failed"),
+        "trials_pruned": count_status(gate.trials, "pruned"),
         "trials_used": len(gate.selected),
-        **_mean_and_se("test_loss", gate.test_loss),
+        **mean_and_se("test_loss", gate.test_loss),
         "validation_loss_mean": _mean(gate.selected, "validation_loss"),
-        **_mean_and_se("experts_per_sample", summarise(_values(gate.selected, "experts_per_sample"))),
+        **mean_and_se("experts_per_sample", summarise(_values(gate.selected, "experts_per_sample"))),
         "flops_per_sample_mean": _mean(gate.selected, "flops_per_sample"),
         **_describe_routing(gate),
-        "metrics": {
-            name: {"mean": summary.mean, "se": summary.se}
-            for name, summary in summarise_metrics(gate.selected["tasks"]).items()
-        },
+        "metrics": summarise_metrics(gate.selected["tasks"]),
     }
 
 
@@ -131,22 +123,15 @@ def _describe_owner(records: list[TrialRouting]) -> dict[str, Any]:
     }
 
 
-def _without_search(gate: _Gate, gates: dict[str, _Gate]) -> _Gate | None:
-    return gates.get(gate.name[:-1]) if gate.name.endswith("+") else None
-
-
-def _test_against_dense(gate: _Gate, gates: dict[str, _Gate]) -> dict[str, Any]:
+def _test(study: Study, gate: _Gate, gates: dict[str, _Gate], best_existing: _Gate | None) -> dict[str, Any]:
+    existing = best_existing if gate.name in COMET_GATES else None
+    p_existing = _p_value(student_t_test, gate, existing)
+    plain = gates.get(gate.name[:-1]) if gate.name.endswith("+") else None
+    p_search = _p_value(welch_t_test, gate, plain)
     p_dense, p_per_task = (
         None if gate.name == name else _p_value(welch_t_test, gate, gates.get(name))
         for name in (DENSE, PER_TASK)
     )
-    return {"p_dense": p_dense, "significant_dense": is_significant(p_dense), "p_per_task": p_per_task}
-
-
-def _test(study: Study, gate: _Gate, best_existing: _Gate | None, plain: _Gate | None) -> dict[str, Any]:
-    existing = best_existing if gate.name in COMET_GATES else None
-    p_existing = _p_value(student_t_test, gate, existing)
-    p_search = _p_value(welch_t_test, gate, plain)
     return {
         "best_existing": existing and existing.name,
         "p_existing": p_existing,
@@ -154,6 +139,9 @@ def _test(study: Study, gate: _Gate, best_existing: _Gate | None, plain: _Gate |
         "p_search": p_search,
         "significant_search": is_significant(p_search),
         "asterisk": bool(is_significant(p_existing if study.kind == "tuning" else p_search)),
+        "p_dense": p_dense,
+        "significant_dense": is_significant(p_dense),
+        "p_per_task": p_per_task,
     }
 
 
@@ -161,12 +149,6 @@ def _p_value(test: TTest, gate: _Gate, baseline: _Gate | None) -> float | None:
     if gate.test_loss is None or baseline is None or baseline.test_loss is None:
         return None
     return test(gate.test_loss, baseline.test_loss)
-
-
-def _mean_and_se(name: str, summary: Summary | None) -> dict[str, float | None]:
-    if summary is None:
-        return {f"{name}_mean": None, f"{name}_se": None}
-    return {f"{name}_mean": summary.mean, f"{name}_se": summary.se}
 
 
 def _values(trials: pd.DataFrame, column: str) -> list[float]:

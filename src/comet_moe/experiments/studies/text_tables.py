@@ -5,6 +5,8 @@ any format.
 """
 
 from collections.abc import Sequence
+from itertools import groupby
+from operator import itemgetter
 
 from comet_moe.experiments.studies.reading import Study
 from comet_moe.experiments.studies.render import (
@@ -197,56 +199,42 @@ def _existing_cell(row: Row) -> TextCell:
 
 def curve_table(study: Study, rows: list[Row]) -> TextTable:
     """One column per gate and one row per number of trials, from `compute_loss_curves`."""
-    gates = list(dict.fromkeys(row["gate"] for row in rows))
-    by_gate_and_budget = {(row["gate"], row["budget"]): row for row in rows}
     places = choose_decimals(row["mean_se"] for row in rows if row["budget"] == 1)
-    cells = [
-        [
-            TextCell(str(budget)),
-            *(_loss_cell(by_gate_and_budget.get((gate, budget)), places) for gate in gates),
-        ]
-        for budget in sorted({row["budget"] for row in rows})
-    ]
-    return TextTable(study.title, [TextColumn("trials"), *map(TextColumn, gates)], cells)
+    texts = {
+        (row["gate"], row["budget"]): (
+            f"{row['expected']:.{places}f} ({row['low']:.{places}f}-{row['high']:.{places}f})"
+        )
+        for row in rows
+    }
+    return _table_by_budget(study.title, texts)
 
 
 def kept_routing_table(study: Study, rows: list[Row]) -> TextTable | None:
     """As `curve_table`, how the trial that is kept routes; None if no trial has recorded it."""
-    gates = [
-        gate for gate in study.gates if any(_has_information(row) for row in rows if row["gate"] == gate)
+    texts = {
+        (row["gate"], row["budget"]): f"{row['information']:.2f} ({row['effective_experts']:.1f})"
+        for row in rows
+        if row["information"] is not None
+    }
+    return _table_by_budget(f"{study.title}: routing", texts) if texts else None
+
+
+def _table_by_budget(title: str, texts: dict[tuple[str, int], str]) -> TextTable:
+    """From a text for each gate and number of trials."""
+    gates = list(dict.fromkeys(gate for gate, _ in texts))
+    cells = [
+        [TextCell(str(budget)), *(TextCell(texts.get((gate, budget), "")) for gate in gates)]
+        for budget in sorted({budget for _, budget in texts})
     ]
-    if not gates:
-        return None
-    cells = {(row["gate"], row["budget"]): _information_cell(row) for row in rows if _has_information(row)}
-    budgets = sorted({budget for _, budget in cells})
-    body = [
-        [TextCell(str(budget)), *(cells.get((gate, budget), EMPTY) for gate in gates)] for budget in budgets
-    ]
-    return TextTable(f"{study.title}: routing", [TextColumn("trials"), *map(TextColumn, gates)], body)
-
-
-def _has_information(row: Row) -> bool:
-    return row["information"] is not None
-
-
-def _information_cell(row: Row) -> TextCell:
-    return TextCell(f"{row['information']:.2f} ({row['effective_experts']:.1f})")
-
-
-def _loss_cell(row: Row | None, places: int) -> TextCell:
-    if row is None:
-        return EMPTY
-    return TextCell(f"{row['expected']:.{places}f} ({row['low']:.{places}f}-{row['high']:.{places}f})")
+    return TextTable(title, [TextColumn("trials"), *map(TextColumn, gates)], cells)
 
 
 def speedup_table(study: Study, rows: list[Row]) -> TextTable:
     """Two rows per pair of gates, at half and at all of the baseline's trials, from `compute_speedups`."""
-    by_pair: dict[tuple[str, str], list[Row]] = {}
-    for row in rows:
-        by_pair.setdefault((row["gate"], row["baseline"]), []).append(row)
+    by_pair = groupby(rows, key=itemgetter("gate", "baseline"))
     names = ("gate", "baseline", "budget", "loss", "baseline trials", "gate trials", "speedup", "95 %")
     columns = [*map(TextColumn, names), TextColumn("not reached")]
-    cells = [_speedup_cells(row) for of_pair in by_pair.values() for row in _half_and_all(of_pair)]
+    cells = [_speedup_cells(row) for _, of_pair in by_pair for row in _half_and_all(list(of_pair))]
     return TextTable(f"{study.title}: speedup", columns, cells)
 
 

@@ -35,6 +35,8 @@ class Runner(Protocol):
 class RecipeRunner:
     """Runs trials of the networks of ``comet-moe train``; they share the data set."""
 
+    folder = RunFolder
+
     def __init__(self) -> None:
         self._loaded: tuple[Any, Dataset] | None = None
 
@@ -50,10 +52,6 @@ class RecipeRunner:
             )
         make_placement(config.training.device, config.training.precision)
         build_model(config, self.dataset(config).meta)
-
-    def folder(self, path: Path) -> RunFolder:
-        """The folder of a run."""
-        return RunFolder(path)
 
     def run(self, config: TrainConfig, folder: RunFolder, callbacks: Callbacks) -> ResultRecord:
         """Train, from the last checkpoint if there is one; returns the result."""

@@ -11,16 +11,17 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
+from optuna.exceptions import UpdateFinishedTrialError
 
 from comet_moe.devices import SlowPrecisionWarning, set_device_number
-from comet_moe.exceptions import DataError, RecipeError, RunError, StudyError, WriteError
+from comet_moe.exceptions import DataError, RecipeError, RunError, RunLockedError, StudyError, WriteError
 from comet_moe.experiments.config import AnyConfig, override_config
 from comet_moe.experiments.config.imports import import_requested
 from comet_moe.experiments.config.loader import ConfigType
-from comet_moe.experiments.studies.definition import StudyDefinition, with_paths_of
+from comet_moe.experiments.studies.definition import StudyDefinition, paths_of
 from comet_moe.experiments.studies.folder import StudyFolder
 from comet_moe.experiments.studies.process import EXIT_SIGTERM, WorkerConfig
-from comet_moe.experiments.studies.queue import Claim, TrialQueue, TrialReassigned
+from comet_moe.experiments.studies.queue import Claim, TrialQueue
 from comet_moe.experiments.studies.storage import STORAGE_ERRORS, Storage, storage_error
 from comet_moe.experiments.studies.trial import Runner, runner_for
 from comet_moe.experiments.training.records import EpochRecord, ResultRecord
@@ -57,15 +58,10 @@ def run_worker(config: WorkerConfig, writer: Connection, number: int = 0) -> Non
         _Worker(config, writer).run()
     except KeyboardInterrupt:
         raise SystemExit(EXIT_SIGTERM) from None
-    except STORAGE_ERRORS as error:
-        _send_error(writer, storage_error(error))
-    except FATAL_ERRORS as error:
-        _send_error(writer, error)
-
-
-def _send_error(writer: Connection, error: Exception) -> None:
-    with suppress(OSError):  # the parent is gone
-        writer.send(("error", _one_line(error)))
+    except (*STORAGE_ERRORS, *FATAL_ERRORS) as error:
+        shown = storage_error(error) if isinstance(error, STORAGE_ERRORS) else error
+        with suppress(OSError):  # the parent is gone
+            writer.send(("error", _one_line(shown)))
 
 
 def _one_line(error: Exception) -> str:
@@ -99,34 +95,37 @@ class _Worker:
     def _run(self) -> None:
         while True:
             definition = self.queue.definition()
-            gates = self.config.only_gates or definition.gates
-            claim = self.queue.claim(definition, gates)
+            claim = self.queue.claim(definition, self.config.only_gates)
             if claim is not None and self._attempt(definition, claim):
                 continue
-            if not self.queue.count_unfinished(definition, gates):
+            if not self.queue.count_unfinished(definition, self.config.only_gates):
                 return
             self._send(("idle",))
             time.sleep(IDLE_SECONDS)
 
     def _attempt(self, definition: StudyDefinition, claim: Claim) -> bool:
         """Run a trial until it has a result or is released; False if another process has its run folder."""
-        with _heartbeats(self.queue, claim), self.folder.lock_run(claim.gate, claim.index) as is_locked:
-            if not is_locked:
-                self.queue.release(claim)
-                return False
-            with suppress(TrialReassigned):
+        run = RunFolder(self.folder.run_path(claim.gate, claim.index))
+        try:
+            with _heartbeats(self.queue, claim), run.lock():
                 self._run_trial(definition, claim)
+        except RunLockedError:
+            self.queue.release(claim)
+            return False
+        except UpdateFinishedTrialError:
+            pass  # the trial belongs to another worker now
         self._send(("trial_ended",))
         return True
 
     def _run_trial(self, definition: StudyDefinition, claim: Claim) -> None:
-        config = self._trial_config(definition, claim)
+        config = override_config(definition.config(claim.gate, claim.index), self.config.paths)
+        config = _with_threads(config, config.training.threads or self.config.threads)
         self._send(("trial_started", claim, config.training.epochs))
         runner = self._runner = self._runner or runner_for(config)
         run = runner.folder(self.folder.run_path(claim.gate, claim.index))
         try:
             result = self._train(runner, config, run, claim, definition)
-        except (*FATAL_ERRORS, *STORAGE_ERRORS, TrialReassigned):
+        except (*FATAL_ERRORS, *STORAGE_ERRORS, UpdateFinishedTrialError):
             raise
         except Exception as error:
             reason = f"{type(error).__name__}: {_one_line(error)}"
@@ -136,10 +135,6 @@ class _Worker:
         if not self.config.keep_models:
             self.folder.keep_best_model(claim.gate, runner.folder)
 
-    def _trial_config(self, definition: StudyDefinition, claim: Claim) -> AnyConfig:
-        config = override_config(definition.config(claim.gate, claim.index), self.config.paths)
-        return _with_threads(config, config.training.threads or self.config.threads)
-
     def _train(
         self, runner: Runner, config: AnyConfig, run: RunFolder, claim: Claim, definition: StudyDefinition
     ) -> ResultRecord:
@@ -147,7 +142,7 @@ class _Worker:
         if state != "empty":
             saved = run.config()
             config = _with_threads(config, saved.training.threads)
-            if with_paths_of(config, saved) != config:
+            if override_config(saved, paths_of(config)) != config:
                 raise StudyError(f"{run.path} has a run that is not of this study: move it away")
         if state == "finished":
             result = run.result()
