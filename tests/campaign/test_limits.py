@@ -13,7 +13,7 @@ from outcomes import RATINGS, SMALL, message_of, refuse, sets
 from comet_moe.exceptions import CometError, DataError
 from comet_moe.experiments.config import load_config, load_search_space
 from comet_moe.experiments.config.loader import read_recipe
-from comet_moe.experiments.config.yaml_text import read_yaml
+from comet_moe.experiments.config.values import read_yaml
 from comet_moe.memory import available_memory, require_memory
 
 SIZES = ["model.experts", "model.kernel_size", "gate.k", "training.batch_size", "training.epochs"]

@@ -24,7 +24,7 @@ from safetensors.torch import save
 from comet_moe.exceptions import CometError
 from comet_moe.experiments.config import load_config
 from comet_moe.experiments.config.loader import read_recipe
-from comet_moe.experiments.config.yaml_text import read_yaml
+from comet_moe.experiments.config.values import read_yaml
 from comet_moe.experiments.data.sets import images, jester
 from comet_moe.experiments.data.sets.ratings import read_pairs
 from comet_moe.experiments.data.table.source import TableSource, find_tables

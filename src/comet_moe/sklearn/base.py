@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self, cast
 
@@ -25,80 +25,55 @@ from comet_moe.experiments.export import Check, export_model
 from comet_moe.experiments.training.batches import evaluation_batches
 from comet_moe.experiments.training.distributed import num_threads
 from comet_moe.experiments.training.evaluate import EVALUATION_BATCH
-from comet_moe.experiments.training.records import EvaluationRecord
 from comet_moe.sklearn.files import read_estimator, write_estimator
-from comet_moe.sklearn.inputs import choose_columns, fit_features, merge_rows, read_table
-from comet_moe.sklearn.settings import choose_batch_size, make_config
-from comet_moe.sklearn.targets import Column, Floats, check_targets, encode_target, fit_target
-from comet_moe.sklearn.training import build_network, train
+from comet_moe.sklearn.inputs import (
+    Column,
+    Floats,
+    check_targets,
+    choose_columns,
+    encode_target,
+    fit_features,
+    fit_target,
+    merge_rows,
+    read_table,
+)
+from comet_moe.sklearn.training import build_network, choose_batch_size, make_config, train
 
 SAMPLE_WEIGHT = "sample weight"
 """Name of the array of weights among the targets of a batch."""
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class BaseMoE(BaseEstimator):
-    """Base class of the estimators. Subclasses encode targets and decode predictions."""
+    """Base class of the estimators. Subclasses encode targets and decode predictions, and have a ``gate``."""
 
-    def __init__(
-        self,
-        gate: str = "comet",
-        *,
-        experts: int = 8,
-        k: int = 2,
-        units: Sequence[int] = (64,),
-        head: Sequence[int] = (32,),
-        embedding: int = 8,
-        numeric: str = "piecewise",
-        numeric_embedding: int = 16,
-        dropout: float = 0.0,
-        input_dropout: float = 0.0,
-        gamma: float = 1.0,
-        entropy: float = 0.01,
-        load_balance: float | None = None,
-        information: float = 0.0,
-        warmup_epochs: int = 0,
-        gate_settings: Mapping[str, Any] | None = None,
-        search_epochs: int = 3,
-        epochs: int = 100,
-        batch_size: int | str = "auto",
-        learning_rate: float = 2e-3,
-        validation_fraction: float = 0.1,
-        patience: int = 10,
-        columns: Mapping[str, str] | None = None,
-        key: str | None = None,
-        n_threads: int | None = None,
-        device: str = "auto",
-        precision: str = "float32",
-        random_state: Any = None,
-    ):
-        self.gate = gate
-        self.experts = experts
-        self.k = k
-        self.units = units
-        self.head = head
-        self.embedding = embedding
-        self.numeric = numeric
-        self.numeric_embedding = numeric_embedding
-        self.dropout = dropout
-        self.input_dropout = input_dropout
-        self.gamma = gamma
-        self.entropy = entropy
-        self.load_balance = load_balance
-        self.information = information
-        self.warmup_epochs = warmup_epochs
-        self.gate_settings = gate_settings
-        self.search_epochs = search_epochs
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.validation_fraction = validation_fraction
-        self.patience = patience
-        self.columns = columns
-        self.key = key
-        self.n_threads = n_threads
-        self.device = device
-        self.precision = precision
-        self.random_state = random_state
+    experts: int = 8
+    k: int = 2
+    units: Sequence[int] = (64,)
+    head: Sequence[int] = (32,)
+    embedding: int = 8
+    numeric: str = "piecewise"
+    numeric_embedding: int = 16
+    dropout: float = 0.0
+    input_dropout: float = 0.0
+    gamma: float = 1.0
+    entropy: float = 0.01
+    load_balance: float | None = None
+    information: float = 0.0
+    warmup_epochs: int = 0
+    gate_settings: Mapping[str, Any] | None = None
+    search_epochs: int = 3
+    epochs: int = 100
+    batch_size: int | str = "auto"
+    learning_rate: float = 2e-3
+    validation_fraction: float = 0.1
+    patience: int = 10
+    columns: Mapping[str, str] | None = None
+    key: str | None = None
+    n_threads: int | None = None
+    device: str = "auto"
+    precision: str = "float32"
+    random_state: Any = None
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -164,28 +139,26 @@ class BaseMoE(BaseEstimator):
             Split(*({name: array[rows] for name, array in part.items()} for part in (arrays, targets)))
             for rows in (~held_out, held_out)
         ]
-        trained = train(model, splits[0], splits[1] if held_out.any() else None, config)
+        self.history_, evaluation, result = train(
+            model, splits[0], splits[1] if held_out.any() else None, config
+        )
         self._columns = list(batch.schema.names)
         self._config, self._schema, self._train_rows = config, schema, len(splits[0])
         # In float64, so that the prediction of a row does not depend on the rows that are predicted with it.
         self.model_ = model.double()
-        self.n_iter_ = len(trained.history)
-        self.history_ = trained.history
-        self.routing_ = _describe_routing(trained.evaluation)
+        self.n_iter_ = len(self.history_)
+        self.routing_ = {
+            name: record.model_dump(exclude={"groups"}) | {"verdict": record.verdict}
+            for name, record in evaluation.routing.items()
+        }
         self.result_ = {
             "gate": config.gate.name,
             "seed": seed,
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
             "rows": {"train": len(splits[0]), "validation": len(splits[1])},
-            "epochs": len(trained.history),
-            "best_epoch": trained.best_epoch,
             "split": "validation" if held_out.any() else "train",
-            "loss": trained.loss,
-            "tasks": trained.evaluation.tasks,
-            "experts_per_sample": trained.evaluation.experts_per_sample,
-            "flops_per_sample": trained.evaluation.flops_per_sample,
-            "seconds": trained.seconds,
-            "notes": [*notes, *trained.notes],
+            **result,
+            "notes": [*notes, *result["notes"]],
         }
 
     def _held_out(self, columns: Sequence[Column], values: Floats, seed: int) -> npt.NDArray[np.bool_]:
@@ -264,10 +237,3 @@ class BaseMoE(BaseEstimator):
         """
         check_is_fitted(self)
         return export_model(copy.deepcopy(self.model_).float(), Path(path), format, execution)
-
-
-def _describe_routing(evaluation: EvaluationRecord) -> dict[str, dict[str, Any]]:
-    return {
-        name: record.model_dump(exclude={"groups"}) | {"verdict": record.verdict}
-        for name, record in evaluation.routing.items()
-    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -12,9 +13,10 @@ from sklearn.utils.multiclass import check_classification_targets
 
 from comet_moe.experiments.data.table.schema import Target, TargetKind
 from comet_moe.sklearn.base import BaseMoE
-from comet_moe.sklearn.targets import Column, refuse_times
+from comet_moe.sklearn.inputs import Column, refuse_times
 
 
+@dataclass(eq=False, repr=False)
 class MoEClassifier(ClassifierMixin, BaseMoE):
     """A classifier: a sparse mixture of experts over a table's columns.
 
@@ -85,6 +87,8 @@ class MoEClassifier(ClassifierMixin, BaseMoE):
         ['y']
     """
 
+    gate: str = "comet"
+
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Train on rows ``X`` (N, columns) with classes ``y`` (N,); rows of weight 0 are left out."""
         y = _read_y(self, y)
@@ -107,6 +111,7 @@ class MoEClassifier(ClassifierMixin, BaseMoE):
         return self.classes_[probability.argmax(-1)]
 
 
+@dataclass(eq=False, repr=False)
 class MoERegressor(RegressorMixin, BaseMoE):
     """A regressor: a sparse mixture of experts over a table's columns.
 
@@ -125,6 +130,8 @@ class MoERegressor(RegressorMixin, BaseMoE):
         >>> regressor.routing_["y"]["experts_per_sample"]
         2.0
     """
+
+    gate: str = "comet"
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Train on rows ``X`` (N, columns) with numbers ``y`` (N,); rows of weight 0 are left out."""

@@ -16,8 +16,7 @@ from comet_moe.exceptions import CometError, RunError
 from comet_moe.experiments.config.schema import TrainConfig
 from comet_moe.experiments.data.table.schema import TableSchema
 from comet_moe.files import as_json, describe, load_tensors, require_same_tensors, write_atomically
-from comet_moe.sklearn.settings import plain
-from comet_moe.sklearn.training import build_network
+from comet_moe.sklearn.training import build_network, plain
 
 KEY = "comet_moe.sklearn"
 """Name of the JSON in the metadata of the file."""

@@ -1,8 +1,9 @@
-"""X as record batches, from arrays and DataFrames, and the features that are made of it."""
+"""X as record batches, from arrays and DataFrames, the features that are made of it, and the targets."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,10 @@ from sklearn.utils.validation import validate_data
 from comet_moe.experiments.data.table.fit import SchemaFitter
 from comet_moe.experiments.data.table.roles import choose_features
 from comet_moe.experiments.data.table.scan import ColumnScan
-from comet_moe.experiments.data.table.schema import Feature, TableOptions
+from comet_moe.experiments.data.table.schema import Feature, TableOptions, Target
 from comet_moe.experiments.data.table.values import as_numbers, is_number, text_of
 
+Floats = npt.NDArray[np.float64]
 LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -122,8 +124,8 @@ def fit_features(features: Sequence[Feature], batch: pa.RecordBatch, seed: int) 
 
 
 def merge_rows(
-    batch: pa.RecordBatch, targets: npt.NDArray[np.float64], weights: npt.NDArray[np.float64]
-) -> tuple[pa.RecordBatch, npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    batch: pa.RecordBatch, targets: Floats, weights: Floats
+) -> tuple[pa.RecordBatch, Floats, Floats]:
     """Equal rows as one with the sum of their weights, in the order of their values.
 
     If one batch holds all rows, this changes neither the loss nor its gradient. A row of weight 2 then gives
@@ -145,3 +147,55 @@ def merge_rows(
         targets[first],
         np.bincount(number, weights=weights).astype(np.float64),
     )
+
+
+@dataclass(frozen=True)
+class Column:
+    """One target: its description, and its values (N,), which are indices of classes or numbers, or NaN."""
+
+    target: Target
+    values: Floats
+
+
+def check_targets(columns: Sequence[Column], values: Floats) -> None:
+    """ValueError where a column of ``values`` (N, tasks) has nothing to learn."""
+    for column, given in zip(columns, values.T, strict=True):
+        present = given[~np.isnan(given)]
+        if not len(present):
+            raise ValueError(f"{column.target.name} has no value in a row with a weight above 0")
+        if column.target.classes and len(np.unique(present)) < 2:
+            only = column.target.classes[int(present[0])]
+            raise ValueError(
+                f"{column.target.name} has one class only in the rows with a weight above 0, {only!r}, and a "
+                f"classifier needs at least two classes"
+            )
+
+
+def refuse_times(name: str, dtype: Any) -> None:
+    """ValueError for dates and durations, which numpy would read as numbers of nanoseconds."""
+    if getattr(dtype, "kind", "") in "mM":
+        raise ValueError(f"{name} has dates or durations ({dtype}): give a number in the unit that you want")
+
+
+def fit_target(target: Target, values: Floats, weights: Floats) -> Target:
+    """``target`` with what is learned from the train rows."""
+    present = ~np.isnan(values)
+    update: dict[str, Any] = {"missing": int((~present).sum())}
+    if target.classes:
+        update["class_counts"] = np.bincount(
+            values[present].astype(int), minlength=len(target.classes)
+        ).tolist()
+    elif present.any():
+        mean = float(np.average(values[present], weights=weights[present]))
+        update["mean"] = mean
+        if target.kind == "regression":
+            variance = np.average(np.square(values[present] - mean), weights=weights[present])
+            update["std"] = float(np.sqrt(variance)) or 1.0
+    return target.model_copy(update=update)
+
+
+def encode_target(target: Target, values: Floats) -> npt.NDArray[np.float32]:
+    """``values`` (N,) as the loss takes them: numbers of a regression are standardised."""
+    if target.kind == "regression":
+        values = (values - target.mean) / target.std
+    return values.astype(np.float32)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Self, cast
 
 import numpy as np
@@ -13,9 +14,10 @@ from sklearn.metrics import accuracy_score, r2_score
 from comet_moe.experiments.data.table.schema import TARGET_KINDS, Target, TargetKind
 from comet_moe.sklearn.base import BaseMoE
 from comet_moe.sklearn.estimators import two_columns
-from comet_moe.sklearn.targets import Column, refuse_times
+from comet_moe.sklearn.inputs import Column, refuse_times
 
 
+@dataclass(eq=False, repr=False)
 class MultiTaskMoE(BaseMoE):
     """Several targets of the same rows: shared experts, and a gate and a head per task.
 
@@ -42,72 +44,9 @@ class MultiTaskMoE(BaseMoE):
         (200, 2)
     """
 
-    def __init__(
-        self,
-        tasks: Mapping[str, str] | None = None,
-        gate: str = "comet",
-        *,
-        task_weights: Mapping[str, float] | None = None,
-        experts: int = 8,
-        k: int = 2,
-        units: Sequence[int] = (64,),
-        head: Sequence[int] = (32,),
-        embedding: int = 8,
-        numeric: str = "piecewise",
-        numeric_embedding: int = 16,
-        dropout: float = 0.0,
-        input_dropout: float = 0.0,
-        gamma: float = 1.0,
-        entropy: float = 0.01,
-        load_balance: float | None = None,
-        information: float = 0.0,
-        warmup_epochs: int = 0,
-        gate_settings: Mapping[str, Any] | None = None,
-        search_epochs: int = 3,
-        epochs: int = 100,
-        batch_size: int | str = "auto",
-        learning_rate: float = 2e-3,
-        validation_fraction: float = 0.1,
-        patience: int = 10,
-        columns: Mapping[str, str] | None = None,
-        key: str | None = None,
-        n_threads: int | None = None,
-        device: str = "auto",
-        precision: str = "float32",
-        random_state: Any = None,
-    ):
-        super().__init__(
-            gate,
-            experts=experts,
-            k=k,
-            units=units,
-            head=head,
-            embedding=embedding,
-            numeric=numeric,
-            numeric_embedding=numeric_embedding,
-            dropout=dropout,
-            input_dropout=input_dropout,
-            gamma=gamma,
-            entropy=entropy,
-            load_balance=load_balance,
-            information=information,
-            warmup_epochs=warmup_epochs,
-            gate_settings=gate_settings,
-            search_epochs=search_epochs,
-            epochs=epochs,
-            batch_size=batch_size,
-            learning_rate=learning_rate,
-            validation_fraction=validation_fraction,
-            patience=patience,
-            columns=columns,
-            key=key,
-            n_threads=n_threads,
-            device=device,
-            precision=precision,
-            random_state=random_state,
-        )
-        self.tasks = tasks
-        self.task_weights = task_weights
+    tasks: Mapping[str, str] | None = None
+    gate: str = "comet"
+    task_weights: Mapping[str, float] | None = field(default=None, kw_only=True)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

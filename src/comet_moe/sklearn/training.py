@@ -1,17 +1,19 @@
-"""The network of an estimator, and its training in memory."""
+"""The parameters of an estimator as a configuration, its network, and the training in memory."""
 
 from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
+from pydantic import ValidationError
 
 from comet_moe.devices import make_placement
 from comet_moe.exceptions import DivergedError, RecipeError
-from comet_moe.experiments.config.schema import TrainConfig
+from comet_moe.experiments.config.schema import TrainConfig, rows_per_step
 from comet_moe.experiments.data import Split
 from comet_moe.experiments.data.table.schema import TableSchema
 from comet_moe.experiments.models import Model
@@ -20,29 +22,81 @@ from comet_moe.experiments.training.distributed import num_threads
 from comet_moe.experiments.training.evaluate import evaluate
 from comet_moe.experiments.training.recipe import make_trainer
 from comet_moe.experiments.training.records import EpochRecord, EvaluationRecord
+from comet_moe.gates.registry import gate_names
 
+_MODEL = ("experts", "units", "head", "dropout", "input_dropout", "embedding", "numeric", "numeric_embedding")
+_TRAINING = ("epochs", "patience", "learning_rate", "device", "precision")
 ADVICE = "lower learning_rate, or check X and y for extreme values"
 
 
-@dataclass(frozen=True)
-class Trained:
-    """How a model was trained.
+def choose_batch_size(batch_size: Any, rows: int) -> Any:
+    """``batch_size``, or for "auto" that of about 32 steps per epoch, from 32 to 1024 rows."""
+    if isinstance(batch_size, str) and batch_size == "auto":
+        return rows_per_step(rows, None)
+    return plain(batch_size)
 
-    Attributes:
-        history: one dictionary per epoch, see the attribute ``history_`` of the estimators.
-        best_epoch: the epoch whose weights the model has, from 1.
-        evaluation: the model on the validation rows, or on the train rows where there are none.
-        loss: its loss.
-        notes: sentences about gates that do not route.
-        seconds: duration.
+
+def make_config(
+    name: str, params: Mapping[str, Any], *, seed: int, batch_size: int, weights: Mapping[str, float] | None
+) -> TrainConfig:
+    """The configuration of a network and its training; ValueError names a parameter that is wrong.
+
+    ``name`` and ``params`` are those of the estimator; ``weights`` of tasks may be None.
     """
+    values = {key: plain(value) for key, value in params.items()}
+    gate = values["gate"]
+    if gate not in gate_names():
+        raise ValueError(f"gate is {gate!r}: choose one of {', '.join(gate_names())}")
+    fields = TrainConfig.gate_section(gate).model_fields
+    settings = {key: values[key] for key in fields if key in values} | _own_settings(gate, values, fields)
+    try:
+        return TrainConfig.model_validate(
+            {
+                "recipe": name,
+                "seed": seed,
+                "data": {"name": "table"},
+                "model": {"kind": "table"} | {key: values[key] for key in _MODEL},
+                "gate": settings | {"name": gate},
+                "search": {"epochs": values["search_epochs"]},
+                "loss": {"weights": dict(weights or {})},
+                "training": {key: values[key] for key in _TRAINING}
+                | {"batch_size": batch_size, "threads": values["n_threads"]},
+            }
+        )
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        places = [str(part) for part in problem["loc"]]
+        names = {"search.epochs": "search_epochs", "training.threads": "n_threads"}
+        setting = names.get(
+            ".".join(places[:2]), next((p for p in reversed(places) if p in values), ".".join(places))
+        )
+        reason = problem["msg"].removeprefix("Value error, ")
+        given = values[setting] if setting in values else problem["input"]
+        message = f"{setting} is {given!r}: {reason[0].lower()}{reason[1:]}"
+        if not places:  # of several settings together, which it names
+            message = reason.removeprefix("gate.")
+        raise ValueError(message) from error
 
-    history: list[dict[str, Any]]
-    best_epoch: int
-    evaluation: EvaluationRecord
-    loss: float
-    notes: list[str]
-    seconds: float
+
+def _own_settings(gate: str, values: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
+    """The parameter ``gate_settings``; ValueError for one that the gate does not have."""
+    given = values["gate_settings"] or {}
+    unknown = next((key for key in given if key not in known or key == "name"), None)
+    if unknown is not None:
+        has = ", ".join(key for key in known if key != "name")
+        raise ValueError(f"gate_settings has {unknown!r}: choose some of {has}, the settings of {gate}")
+    return dict(given)
+
+
+def plain(value: Any) -> Any:
+    """``value`` without types of numpy, in lists and mappings as well; such are what a grid search gives."""
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    return value
 
 
 def build_network(config: TrainConfig, schema: TableSchema, rows: int) -> Model:
@@ -54,19 +108,25 @@ def build_network(config: TrainConfig, schema: TableSchema, rows: int) -> Model:
         raise ValueError(str(error.__cause__ or error)) from error
 
 
-def train(model: Model, train_rows: Split, validation: Split | None, config: TrainConfig) -> Trained:
+def train(
+    model: Model, train_rows: Split, validation: Split | None, config: TrainConfig
+) -> tuple[list[dict[str, Any]], EvaluationRecord, dict[str, Any]]:
     """Train ``model`` in place, up to the last epoch or until the validation loss no longer falls.
 
     With validation rows the model ends with the weights of the best epoch, else with the last ones. The
     random numbers of an epoch depend on the seed and the epoch alone; torch's own generator stays as it is.
+
+    Returns:
+        ``history_`` of the estimators, the model on the validation rows (on the train rows where there are
+        none), and what ``result_`` has about the training.
     """
     started = time.perf_counter()
     placement = make_placement(config.training.device, config.training.precision, source="")
     trainer = make_trainer(model.to(placement.device), config, train_rows, validation, placement)
     with torch.random.fork_rng(devices=[]):
-        result = trainer.run()
-    if result.status == "failed":
-        raise DivergedError(f"{result.reason}: {ADVICE}")
+        ended = trainer.run()
+    if ended.status == "failed":
+        raise DivergedError(f"{ended.reason}: {ADVICE}")
     evaluation = trainer.history[trainer.best_epoch - 1].validation
     if validation is None:
         with num_threads(config.training.threads):
@@ -74,14 +134,17 @@ def train(model: Model, train_rows: Split, validation: Split | None, config: Tra
     if evaluation.loss is None or not math.isfinite(evaluation.loss):
         raise DivergedError(f"the loss after training is {evaluation.loss}: {ADVICE}")
     model.cpu().eval()
-    return Trained(
-        [_describe_epoch(record) for record in trainer.history],
-        trainer.best_epoch,
-        evaluation,
-        evaluation.loss / 100,
-        result.notes,
-        time.perf_counter() - started,
-    )
+    result = {
+        "epochs": len(trainer.history),
+        "best_epoch": trainer.best_epoch,
+        "loss": evaluation.loss / 100,
+        "tasks": evaluation.tasks,
+        "experts_per_sample": evaluation.experts_per_sample,
+        "flops_per_sample": evaluation.flops_per_sample,
+        "seconds": time.perf_counter() - started,
+        "notes": ended.notes,
+    }
+    return [_describe_epoch(record) for record in trainer.history], evaluation, result
 
 
 def _describe_epoch(record: EpochRecord) -> dict[str, Any]:

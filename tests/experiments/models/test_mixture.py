@@ -1,18 +1,16 @@
 """The dense networks: one expert as costly as k, one with as many parameters as all, or one for each task."""
 
+from operator import methodcaller
+
 import pytest
 import torch
 
 from comet_moe.experiments.config import load_train_config
 from comet_moe.experiments.models.build import build_model
-from comet_moe.experiments.models.mixture import (
-    build_wider_expert,
-    operations,
-    parameters,
-    scale_widths,
-)
+from comet_moe.experiments.models.mixture import build_wider_expert, parameters, scale_widths
 from comet_moe.experts import ConvExperts, DenseExperts
 
+operations = methodcaller("flops")
 RATING = {"name": "movielens", "num_users": 30, "num_items": 20, "rows": {"train": 100}}
 IMAGE = {"name": "x", "image_shape": [1, 36, 36], "classes": {"a": 10, "b": 10}, "rows": {"train": 100}}
 

@@ -19,8 +19,7 @@ from comet_moe.experiments.config.bert_schema import BertConfig
 from comet_moe.experiments.config.gate_sections import GateConfig, GatedConfig
 from comet_moe.experiments.config.schema import TrainConfig
 from comet_moe.experiments.config.sections import ConfigSection
-from comet_moe.experiments.config.values import SettingText, read_mapping_or_text
-from comet_moe.experiments.config.yaml_text import read_yaml
+from comet_moe.experiments.config.values import SettingText, read_mapping_or_text, read_yaml
 from comet_moe.files import field_name, read_text
 from comet_moe.gates.registry import DENSE_KINDS, find_gate, gate_names, unknown_gate
 
@@ -111,11 +110,6 @@ def resolve_gates(recipe: str, gate: str, overrides: Sequence[Override]) -> list
 
     "gates.comet.k" becomes "gate.k" for ``comet``, and for ``comet+`` unless it has a k of its own. What is
     given for other gates is left out.
-
-    Args:
-        recipe: a name or a path.
-        gate: the name of the gate that is used.
-        overrides: the settings that are given.
     """
     settings = {"gates": read_recipe(recipe).get("gates", {})}
     for keys, value in overrides:
@@ -129,10 +123,7 @@ def resolve_gates(recipe: str, gate: str, overrides: Sequence[Override]) -> list
 def check_same_settings(saved: AnyConfig, recipe: str, overrides: Sequence[Override]) -> None:
     """Refuse settings that differ from ``saved``, the configuration of the run to resume.
 
-    Args:
-        saved: has the values of all settings that are not given.
-        recipe: the name of the recipe that is given, as in a configuration.
-        overrides: the settings that are given, for a run of ``train`` from :func:`resolve_gates`.
+    ``recipe`` is a name as in a configuration; ``overrides`` of ``train`` are those of :func:`resolve_gates`.
     """
     given = {".".join(keys): (keys, value) for keys, value in overrides}
     saved_names = {"recipe": saved.recipe, "gate": saved.gate.name}
@@ -222,9 +213,7 @@ def set_value(settings: dict[str, Any], keys: Sequence[str], value: Any) -> None
 def validation_message(error: ValidationError, settings: Mapping[str, Any] | None = None) -> str:
     """The first problem in one sentence: the setting, what is wrong with it, the value.
 
-    Args:
-        error: of pydantic.
-        settings: what was validated, whose gate and kind of model have settings of their own.
+    ``settings`` are what was validated: their gate and kind of model have settings of their own.
     """
     problem = error.errors(include_url=False)[0]
     key = field_name(part for part in problem["loc"] if part not in _MODEL_KINDS)
@@ -235,10 +224,9 @@ def validation_message(error: ValidationError, settings: Mapping[str, Any] | Non
         case "missing":
             return f"the setting {key} is missing"
         case "union_tag_not_found":
-            return f"the setting {key}.{context['discriminator'].strip(chr(39))} is missing"
+            return f"the setting {key}.kind is missing"
         case "union_tag_invalid":
-            name = f"{key}.{context['discriminator'].strip(chr(39))}"
-            return f"{name} must be one of {context['expected_tags']}, got {context['tag']!r}"
+            return f"{key}.kind must be one of {context['expected_tags']}, got {context['tag']!r}"
     message = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "value_error":  # raised by a validator of ours, whose message names the value
         return message if not key or message.startswith(key) else f"{key}: {message}"

@@ -1,9 +1,13 @@
-"""Reads values that are given as text, as in ``--set a.b=c``, by the type of their setting in the schema.
+"""Settings as text: YAML without what a file could abuse, and values read by the type of their setting.
 
-A text setting takes the text as it is, so that a folder may be named 2024. Every other setting, and those in
-free-form mappings such as ``data.options``, take it as YAML; there 1e-4 is a number, nan and inf are text.
+YAML has numbers, texts, lists and mappings here: no tags, dates or octal numbers; aliases may not multiply.
+
+In ``--set a.b=c`` a text setting takes the text as it is, so that a folder may be named 2024. Every other
+setting, and those in free-form mappings such as ``data.options``, take it as YAML. There 1e-4 is a number,
+nan and inf are text.
 """
 
+import re
 import types
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -11,18 +15,97 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import yaml
 
 from comet_moe.exceptions import RecipeError
-from comet_moe.experiments.config.yaml_text import read_yaml
+
+MAX_NODES = 100_000
+"""Most values of a file, those behind an alias counted wherever it is used."""
+
+_INT, _FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
+_NUMBER = re.compile(r"[-+]?[0-9][0-9_]*")
+_FLOATS = re.compile(
+    r"""[-+]?(?:[0-9][0-9_]*\.[0-9_]*(?:[eE][-+]?[0-9]+)?
+        |[0-9][0-9_]*[eE][-+]?[0-9]+
+        |\.[0-9][0-9_]*(?:[eE][-+]?[0-9]+)?
+        |\.(?:inf|Inf|INF))
+        |\.(?:nan|NaN|NAN)""",
+    re.VERBOSE,
+)
+_TAGS = {
+    f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float", "bool", "null", "seq", "map", "merge")
+}
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1 reads 1e-4 as text, YAML 1.2 as a number; so does this. Dates, 0x10 and 1:30 are text."""
+
+
+_Loader.yaml_implicit_resolvers = {  # without timestamps, and with numbers as below
+    first: [(tag, pattern) for tag, pattern in resolvers if tag in _TAGS - {_INT, _FLOAT}]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(_INT, re.compile(rf"^(?:{_NUMBER.pattern})$"), list("-+0123456789"))
+_Loader.add_implicit_resolver(
+    _FLOAT, re.compile(rf"^(?:{_FLOATS.pattern})$", re.VERBOSE), list("-+.0123456789")
+)
+
+
+_Loader.add_constructor(_INT, lambda loader, node: int(loader.construct_scalar(node).replace("_", "")))
+
+
+def read_yaml(text: str) -> Any:
+    """The value that ``text`` has as YAML; raises yaml.YAMLError for what is not YAML or beyond the limits.
+
+    >>> read_yaml("[1e-3, 1_000, nan, no, 2024-01-31]")
+    [0.001, 1000, 'nan', False, '2024-01-31']
+    """
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _count(node, {})
+        return loader.construct_document(node)
+    except yaml.YAMLError:
+        raise
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise yaml.YAMLError(reason) from error
+    finally:
+        loader.dispose()
+
+
+def _count(node: Any, counts: dict[int, int]) -> int:
+    """Nodes below ``node``, with those behind aliases as often as they are named; refuses too many."""
+    if id(node) in counts:
+        if counts[id(node)] == 0:
+            raise yaml.YAMLError("an alias names what it is in")
+        return counts[id(node)]
+    if node.tag not in _TAGS:
+        raise yaml.YAMLError(f"the tag {node.tag} is not allowed")
+    counts[id(node)] = 0
+    total = 1
+    if isinstance(node, yaml.MappingNode):
+        _refuse_repeated(node)
+        for key, value in node.value:
+            total += _count(key, counts) + _count(value, counts)
+    elif isinstance(node, yaml.SequenceNode):
+        total += sum(_count(item, counts) for item in node.value)
+    if total > MAX_NODES:
+        raise yaml.YAMLError(f"it has more than {MAX_NODES:,} values")
+    counts[id(node)] = total
+    return total
+
+
+def _refuse_repeated(node: yaml.MappingNode) -> None:
+    keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.value != "<<"]
+    if len(keys) != len(set(keys)):
+        repeated = next(key for key in keys if keys.count(key) > 1)
+        raise yaml.YAMLError(f"the key {repeated!r} is given twice")
 
 
 class SettingText(str):
     """The value of a setting as it was typed, not read yet because its type is not known yet."""
 
     __slots__ = ()
-
-    @property
-    def is_null(self) -> bool:
-        """Whether it unsets a text setting that may be unset: "null", or nothing."""
-        return self in ("", "null")
 
 
 def read_value(text: SettingText, annotation: Any) -> Any:
@@ -35,7 +118,7 @@ def read_value(text: SettingText, annotation: Any) -> Any:
     """
     kinds = _value_types(annotation)
     if str in kinds:
-        return None if text.is_null and types.NoneType in kinds else str(text)
+        return None if text in ("", "null") and types.NoneType in kinds else str(text)
     try:
         value = read_yaml(text)
     except yaml.YAMLError:
@@ -46,12 +129,7 @@ def read_value(text: SettingText, annotation: Any) -> Any:
 
 
 def read_section(values: Mapping[str, Any], annotations: Mapping[str, Any]) -> dict[str, Any]:
-    """``values`` of a section with each text read by the type of its setting.
-
-    Args:
-        values: the value of each setting; those that are not :class:`SettingText` are kept.
-        annotations: the type of each setting of the section.
-    """
+    """``values`` of a section with each :class:`SettingText` read by the type of its setting."""
     read: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, SettingText) and name in annotations:

@@ -6,10 +6,10 @@ Shapes: B rows, p features that the gates read, n experts.
 import itertools
 from collections.abc import Callable, Sequence
 from math import log
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from comet_moe.exceptions import RecipeError
@@ -166,11 +166,8 @@ def _build_table_model(config: TrainConfig, meta: dict[str, Any]) -> TableModel:
     shape = config.model
     assert isinstance(shape, TableModelConfig)
     schema = read_schema(meta)
-    tasks, inputs, key = (
-        table_tasks(schema, config.loss),
-        build_table_inputs(schema, shape),
-        key_column(schema),
-    )
+    tasks, inputs = table_tasks(schema, config.loss), build_table_inputs(schema, shape)
+    key = key_column(schema)
     in_features = sum(module.out_features for module in inputs.values())
     moe: Mixture
     if shape.mixture == "mmoe":
@@ -235,8 +232,5 @@ def _start_at_base_rates(model: TableModel, targets: Sequence[Target]) -> None:
         else:
             logs = [log((count + 1) / (sum(target.class_counts) + 1)) for count in target.class_counts]
             rates = [logs[1] - logs[0]] if target.kind == "binary" else logs
-        assert isinstance(head, nn.Sequential)
-        last = head[-1]
-        assert isinstance(last, nn.Linear)
         with torch.no_grad():
-            last.bias.copy_(torch.tensor(rates))
+            cast(Any, head)[-1].bias.copy_(torch.tensor(rates))

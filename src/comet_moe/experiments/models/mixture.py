@@ -5,7 +5,8 @@ Shapes: p features that the gates read, n experts.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar, cast
+from operator import methodcaller
+from typing import Any, TypeVar
 
 import torch
 
@@ -19,9 +20,6 @@ from comet_moe.gates.registry import check_z_loss, find_gate
 from comet_moe.local_search import Permutation, PermutedGate
 
 ExpertsType = TypeVar("ExpertsType", bound=Experts)
-
-BuildExpert = Callable[[float], Experts]
-"""Builds one expert whose layers are wider by a factor."""
 
 
 def build_experts(
@@ -40,23 +38,16 @@ def build_experts(
     with torch.device("meta"):
         one = build(1, 1.0)
     if gate.name == "dense-wide":
-        return cast(ExpertsType, build_wider_expert(partial(build, 1), parameters, n * parameters(one)))
+        return build_wider_expert(partial(build, 1), parameters, n * parameters(one))
     count = num_tasks if gate.name == "dense-per-task" else 1
-    target = min(gate.k, n) * operations(one) // count
-    return cast(ExpertsType, build_wider_expert(partial(build, count), operations, target))
+    target = min(gate.k, n) * one.flops() // count
+    return build_wider_expert(partial(build, count), methodcaller("flops"), target)
 
 
 def build_task_gates(
     config: TrainConfig, meta: dict[str, Any], in_features: int, num_tasks: int
 ) -> list[Gate]:
-    """One gate per task, with local search if the name of ``config.gate`` ends in "+".
-
-    Args:
-        config: configuration of the run.
-        meta: metadata of the data set.
-        in_features: p, the number of features that the gates read.
-        num_tasks: number of tasks, and so of gates.
-    """
+    """One gate per task, with local search if the name of ``config.gate`` ends in "+"."""
     n, search = config.num_experts, config.search
     gates = [build_one_gate(config, meta, in_features, n, task) for task in range(num_tasks)]
     if config.gate.name == "dense-per-task":
@@ -146,12 +137,14 @@ def scale_widths(widths: Sequence[int], factor: float) -> tuple[int, ...]:
     return tuple(max(1, round(width * factor)) for width in widths)
 
 
-def build_wider_expert(build: BuildExpert, cost_of: Callable[[Experts], int], target: int) -> Experts:
+def build_wider_expert(
+    build: Callable[[float], ExpertsType], cost_of: Callable[[ExpertsType], int], target: int
+) -> ExpertsType:
     """The expert whose cost is closest to ``target``.
 
     Args:
         build: builds an expert for a factor on its widths; its cost grows with the factor.
-        cost_of: operations per row (:func:`operations`) or number of parameters (:func:`parameters`).
+        cost_of: operations per row or number of parameters.
         target: the cost to come close to; the factor is at most 1 or target / cost_of(build(1)).
     """
 
@@ -165,11 +158,6 @@ def build_wider_expert(build: BuildExpert, cost_of: Callable[[Experts], int], ta
         low, high = (middle, high) if cost(middle) <= target else (low, middle)
     best = min((low, high), key=lambda factor: abs(cost(factor) - target))
     return build(best)
-
-
-def operations(experts: Experts) -> int:
-    """Floating-point operations of one expert on one row."""
-    return experts.flops()
 
 
 def parameters(experts: Experts) -> int:

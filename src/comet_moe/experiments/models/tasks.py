@@ -111,9 +111,7 @@ class Task:
 def rating_tasks(alpha: float, mean: float = 0.0, std: float = 1.0) -> list[Task]:
     """α·BCE(watched) + (1-α)·MSE(rating), the rating over watched rows only.
 
-    Args:
-        alpha: α.
-        mean, std: of the raw ratings, if those of the data are standardised.
+    ``mean`` and ``std`` are those of the raw ratings, if the ratings of the data are standardised.
     """
     return [
         Task("watched", "binary", alpha),

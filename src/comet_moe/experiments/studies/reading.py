@@ -16,7 +16,7 @@ from pydantic import AliasChoices, AliasPath, BaseModel, Field, PositiveInt
 
 from comet_moe import files
 from comet_moe.exceptions import StudyError
-from comet_moe.experiments.config import yaml_text
+from comet_moe.experiments.config import values
 from comet_moe.experiments.studies.records import (
     FINISHED,
     ROUTING_COLUMNS,
@@ -161,7 +161,7 @@ def read_json(path: Path, kind: type[RecordType]) -> RecordType:
 def read_yaml(path: Path, kind: type[RecordType]) -> RecordType:
     """A file with one YAML mapping."""
     try:
-        content = yaml_text.read_yaml(files.read_text(path, StudyError))
+        content = values.read_yaml(files.read_text(path, StudyError))
     except yaml.YAMLError as error:
         raise StudyError(f"{path} is not YAML ({files.describe(error)}): restore the file") from error
     return files.validate(content, str(path), kind, StudyError, "restore the file")

@@ -54,9 +54,7 @@ def training_batches(
 def prefetched(batches: Iterable[T], ahead: int = 2) -> Iterator[T]:
     """``batches`` in their order, each made in another thread while the one before it is in use.
 
-    Args:
-        batches: what to iterate over; an error in it is raised here.
-        ahead: number of batches that may wait.
+    At most ``ahead`` batches wait. An error in ``batches`` is raised here.
     """
     queue: Queue[T | BaseException | None] = Queue(ahead)
     is_closed = Event()

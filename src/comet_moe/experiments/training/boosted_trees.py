@@ -66,28 +66,18 @@ def _fit(task: Task, dataset: Dataset, inputs: dict[str, Array], is_categorical:
 
     targets = {name: np.array(getattr(dataset, name).targets[task.name]) for name in ("train", "validation")}
     present = {name: ~np.isnan(target) for name, target in targets.items()}
-    settings = {
-        "categorical_features": is_categorical,
-        "max_iter": MAX_ROUNDS,
-        "early_stopping": True,
-        "random_state": seed,
-    }
+    rows, held_out = present["train"], present["validation"]
+    settings = {"categorical_features": is_categorical, "max_iter": MAX_ROUNDS, "random_state": seed}
     if task.kind in ("binary", "multiclass"):
         model = HistGradientBoostingClassifier(**settings)
+        # A class that no train row has cannot be scored.
+        held_out &= np.isin(targets["validation"], targets["train"][rows])
     else:
         loss = "poisson" if task.kind == "count" else "squared_error"
         model = HistGradientBoostingRegressor(loss=loss, **settings)
-    rows, held_out = present["train"], present["validation"]
-    if task.kind in ("binary", "multiclass"):  # a class that no train row has cannot be scored
-        held_out &= np.isin(targets["validation"], targets["train"][rows])
-    if not held_out.any():
-        return model.set_params(early_stopping=False).fit(inputs["train"][rows], targets["train"][rows])
-    return model.fit(
-        inputs["train"][rows],
-        targets["train"][rows],
-        X_val=inputs["validation"][held_out],
-        y_val=targets["validation"][held_out],
-    )
+    validation = {"X_val": inputs["validation"][held_out], "y_val": targets["validation"][held_out]}
+    model.set_params(early_stopping=bool(held_out.any()))
+    return model.fit(inputs["train"][rows], targets["train"][rows], **(validation if held_out.any() else {}))
 
 
 def _as_output(task: Task, model: Any, inputs: Array) -> torch.Tensor:
@@ -96,21 +86,18 @@ def _as_output(task: Task, model: Any, inputs: Array) -> torch.Tensor:
         probability = np.full((len(inputs), max(2, task.outputs)), 0.0)
         probability[:, model.classes_.astype(int)] = model.predict_proba(inputs)
         logits = np.log(np.clip(probability, _SMALLEST_PROBABILITY, 1.0))
-        output = logits if task.kind == "multiclass" else (logits[:, 1] - logits[:, 0])[:, None]
+        output = logits if task.kind == "multiclass" else logits[:, 1:] - logits[:, :1]
     else:
-        prediction = model.predict(inputs)
-        output = np.log(np.maximum(prediction, _SMALLEST_PROBABILITY)) if task.kind == "count" else prediction
-        output = output[:, None]
+        output = model.predict(inputs)[:, None]
+        if task.kind == "count":
+            output = np.log(np.maximum(output, _SMALLEST_PROBABILITY))
     return torch.from_numpy(output)
 
 
 def _features(split: Split, schema: TableSchema) -> Array:
     """(N, columns) float64: codes, numbers, and for each list which of its frequent elements it has."""
-    parts = []
-    if "categorical" in split.features:
-        parts.append(np.asarray(split.features["categorical"], float))
-    if "numeric" in split.features:
-        parts.append(np.asarray(split.features["numeric"], float))
+    names = [name for name in ("categorical", "numeric") if name in split.features]
+    parts = [np.asarray(split.features[name], float) for name in names]
     first = 0
     for feature in schema.of_kind("list"):
         codes = np.asarray(split.features["lists"])[:, first : first + feature.length]

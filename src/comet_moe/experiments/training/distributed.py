@@ -139,12 +139,7 @@ class Processes:
         return data_parallel(module, mesh)
 
     def require_same(self, facts: Mapping[str, object], advice: str) -> None:
-        """Refuse processes that do not agree with the main process, before they have trained anything.
-
-        Args:
-            facts: what has to be the same on all processes, by name.
-            advice: what to do if it is not.
-        """
+        """Refuse processes whose ``facts``, by name, are not those of the main process, with ``advice``."""
         if self.size == 1:
             return
         of_all: list[Any] = [None] * self.size

@@ -1,13 +1,12 @@
 """Floating-point operations per sample, counted while the network runs: the cost table of the appendix.
 
 Torch counts the matrix products and convolutions of the execution that the network takes, dense or sparse. A
-multiplication and an addition are two operations.
+multiplication and an addition are two operations. The weighted sums of expert outputs do not count: for some
+shapes they are products of torch, for others a loop that torch cannot count.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from statistics import fmean
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +18,7 @@ from comet_moe.experiments.data import Dataset
 from comet_moe.experiments.models import Model
 from comet_moe.experiments.models.build import build_model
 from comet_moe.experiments.training.batches import take_rows
+from comet_moe.experts import Experts
 from comet_moe.gates import CometGate, DSelectKGate
 from comet_moe.mixture.moe import MultiGateMoE
 from comet_moe.mixture.ple import CGC
@@ -76,38 +76,21 @@ def build_hard_model(config: TrainConfig, dataset: Dataset) -> Model:
 
 @without_value_checks()
 def _count_cost(model: Model, features: dict[str, Tensor]) -> Cost:
-    """The cost of one batch: in total, then of gates and heads on the inputs that they had."""
-    gate_calls: list[Callable[[], Any]] = []
-    mixed: list[Tensor] = []
-
-    def keep_call(gate: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        gate_calls.append(partial(gate, *args, **kwargs))
-
-    def keep_output(moe: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        mixed.extend(output[0])
-
-    handles = [
-        gate.register_forward_pre_hook(keep_call, with_kwargs=True)
-        for mixture in model.moe.modules()
-        if isinstance(mixture, MultiGateMoE | CGC)
-        for gate in mixture.gates
-    ]
-    handles.append(model.moe.register_forward_hook(keep_output))
-    routings: list[Routing] = []
-    try:
-        total = _count_flops(lambda: routings.extend(model(features)[1]))
-    finally:
-        for handle in handles:
-            handle.remove()
-    gate = sum(_count_flops(call) for call in gate_calls)
-    shared = _count_flops(partial(model.embed, features))
-    shared += sum(_count_flops(partial(head, y)) for head, y in zip(model.heads, mixed, strict=True))
-    rows = len(mixed[0])
-    experts = [routing.statistics()["experts_per_sample"] for routing in routings]
-    return Cost(gate / rows, (total - gate - shared) / rows, shared / rows, sum(experts) / len(experts))
-
-
-def _count_flops(run: Callable[[], Any]) -> int:
+    """The cost of one batch, from the operations that each module was counted with."""
     with FlopCounterMode(display=False) as counter:
-        run()
-    return int(counter.get_total_flops())
+        routings: list[Routing] = model(features)[1]
+    counts = counter.get_flop_counts()
+
+    def count(name: str) -> int:
+        return sum(counts.get(f"{type(model).__name__}.{name}", {}).values())
+
+    gates = experts = 0
+    for name, module in model.named_modules():
+        if isinstance(module, MultiGateMoE | CGC):
+            gates += sum(count(f"{name}.gates.{index}") for index in range(len(module.gates)))
+        elif isinstance(module, Experts):
+            experts += count(name)
+    rows = routings[0].batch_shape[0]
+    per_sample = fmean(routing.statistics()["experts_per_sample"] for routing in routings)
+    shared = counter.get_total_flops() - count("moe")
+    return Cost(gates / rows, experts / rows, shared / rows, per_sample)

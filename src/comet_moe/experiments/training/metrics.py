@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from scipy.special import log_softmax
 from torch import Tensor
 
 from comet_moe.experiments.models import Task
@@ -131,7 +132,7 @@ def table_metrics(
         predicted = np.exp(outputs) if task.kind == "count" else outputs * scale + shift
         return _number_metrics(predicted, targets * scale + shift)
     logits = outputs if task.kind == "multiclass" else np.stack((np.zeros_like(outputs), outputs), 1)
-    metrics = _class_metrics(_log_softmax(logits), targets.astype(np.int64))
+    metrics = _class_metrics(log_softmax(logits, 1), targets.astype(np.int64))
     if task.kind == "multiclass":
         return metrics
     metrics["auc"] = weighted_auc(outputs, targets, np.zeros(len(targets), dtype=np.int64))
@@ -264,8 +265,3 @@ def weighted_auc(scores: Floats, labels: Floats, groups: npt.NDArray[Any]) -> Me
         return float((wins[counts] / (positives * negatives)[counts]) @ sizes / sizes.sum())
 
     return auc if len(order) else lambda weights: float("nan")
-
-
-def _log_softmax(outputs: Floats) -> Floats:
-    shifted = outputs - outputs.max(1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(1, keepdims=True))

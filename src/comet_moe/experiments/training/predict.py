@@ -24,7 +24,7 @@ from comet_moe.experiments.data.table.encode import Encoder
 from comet_moe.experiments.data.table.schema import TableOptions
 from comet_moe.experiments.data.table.source import TableSource, find_tables
 from comet_moe.experiments.data.vocabulary import id_text
-from comet_moe.experiments.models import RatingModel, Task
+from comet_moe.experiments.models import RatingModel
 from comet_moe.experiments.models.tasks import read_schema
 from comet_moe.experiments.training.distributed import num_threads
 from comet_moe.experiments.training.evaluate import EVALUATION_BATCH
@@ -95,11 +95,8 @@ def check_suffix(path: Path) -> str:
 
 
 def _escape_formula(value: Any) -> Any:
-    return (
-        f"'{value}"
-        if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
-        else value
-    )
+    is_formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
+    return f"'{value}" if is_formula else value
 
 
 def _predict_pairs(run: LoadedRun, table: Path, keep: Sequence[str]) -> Predictions:
@@ -199,7 +196,11 @@ def _predict_batch(run: LoadedRun, encoder: Encoder, batch: pa.RecordBatch) -> p
     columns: dict[str, object] = {}
     predicted = _predict_tasks(run, batch.num_rows, forward)
     for task, values in zip(run.model.tasks, predicted, strict=True):
-        columns |= _columns(task, values)
+        if task.kind == "multiclass":
+            columns[task.name] = np.array(task.classes, dtype=object)[values.argmax(1)]
+            columns |= {f"{task.name}.{name}": values[:, index] for index, name in enumerate(task.classes)}
+        else:
+            columns[task.name] = values
     return pd.DataFrame(columns)
 
 
@@ -214,12 +215,3 @@ def _predict_tasks(
         outputs.append([score.float().cpu() for score in scores])
     by_task = (torch.cat(batches) for batches in zip(*outputs, strict=True))
     return (task.predict(output).numpy() for task, output in zip(run.model.tasks, by_task, strict=True))
-
-
-def _columns(task: Task, predicted: npt.NDArray[np.float32]) -> dict[str, object]:
-    if task.kind != "multiclass":
-        return {task.name: predicted}
-    likeliest = np.array(task.classes, dtype=object)[predicted.argmax(1)]
-    return {task.name: likeliest} | {
-        f"{task.name}.{name}": predicted[:, index] for index, name in enumerate(task.classes)
-    }

@@ -72,13 +72,11 @@ def make_trainer(
     """The trainer of ``model`` on the rows of ``train``, with the settings of ``config``.
 
     Args:
-        model: the model, at its place.
+        model: the model, at its ``placement``.
         config: settings of the training.
         train: rows to train on.
         validation: rows for early stopping; None trains all epochs.
-        placement: where the model is.
-        processes: this process among those of the run.
-        options: further arguments of :class:`Trainer`.
+        placement, processes, options: see :class:`Trainer`.
     """
     training, seed = config.training, config.seed
     return Trainer(
@@ -200,6 +198,5 @@ def evaluate_run(path: Path, device: str | None = None, precision: Precision | N
     run.folder.check_data(data_meta(dataset))
     with num_threads(run.config.training.threads):
         summary = evaluate_held_out(run.model, dataset, run.placement)
-    return SummaryRecord.model_validate_json(
-        summary.model_dump_json()
-    )  # with None for NaN, as in result.json
+    # With None for NaN, as in result.json.
+    return SummaryRecord.model_validate_json(summary.model_dump_json())

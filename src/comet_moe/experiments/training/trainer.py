@@ -14,7 +14,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -49,7 +49,6 @@ READ_INTERVAL = 20
 
 ROUTING_INTERVAL = 20
 """Training batches from one that counts in the routing statistics of an epoch to the next."""
-
 
 NOT_EVALUATED = EvaluationRecord(
     loss=None, tasks={}, experts_per_sample=0.0, flops_per_sample=0.0, routing={}
@@ -162,8 +161,6 @@ class Trainer:
     callbacks: Callbacks = Callbacks()
 
     def __post_init__(self) -> None:
-        if self.folder is not None and self.evaluate is None:
-            raise ValueError("evaluate is None, and a run with a folder keeps its best epoch: give one")
         self.learning_rates: list[float] = [group["lr"] for group in self.optimizer.param_groups]
         self.read_interval = READ_INTERVAL if self.placement.is_accelerator else 1
         is_scaled = self.placement.precision == "float16"
@@ -312,8 +309,7 @@ class Trainer:
         for step, total in enumerate(values[:, 0], first + 1):
             if not math.isfinite(total):
                 raise DivergedError(f"the loss is {total} at step {step} of epoch {self.epoch}")
-        total_of_steps: npt.NDArray[np.float64] = values.sum(0)
-        return total_of_steps
+        return cast(npt.NDArray[np.float64], values.sum(0))
 
     def _patience_left(self) -> int:
         return self.patience - (self.epoch - self.best_epoch)
@@ -342,14 +338,12 @@ class Trainer:
 
         def read() -> CheckpointRecord | None:
             folder.remove_temporary_files()
-            checkpoint = folder.checkpoint()
-            epoch = checkpoint[1].epoch if checkpoint else 0
+            saved, state = folder.checkpoint() or ({}, None)
+            epoch = state.epoch if state else 0
             folder.truncate_metrics(epoch)
             folder.append_environment(environment(self.processes.size, epoch))
-            if checkpoint is None:
-                return None
-            tensors.update(checkpoint[0])
-            return checkpoint[1]
+            tensors.update(saved)
+            return state
 
         state = self.processes.on_main(read)  # other processes may not see the folder
         if state is None:
