@@ -9,7 +9,7 @@ renamed when it is complete. A folder whose preparation was interrupted is never
 import json
 import secrets
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -90,24 +90,22 @@ class RawDataset:
     """A data set before it is written.
 
     Attributes:
-        train, validation, test: its arrays.
+        splits: the arrays of train, validation and test.
         meta: metadata, plain JSON.
         vocabularies: the ids of a feature, by its name.
         stream: iterates over blocks of all arrays, mixed, where the rows of all splits come in one pass.
     """
 
-    train: RawSplit
-    validation: RawSplit
-    test: RawSplit
+    splits: Sequence[RawSplit]
     meta: dict[str, Any]
     vocabularies: Mapping[str, Vocabulary] = field(default_factory=dict)
     stream: Callable[[], Iterator[Block]] | None = None
 
     def arrays(self) -> Iterator[tuple[str, str, str, Array | BlockwiseArray]]:
         """Every array with its split, "features" or "targets", and its name."""
-        for split in SPLITS:
-            for kind in ("features", "targets"):
-                for name, array in getattr(getattr(self, split), kind).items():
+        for split, raw in zip(SPLITS, self.splits, strict=True):
+            for kind, arrays in (("features", raw.features), ("targets", raw.targets)):
+                for name, array in arrays.items():
                     yield split, kind, name, array
 
     def blocks(self) -> Iterator[Block]:

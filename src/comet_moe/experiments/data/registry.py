@@ -14,19 +14,17 @@ from comet_moe.experiments.data.sets.celeba import CELEBA_FILES, CELEBA_OPTIONS,
 from comet_moe.experiments.data.sets.images import (
     DEMO_SIZES,
     DIGITS_FILES,
+    MNIST_FASHION_FILES,
+    MNIST_FASHION_SIZES,
     MNIST_FILES,
     PAPER_SIZES,
     SVHN_SHA256,
     build_digits,
+    build_mnist_fashion,
     build_multidigits,
     build_multimnist,
 )
 from comet_moe.experiments.data.sets.jester import JESTER_FILES, build_jester
-from comet_moe.experiments.data.sets.mnist_fashion import (
-    MNIST_FASHION_FILES,
-    MNIST_FASHION_SIZES,
-    build_mnist_fashion,
-)
 from comet_moe.experiments.data.sets.movielens import (
     ML1M_FILES,
     ML100K_FILES,

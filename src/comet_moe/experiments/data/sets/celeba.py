@@ -68,7 +68,7 @@ def build_celeba(files: Mapping[str, Path], request: Request) -> RawDataset:
         "classes": dict.fromkeys(attributes, 2),
         "notes": notes,
     }
-    return RawDataset(make_split(rows[0]), make_split(rows[1]), make_split(rows[2]), meta)
+    return RawDataset([make_split(own) for own in rows], meta)
 
 
 def _read_parquet(path: Path, request: Request) -> tuple[pd.DataFrame, list[str], Opener]:

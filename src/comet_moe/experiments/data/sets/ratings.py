@@ -1,5 +1,6 @@
 """``ratings``: the user's own table, with a user, an item and a rating in each row."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,11 +13,11 @@ from comet_moe.experiments.data.cache import RawDataset, Request
 from comet_moe.experiments.data.raw_files import RequiredFile, require_columns
 from comet_moe.experiments.data.sets.recommender import (
     add_unrated_pairs,
-    make_rated_table,
     make_raw_dataset,
+    make_table,
     split_table,
 )
-from comet_moe.experiments.data.splits import percent_sizes, stratified_split
+from comet_moe.experiments.data.splits import percent_sizes
 from comet_moe.experiments.data.table.source import read_column_names, read_table
 from comet_moe.experiments.data.vocabulary import Vocabulary
 
@@ -48,7 +49,7 @@ def build_ratings(files: Mapping[str, Path], request: Request) -> RawDataset:
         raise DataError(_missing_role(path, "rating", read_column_names(path)))
     distinct = raw.drop_duplicates(["user", "item"], keep="last")
     users, items = Vocabulary.build(distinct["user"]), Vocabulary.build(distinct["item"])
-    table = make_rated_table(
+    table = make_table(
         users.encode(distinct["user"]),
         items.encode(distinct["item"]),
         distinct["rating"].to_numpy(np.float32),
@@ -58,8 +59,8 @@ def build_ratings(files: Mapping[str, Path], request: Request) -> RawDataset:
         notes.append(f"{len(raw) - len(distinct):,} rows repeat a pair; the last row of each pair is kept")
     if negatives:
         table = add_unrated_pairs(table, len(users), len(items), request.make_rng("negatives"))
-    rows = stratified_split(table.watched == 1, percent_sizes(len(table), 80), request.make_rng("split"))
-    return make_raw_dataset(split_table(table, rows), users, items, {"notes": notes})
+    tables = split_table(table, percent_sizes(len(table), 80), request)
+    return make_raw_dataset(tables, users, items, {"notes": notes})
 
 
 def read_pairs(
@@ -98,7 +99,7 @@ def read_pairs(
 def _choose_columns(path: Path, present: list[str], named: dict[str, str]) -> dict[str, str]:
     """Return the column of each role: the one that ``named`` says, else the first with a common name."""
     require_columns(path, named.values(), present)
-    by_plain_name = {_plain_name(name): name for name in reversed(present)}
+    by_plain_name = {re.sub("[-_ ]", "", name.lower()): name for name in reversed(present)}
     chosen = {}
     for role, common in _COMMON_NAMES.items():
         name = named.get(role) or next((by_plain_name[key] for key in common if key in by_plain_name), None)
@@ -107,10 +108,6 @@ def _choose_columns(path: Path, present: list[str], named: dict[str, str]) -> di
         elif role != "rating":
             raise DataError(_missing_role(path, role, present))
     return chosen
-
-
-def _plain_name(name: str) -> str:
-    return name.lower().replace("-", "").replace("_", "").replace(" ", "")
 
 
 def _missing_role(path: Path, role: str, present: list[str]) -> str:

@@ -7,81 +7,64 @@ of the unseen items are wanted, those to leave out are sampled: each round then 
 Time and memory grow with the number of pairs, never with users x items.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
 from comet_moe.exceptions import DataError
-from comet_moe.experiments.data.cache import RawDataset, RawSplit
-from comet_moe.experiments.data.splits import Index
+from comet_moe.experiments.data.cache import RawDataset, RawSplit, Request
+from comet_moe.experiments.data.splits import Sizes, stratified_split
 from comet_moe.experiments.data.vocabulary import Vocabulary
 
 Ids = npt.NDArray[np.int32]  # contiguous numbers of users or items
 Ints = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class RatingTable:
-    """Columns of equal length (N,); ``rating`` is 0 where ``watched`` is 0, and no loss is taken there."""
-
-    user: Ids
-    item: Ids
-    watched: npt.NDArray[np.uint8]
-    rating: npt.NDArray[np.float32]
-
-    def __len__(self) -> int:
-        return len(self.user)
-
-    def take(self, rows: Index) -> "RatingTable":
-        """Return the given rows in the given order."""
-        return RatingTable(self.user[rows], self.item[rows], self.watched[rows], self.rating[rows])
-
-
-def make_rated_table(user: Ids, item: Ids, rating: npt.NDArray[np.float32]) -> RatingTable:
-    """Return the table of the given pairs, all of them rated."""
-    return RatingTable(user, item, np.ones(len(user), dtype=np.uint8), rating)
+def make_table(
+    user: Ids,
+    item: Ids,
+    rating: npt.NDArray[np.float32] | float,
+    watched: npt.NDArray[np.bool_] | bool = True,
+) -> pd.DataFrame:
+    """Columns user, item, watched (uint8) and rating; no loss is taken of a rating that is not watched."""
+    table = pd.DataFrame({"user": user, "item": item, "watched": watched, "rating": rating})
+    return table.astype({"watched": np.uint8, "rating": np.float32})
 
 
 def add_unrated_pairs(
-    rated: RatingTable, num_users: int, num_items: int, rng: np.random.Generator
-) -> RatingTable:
+    rated: pd.DataFrame, num_users: int, num_items: int, rng: np.random.Generator
+) -> pd.DataFrame:
     """Append, by ascending user, as many unrated pairs as the user rated (or as there are, if fewer).
 
     Every pair may occur once in ``rated``.
     """
-    counts = count_negatives(rated.user, num_users, num_items)
-    item = sample_unseen_items(rated.user, rated.item, counts, num_items, rng)
-    user = np.repeat(np.arange(num_users, dtype=np.int32), counts)
-    return RatingTable(
-        np.concatenate([rated.user, user]),
-        np.concatenate([rated.item, item]),
-        np.concatenate([rated.watched, np.zeros(len(user), dtype=np.uint8)]),
-        np.concatenate([rated.rating, np.zeros(len(user), dtype=np.float32)]),
-    )
+    user, item = rated["user"].to_numpy(), rated["item"].to_numpy()
+    counts = count_negatives(user, num_users, num_items)
+    unrated_item = sample_unseen_items(user, item, counts, num_items, rng)
+    unrated_user = np.repeat(np.arange(num_users, dtype=np.int32), counts)
+    return pd.concat([rated, make_table(unrated_user, unrated_item, 0.0, watched=False)], ignore_index=True)
 
 
-def split_table(
-    table: RatingTable, rows: tuple[Index, Index, Index]
-) -> tuple[RatingTable, RatingTable, RatingTable]:
-    """Return the train, validation and test tables of the given row numbers."""
-    return table.take(rows[0]), table.take(rows[1]), table.take(rows[2])
+def split_table(table: pd.DataFrame, sizes: Sizes, request: Request) -> list[pd.DataFrame]:
+    """Split the rows at random so that each split has its share of watched rows."""
+    rows = stratified_split(table["watched"].to_numpy() == 1, sizes, request.make_rng("split"))
+    return [table.iloc[index] for index in rows]
 
 
 def make_raw_dataset(
-    tables: tuple[RatingTable, RatingTable, RatingTable],
-    users: Vocabulary,
-    items: Vocabulary,
-    meta: dict[str, Any],
+    tables: Sequence[pd.DataFrame], users: Vocabulary, items: Vocabulary, meta: dict[str, Any]
 ) -> RawDataset:
     """Return the data set of a train, a validation and a test table."""
-    train, validation, test = (
-        RawSplit({"user": table.user, "item": table.item}, {"watched": table.watched, "rating": table.rating})
-        for table in tables
-    )
+    splits = []
+    for table in tables:
+        columns = {name: table[name].to_numpy() for name in table}
+        targets = {name: columns.pop(name) for name in ("watched", "rating")}
+        splits.append(RawSplit(columns, targets))
     meta = {"num_users": len(users), "num_items": len(items), **meta}
-    return RawDataset(train, validation, test, meta, {"user": users, "item": items})
+    return RawDataset(splits, meta, {"user": users, "item": items})
 
 
 def count_negatives(user: Ids, num_users: int, num_items: int) -> Ints:

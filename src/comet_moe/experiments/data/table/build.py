@@ -71,9 +71,7 @@ def build_table(files: Mapping[str, Path], request: Request) -> RawDataset:
     encoder = Encoder(schema)
     notes = [note for source in sources.values() for note in source.notes]
     return RawDataset(
-        train=_empty_split(encoder, rows["train"]),
-        validation=_empty_split(encoder, rows["validation"]),
-        test=_empty_split(encoder, rows["test"]),
+        [_empty_split(encoder, count) for count in rows.values()],
         meta={
             "table": schema.model_dump(mode="json"),
             "notes": [*notes, *target_notes, *feature_notes, *fitter.notes],
