@@ -58,7 +58,9 @@ def prepare(
             return dataset
         earlier = _find_earlier_source(spec, cache)
         source = earlier[0] if earlier else _download(spec, cache, split)
-    files = _find_files(spec, source, request) if source is not None else {}
+    files: dict[str, Path] = {}
+    if source is not None:
+        files = spec.find(source, request.options) if spec.find else find_files(source, spec.files, split)
     folder = _cache_folder(spec, source, cache, request)
     sources = [describe_file(path) for path in files.values()]
     dataset = _open_if_intact(folder)
@@ -101,8 +103,9 @@ def load(
             return open_dataset(folder)
         earlier = _find_earlier_source(spec, cache)
         if earlier is None:
-            instructions = spec.describe_download(split)
-            raise DataError(f"{name} (seed {seed}, split {split}) is not in {cache}: {instructions}")
+            command = f"run `comet-moe data prepare {name}`, which downloads it, or "
+            remedy = (command if spec.can_download(split) else "") + spec.describe_files(split)
+            raise DataError(f"{name} (seed {seed}, split {split}) is not in {cache}: {remedy}")
         source, strict = earlier
     return prepare(name, source=source, cache=cache, seed=seed, split=split, strict=strict, **options)
 
@@ -115,12 +118,6 @@ def list_prepared(cache: Path) -> dict[str, list[Path]]:
         if dataset is not None:
             folders.setdefault(dataset.name, []).append(folder)
     return folders
-
-
-def _find_files(spec: DatasetSpec, source: Path, request: Request) -> dict[str, Path]:
-    if spec.find is not None:
-        return spec.find(source, request.options)
-    return find_files(source, spec.files, request.split)
 
 
 def _make_request(spec: DatasetSpec, seed: int, split: str, strict: bool, options: dict[str, Any]) -> Request:
@@ -165,7 +162,7 @@ def _find_earlier_source(spec: DatasetSpec, cache: Path) -> tuple[Path, bool] | 
 
 
 def _download(spec: DatasetSpec, cache: Path, split: str) -> Path:
-    instructions = spec.describe_manual_download(split)
+    instructions = spec.describe_files(split)
     if not spec.can_download(split):
         raise DataError(f"{spec.name} cannot be downloaded for you: {instructions}")
     return download_files(spec.downloads, cache / "downloads" / spec.name, instructions)

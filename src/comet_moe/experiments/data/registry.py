@@ -53,11 +53,6 @@ class RemoteFile:
     member: str | None = None
     folder: str = "."
 
-    @property
-    def name(self) -> str:
-        """The file's name, the last part of its address."""
-        return self.url.rsplit("/", 1)[-1]
-
 
 @dataclass(frozen=True)
 class DatasetSpec:
@@ -89,10 +84,10 @@ class DatasetSpec:
 
     def resolve_options(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Complete the options by the defaults; one that this data set does not have is an error."""
-        unknown = next((name for name in given if name not in self.options), None)
-        if unknown is not None:
-            known = ", ".join(self.options) or "none"
-            raise DataError(f"{self.name} has no option {unknown}; its options are: {known}.")
+        for name in given:
+            if name not in self.options:
+                known = ", ".join(self.options) or "none"
+                raise DataError(f"{self.name} has no option {name}; its options are: {known}.")
         try:
             resolved: dict[str, Any] = json.loads(json.dumps({**self.options, **given}))
         except TypeError as error:
@@ -105,14 +100,7 @@ class DatasetSpec:
         """Whether ``comet-moe data prepare`` downloads the files; those for one split are not published."""
         return bool(self.downloads) and not any(file.only_for_split == split for file in self.files)
 
-    def describe_download(self, split: str) -> str:
-        """The command that gets the files, and how to give files that exist already."""
-        manual = self.describe_manual_download(split)
-        if not self.can_download(split):
-            return manual
-        return f"run `comet-moe data prepare {self.name}`, which downloads it, or {manual}"
-
-    def describe_manual_download(self, split: str) -> str:
+    def describe_files(self, split: str) -> str:
         """Which files to put where, and the command that reads them."""
         used = [file for file in self.files if file.is_used_by(split)]
         files = ", ".join(str(file) + ("" if file.required else " (optional)") for file in used)
@@ -143,7 +131,7 @@ def download_files(files: Sequence[RemoteFile], folder: Path, instructions: str)
             pooch.retrieve(
                 file.url,
                 f"sha256:{file.sha256}",
-                fname=file.name,
+                fname=file.url.rpartition("/")[2],
                 path=folder / file.folder,
                 processor=unpack,
             )

@@ -71,7 +71,7 @@ def build_table(files: Mapping[str, Path], request: Request) -> RawDataset:
     encoder = Encoder(schema)
     notes = [note for source in sources.values() for note in source.notes]
     return RawDataset(
-        [_empty_split(encoder, count) for count in rows.values()],
+        [_empty_split(encoder, columns, count) for count in rows.values()],
         meta={
             "table": schema.model_dump(mode="json"),
             "notes": [*notes, *target_notes, *feature_notes, *fitter.notes],
@@ -81,12 +81,14 @@ def build_table(files: Mapping[str, Path], request: Request) -> RawDataset:
     )
 
 
-def _empty_split(encoder: Encoder, rows: int) -> RawSplit:
-    features = {
-        name: BlockwiseArray((rows, *shape), dtype) for name, (shape, dtype) in encoder.shapes().items()
-    }
-    target = BlockwiseArray((rows,), np.dtype(np.float32))
-    return RawSplit(features, {own.name: target for own in encoder.schema.targets})
+def _empty_split(encoder: Encoder, columns: Sequence[str], rows: int) -> RawSplit:
+    """The shapes and types of the arrays, as those that are encoded from no row at all."""
+    batch = pa.RecordBatch.from_pylist([], pa.schema([(name, pa.string()) for name in columns]))
+    features, targets = (
+        {name: BlockwiseArray((rows, *array.shape[1:]), array.dtype) for name, array in arrays.items()}
+        for arrays in (encoder.features(batch), encoder.targets(batch))
+    )
+    return RawSplit(features, targets)
 
 
 def _group_labels(schema: TableSchema, names: Sequence[str], source: object) -> dict[str, list[str]]:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from comet_moe.exceptions import DataError
-from comet_moe.experiments.data.table.scan import MAX_DISTINCT, ColumnScan
+from comet_moe.experiments.data.table.scan import MAX_DISTINCT, ColumnScan, sort_classes
 from comet_moe.experiments.data.table.schema import (
     ColumnKind,
     Feature,
@@ -67,8 +67,7 @@ def _check_target(scan: ColumnScan, name: str, source: object) -> None:
 def _infer_target_kind(scan: ColumnScan, option: TargetOption) -> TargetKind:
     if option.positive is not None or len(scan.distinct) == 2:
         return "binary"
-    is_numeric = not scan.texts
-    if is_numeric and (not scan.is_integer or len(scan.distinct) > FEW_CLASSES):
+    if not scan.texts and (not scan.is_integer or len(scan.distinct) > FEW_CLASSES):
         return "regression"
     return "multiclass"
 
@@ -95,7 +94,7 @@ def _make_target(
                 f"numbers are of kind regression."
             )
         return target
-    classes = scan.classes()
+    classes = sort_classes(scan.distinct)
     if scan.numbers and scan.texts and option.positive is None:
         text, row = scan.first_text or ("", 0)
         raise DataError(
@@ -148,11 +147,9 @@ def choose_features(
     split: str,
 ) -> tuple[list[Feature], list[str]]:
     """The features of all columns that are not targets and not left out, and notes on those left out."""
-    named = {"columns": options.columns, "exclude": options.exclude, "features": options.features or []}
-    named["groups"] = options.groups
-    named |= {name: [value] for name in ("gauc", "key") if (value := getattr(options, name)) is not None}
-    for option, names in named.items():
-        require_named_columns(source, scans, option, names)
+    for option in ("columns", "exclude", "features", "groups", "gauc", "key"):
+        names = getattr(options, option) or []
+        require_named_columns(source, scans, option, [names] if isinstance(names, str) else names)
     target_columns = {target.column for target in targets}
     used = {*options.columns, *(options.features or [])}
     also_target = sorted(target_columns & used)

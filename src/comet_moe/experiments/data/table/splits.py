@@ -4,6 +4,7 @@ Exact sizes need no list of all rows. The number of rows of a block in each spli
 hypergeometric distribution: a draw without replacement from all rows that are left. The rows are random.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
@@ -17,13 +18,19 @@ from comet_moe.experiments.data.table.roles import require_named_columns
 from comet_moe.experiments.data.table.scan import ColumnScan
 from comet_moe.experiments.data.table.schema import TableOptions
 from comet_moe.experiments.data.table.source import TableSource
-from comet_moe.experiments.data.table.values import as_categories, as_dates, as_days, as_numbers, is_date
+from comet_moe.experiments.data.table.values import (
+    as_categories,
+    as_dates,
+    as_days,
+    as_numbers,
+    count_texts,
+    is_date,
+)
 
 SplitCodes = npt.NDArray[np.int8]  # 0 train, 1 validation, 2 test
 Assign = Callable[[pa.RecordBatch], SplitCodes]
 """Gives the split of each row of the next batch; the batches are those of one pass, in order."""
 
-_CODES = {"train": 0, "validation": 1, "test": 2}
 _BLOCK = 2**15
 _TIME_SAMPLE = 2**18
 
@@ -85,14 +92,11 @@ def plan_splits(
         by_time = time_assigner(main, options.time, shares, seed)
         make = lambda: by_time  # noqa: E731 - the same in every pass, as it holds no state
 
-    def make_assigners() -> dict[str, Assign]:
-        return {name: make() if name == "train" else _constant(_CODES[name]) for name in sources}
+    def assign_all(code: int, batch: pa.RecordBatch) -> SplitCodes:
+        return np.full(batch.num_rows, code, dtype=np.int8)
 
-    return make_assigners
-
-
-def _constant(code: int) -> Assign:
-    return lambda batch: np.full(batch.num_rows, code, dtype=np.int8)
+    whole = {name: partial(assign_all, code) for code, name in enumerate(SPLITS) if name in sources}
+    return lambda: {**whole, "train": make()}
 
 
 def require_single_values(
@@ -169,12 +173,10 @@ def stratified_assigner(column: str, counts: Mapping[str, int], shares: Sequence
 
 def count_groups(source: TableSource, column: str) -> dict[str, int]:
     """Rows of each value of ``column``; "" stands for missing ones."""
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     for batch in source.batches([column]):
         codes, texts = as_categories(batch.column(column))
-        for code, count in zip(*np.unique(codes, return_counts=True), strict=True):
-            text = "" if code < 0 else texts[code]
-            counts[text] = counts.get(text, 0) + int(count)
+        counts += count_texts(codes, texts) + Counter({"": int((codes < 0).sum())})
     return counts
 
 
