@@ -6,7 +6,7 @@ from raw_files import some_ratings, write_ml1m, write_ml100k
 from comet_moe.exceptions import DataError
 from comet_moe.experiments.data import prepare
 from comet_moe.experiments.data.sets.movielens import movielens_sizes
-from comet_moe.experiments.data.sets.recommender import add_unrated_pairs, make_table
+from comet_moe.experiments.data.sets.ratings import add_unrated_pairs, make_table
 from comet_moe.experiments.data.splits import stratified_split
 
 SPLITS = ("train", "validation", "test")

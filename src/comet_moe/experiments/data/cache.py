@@ -264,7 +264,8 @@ def _replace(temporary: Path, folder: Path) -> None:
         if not folder.is_dir():
             raise
         # Another process may have prepared the same in the meantime, and may use it: then its folder stays.
-        if _has_same_meta(temporary, folder):
+        earlier = open_if_intact(folder)
+        if earlier is not None and earlier.meta == read_meta(temporary):
             return
         old = _hidden_sibling(folder)
         folder.rename(old)
@@ -272,12 +273,12 @@ def _replace(temporary: Path, folder: Path) -> None:
         shutil.rmtree(old, ignore_errors=True)
 
 
-def _has_same_meta(temporary: Path, folder: Path) -> bool:
-    """Whether ``folder`` is undamaged and has the metadata of ``temporary``: same sources, seed, options."""
+def open_if_intact(folder: Path) -> Dataset | None:
+    """Open a prepared data set; None if it is missing or damaged, and so has to be prepared (again)."""
     try:
-        return open_dataset(folder).meta == read_meta(temporary)
+        return open_dataset(folder)
     except DamagedCacheError:
-        return False
+        return None
 
 
 def open_dataset(folder: Path) -> Dataset:

@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from comet_moe.exceptions import DamagedCacheError, DataError
-from comet_moe.experiments.data.cache import Dataset, Request, open_dataset, read_meta, write_dataset
+from comet_moe.experiments.data.cache import (
+    Dataset,
+    Request,
+    open_dataset,
+    open_if_intact,
+    read_meta,
+    write_dataset,
+)
 from comet_moe.experiments.data.raw_files import describe_file, find_files
 from comet_moe.experiments.data.registry import DatasetSpec, download_files, get_spec
 
@@ -53,7 +60,7 @@ def prepare(
     spec = get_spec(name)
     request = _make_request(spec, seed, split, strict, options)
     if source is None and spec.files:
-        dataset = _open_if_intact(_cache_folder(spec, None, cache, request))
+        dataset = open_if_intact(_cache_folder(spec, None, cache, request))
         if dataset is not None:
             return dataset
         earlier = _find_earlier_source(spec, cache)
@@ -63,7 +70,7 @@ def prepare(
         files = spec.find(source, request.options) if spec.find else find_files(source, spec.files, split)
     folder = _cache_folder(spec, source, cache, request)
     sources = [describe_file(path) for path in files.values()]
-    dataset = _open_if_intact(folder)
+    dataset = open_if_intact(folder)
     if dataset is not None and dataset.meta["sources"] == sources and (dataset.meta["strict"] or not strict):
         return dataset
     meta = {
@@ -114,7 +121,7 @@ def list_prepared(cache: Path) -> dict[str, list[Path]]:
     """Return the folders in ``cache`` that hold a prepared data set, by its name."""
     folders: dict[str, list[Path]] = {}
     for folder in sorted(path for path in cache.glob("[!.]*") if path.is_dir()):
-        dataset = _open_if_intact(folder)
+        dataset = open_if_intact(folder)
         if dataset is not None:
             folders.setdefault(dataset.name, []).append(folder)
     return folders
@@ -139,14 +146,6 @@ def _cache_folder(spec: DatasetSpec, source: Path | None, cache: Path, request: 
         distinct.append(str(source.resolve()))
     suffix = "-" + hashlib.sha256(json.dumps(distinct).encode()).hexdigest()[:12] if distinct else ""
     return cache / f"{spec.name}-{request.split}-{request.seed}{suffix}"
-
-
-def _open_if_intact(folder: Path) -> Dataset | None:
-    """Open a prepared data set; None if it is missing or damaged, and so has to be prepared (again)."""
-    try:
-        return open_dataset(folder)
-    except DamagedCacheError:
-        return None
 
 
 def _find_earlier_source(spec: DatasetSpec, cache: Path) -> tuple[Path, bool] | None:

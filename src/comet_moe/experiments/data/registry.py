@@ -204,6 +204,15 @@ _MULTIMNIST = DatasetSpec(
     downloads=_MNIST_GZ,
     options=PAPER_SIZES,
 )
+_RATINGS = DatasetSpec(
+    "ratings",
+    build_ratings,
+    RATINGS_FILES,
+    publisher="your own data",
+    licence="your own.",
+    options=RATINGS_OPTIONS,
+    is_user_supplied=True,
+)
 _SPECS = (
     DatasetSpec(
         "multidigits",
@@ -274,24 +283,13 @@ _SPECS = (
         licence="MMLab, CUHK: non-commercial research only; no redistribution of the images.",
         options=CELEBA_OPTIONS,
     ),
-    DatasetSpec(
-        "ratings",
-        build_ratings,
-        RATINGS_FILES,
-        publisher="your own data",
-        licence="your own.",
-        options=RATINGS_OPTIONS,
-        is_user_supplied=True,
-    ),
-    DatasetSpec(
-        "table",
-        build_table,
-        RATINGS_FILES,
-        publisher="your own data",
-        licence="your own.",
+    _RATINGS,
+    replace(
+        _RATINGS,
+        name="table",
+        build=build_table,
         splits=("random", "stratified", "group", "time"),
         options=TABLE_OPTIONS,
-        is_user_supplied=True,
         find=find_table_files,
     ),
 )

@@ -16,7 +16,7 @@ from comet_moe.experiments.data.raw_files import (
     require_range,
     wrap_read_errors,
 )
-from comet_moe.experiments.data.sets.recommender import make_raw_dataset, make_table, split_table
+from comet_moe.experiments.data.sets.ratings import make_raw_dataset, make_table, split_table
 from comet_moe.experiments.data.splits import percent_sizes
 from comet_moe.experiments.data.table.source import read_table
 from comet_moe.experiments.data.vocabulary import Vocabulary

@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from comet_moe.exceptions import DataError
@@ -137,26 +136,23 @@ def _read_attribute_list(path: Path) -> pd.DataFrame:
 def _split_rows(
     partition: Path | None, names: list[str], request: Request
 ) -> tuple[tuple[Index, Index, Index], list[str]]:
-    """Return the rows of train, validation and test, and notes on how they were chosen."""
+    """Return the rows of train, validation and test, and notes on how they were chosen.
+
+    ``partition`` is list_eval_partition.txt: 0 (train), 1 (validation) or 2 (test) for each image.
+    """
     if partition is not None:
-        number = _read_partition(partition, names)
-        train, validation, test = (np.flatnonzero(number == split) for split in range(3))
+        kind = "CelebA partition list"
+        table = read_csv(partition, kind, sep=r"\s+", header=None, names=["file", "part"], index_col="file")
+        with wrap_read_errors(partition, kind):  # a file may be listed twice
+            numbers = table["part"].reindex(names)
+        wrong = ~numbers.isin((0, 1, 2)).to_numpy()
+        if wrong.any():
+            name = names[int(wrong.argmax())]
+            raise DataError(
+                f"{partition} does not put {name} in part 0, 1 or 2; download the list of the same release."
+            )
+        train, validation, test = (np.flatnonzero(numbers == split) for split in range(3))
         if len(train) and len(validation) and len(test):
             return (train, validation, test), []
     note = "split 80/10/10 % by the seed: no official partition has these images in all three splits"
     return random_split(percent_sizes(len(names), 80), request.make_rng("split")), [note]
-
-
-def _read_partition(path: Path, names: list[str]) -> npt.NDArray[np.int64]:
-    """Read list_eval_partition.txt: 0 (train), 1 (validation) or 2 (test) for each of ``names``."""
-    kind = "CelebA partition list"
-    table = read_csv(path, kind, sep=r"\s+", header=None, names=["file", "part"], index_col="file")
-    with wrap_read_errors(path, kind):  # a file may be listed twice
-        numbers = table["part"].reindex(names)
-    wrong = ~numbers.isin((0, 1, 2)).to_numpy()
-    if wrong.any():
-        name = names[int(wrong.argmax())]
-        raise DataError(
-            f"{path} does not put {name} in part 0, 1 or 2; download the list of the same release."
-        )
-    return numbers.to_numpy(np.int64)

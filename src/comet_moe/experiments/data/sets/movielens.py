@@ -19,7 +19,7 @@ from comet_moe.experiments.data.raw_files import (
     require_official_count,
     require_range,
 )
-from comet_moe.experiments.data.sets.recommender import (
+from comet_moe.experiments.data.sets.ratings import (
     add_unrated_pairs,
     make_raw_dataset,
     make_table,

@@ -38,7 +38,12 @@ def find_table_files(source: Path, options: Mapping[str, Any]) -> dict[str, Path
 def build_table(files: Mapping[str, Path], request: Request) -> RawDataset:
     """Prepare the table in the given files, which are those of :func:`find_table_files`."""
     options = TableOptions.read(request.options)
-    sources = {split: _open(files, split, options) for split in SPLITS if f"{split}.0" in files}
+    paths = {split: [path for role, path in files.items() if role.startswith(split)] for split in SPLITS}
+    sources = {
+        split: TableSource(own, options.encoding, options.separator, options.missing)
+        for split, own in paths.items()
+        if own
+    }
     main = sources["train"]
     scans = scan_table(main)
     targets, target_notes = choose_targets(scans, options, main)
@@ -101,11 +106,6 @@ def _group_labels(schema: TableSchema, names: Sequence[str], source: object) -> 
                 f"categorical features {', '.join(categories) or '(there are none)'}."
             )
     return {name: ["missing", "unknown", "rare", *categories[name]] for name in names}
-
-
-def _open(files: Mapping[str, Path], split: str, options: TableOptions) -> TableSource:
-    paths = [path for role, path in files.items() if role.startswith(f"{split}.")]
-    return TableSource(paths, options.encoding, options.separator, options.missing)
 
 
 def _assigned_batches(

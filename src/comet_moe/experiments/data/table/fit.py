@@ -104,14 +104,7 @@ def bin_edges(values: Floats, bins: int) -> list[float]:
 
 
 class SchemaFitter:
-    """Learns what the schema needs from the train rows of all batches.
-
-    Args:
-        features: without vocabularies, bins and lengths.
-        targets: without means and counts.
-        options: sizes of vocabularies, bins and lists.
-        seed: seed of the sample.
-    """
+    """Learns vocabularies, bins, lengths of lists and means of targets from the train rows of all batches."""
 
     def __init__(
         self, features: Sequence[Feature], targets: Sequence[Target], options: TableOptions, seed: int

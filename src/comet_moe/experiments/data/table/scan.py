@@ -1,6 +1,8 @@
 """The first pass over a table: what each column holds, in bounded memory."""
 
 import re
+from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -40,8 +42,7 @@ class ColumnScan:
         numbers, texts: values that are numbers, and that are not.
         infinite: values that are infinite numbers.
         first_text: the first value that is not a number, and its data row from 1.
-        distinct: the distinct values as texts, at most ``MAX_DISTINCT`` + 1 of them.
-        counts: rows of each of ``distinct``, as far as it is complete.
+        counts: the distinct values as texts, at most ``MAX_DISTINCT`` + 1 of them, with rows of each so far.
         low, high: smallest and largest finite number.
         is_integer: whether all numbers are integers.
         is_padded: whether a number is written with a leading zero, as in "007".
@@ -55,8 +56,7 @@ class ColumnScan:
         self.name = name
         self.rows = self.missing = self.numbers = self.texts = self.infinite = 0
         self.first_text: tuple[str, int] | None = None
-        self.distinct: set[str] = set()
-        self.counts: dict[str, int] = {}
+        self.counts: Counter[str] = Counter()
         self.low, self.high = np.inf, -np.inf
         self.is_integer = self.is_date = self.looks_like_date = self.is_readable = True
         self.is_padded = self.is_list = False
@@ -66,7 +66,7 @@ class ColumnScan:
     @property
     def has_many(self) -> bool:
         """Whether there are more than ``MAX_DISTINCT`` distinct values."""
-        return len(self.distinct) > MAX_DISTINCT
+        return len(self.counts) > MAX_DISTINCT
 
     @property
     def values(self) -> int:
@@ -145,16 +145,13 @@ class ColumnScan:
             self._head.update(distinct)
 
     def _count(self, codes: Any, texts: list[str]) -> None:
-        if self.has_many:
-            return
         for text, count in zip(texts, np.bincount(codes[codes >= 0], minlength=len(texts)), strict=True):
             if self.has_many:
                 break
-            self.distinct.add(text)
-            self.counts[text] = self.counts.get(text, 0) + int(count)
+            self.counts[text] += int(count)
 
 
-def sort_classes(texts: set[str]) -> list[str]:
+def sort_classes(texts: Iterable[str]) -> list[str]:
     """Texts in order: as numbers where all are."""
     distinct = sorted(texts)
     numbers = numbers_of(distinct)

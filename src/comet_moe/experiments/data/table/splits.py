@@ -45,13 +45,8 @@ def plan_splits(
 ) -> Callable[[], dict[str, Assign]]:
     """A function that makes, for a new pass, what assigns the rows of each source to splits.
 
-    Args:
-        sources: the table, "train", and tables of their own for "validation" or "test".
-        scans: what the columns of the table hold.
-        options: of the table.
-        split: "random", "stratified", "group" or "time".
-        seed: seed of the draws.
-        class_columns: columns of targets with classes; the first is that to stratify by unless it is given.
+    ``sources`` has the table, "train", and tables of their own for "validation" or "test". The first of
+    ``class_columns`` is that to stratify by, unless an option names a column.
     """
     main = sources["train"]
     shares = [
@@ -79,18 +74,16 @@ def plan_splits(
                 f"stratified; give a column of classes with the option stratify, or split at random."
             )
         make = partial(stratified_assigner, column, count_groups(main, column), shares, seed)
-    elif split == "group":
-        if options.group is None:
-            raise DataError("a split by group needs the option group, the name of a column.")
-        require_single_values(main, scans, "group", options.group)
-        groups = count_groups(main, options.group)
-        make = partial(group_assigner, options.group, groups, shares, seed, main)
     else:
-        if options.time is None:
-            raise DataError("a split by time needs the option time, the name of a column.")
-        require_single_values(main, scans, "time", options.time)
-        by_time = time_assigner(main, options.time, shares, seed)
-        make = lambda: by_time  # noqa: E731 - the same in every pass, as it holds no state
+        column = options.group if split == "group" else options.time
+        if column is None:
+            raise DataError(f"a split by {split} needs the option {split}, the name of a column.")
+        require_single_values(main, scans, split, column)
+        if split == "group":
+            make = partial(group_assigner, column, count_groups(main, column), shares, seed, main)
+        else:
+            by_time = time_assigner(main, column, shares, seed)
+            make = lambda: by_time  # noqa: E731 - the same in every pass, as it holds no state
 
     def assign_all(code: int, batch: pa.RecordBatch) -> SplitCodes:
         return np.full(batch.num_rows, code, dtype=np.int8)
@@ -149,11 +142,7 @@ def random_assigner(rows: int, shares: Sequence[float], seed: int) -> Assign:
 def stratified_assigner(column: str, counts: Mapping[str, int], shares: Sequence[float], seed: int) -> Assign:
     """Random splits with the same share of each value of ``column``, exact to within one row per value.
 
-    Args:
-        column: the column of classes.
-        counts: rows of each value; "" stands for missing ones.
-        shares: of the splits.
-        seed: seed of the draws.
+    ``counts`` are those of :func:`count_groups`.
     """
     draws = {
         text: _ExactDraw(share_sizes(count, shares), make_rng(seed, f"split {text}"))

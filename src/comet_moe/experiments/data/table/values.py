@@ -72,19 +72,16 @@ def text_of(value: Any) -> str | None:
     return (whole[1] if whole else text) or None
 
 
-def _as_python(values: pa.Array) -> list[Any]:
-    try:
-        return list(values.to_pylist())
-    except (OverflowError, ValueError):  # a date beyond the year 9999, which Python does not know
-        return list(values.cast(pa.string()).to_pylist())
-
-
 def as_categories(values: pa.Array) -> tuple[Codes, list[str]]:
     """Categories as indices into a list of texts, -1 where a value is missing: (B,), distinct texts."""
     if not pa.types.is_dictionary(values.type):
         values = values.dictionary_encode()
     codes = pc.fill_null(values.indices, -1).to_numpy(zero_copy_only=False).astype(np.int64)
-    texts = [text_of(value) for value in _as_python(values.dictionary)]
+    try:
+        found = values.dictionary.to_pylist()
+    except (OverflowError, ValueError):  # a date beyond the year 9999, which Python does not know
+        found = values.dictionary.cast(pa.string()).to_pylist()
+    texts = [text_of(value) for value in found]
     distinct: dict[str, int] = {}
     numbers = [-1 if text is None else distinct.setdefault(text, len(distinct)) for text in texts]
     return np.array([*numbers, -1], dtype=np.int64)[codes], list(distinct)
