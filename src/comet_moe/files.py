@@ -12,7 +12,6 @@ import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import cache
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -243,11 +242,15 @@ def validate(value: Any, source: str, kind: type[Content], error: type[CometErro
         raise error(f"{source} is not valid ({describe(problem)}): {remedy}") from problem
 
 
-@cache
+_adapters: dict[Any, Any] = {}
+
+
 def _adapter(kind: Any) -> Any:
     from pydantic import TypeAdapter
 
-    return TypeAdapter(kind)
+    if kind not in _adapters:
+        _adapters[kind] = TypeAdapter(kind)
+    return _adapters[kind]
 
 
 def read_text(path: Path, error: type[CometError], remedy: str = "restore the file") -> str:
