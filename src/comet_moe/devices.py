@@ -7,12 +7,12 @@ local search, losses, parameters and the state of the optimiser stay in float32.
 import faulthandler
 import os
 import select
-import time
 import warnings
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
+from timeit import timeit
 from typing import Any, Literal, TypeVar, cast
 
 import torch
@@ -20,11 +20,9 @@ from torch import Tensor
 
 from comet_moe.exceptions import DeviceError
 
-DeviceName = Literal["auto", "cpu", "cuda", "mps"]
 Precision = Literal["float32", "bfloat16", "float16"]
 T = TypeVar("T")
 
-_TYPES: dict[str, torch.dtype] = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 ISA_VARIABLE, ISA_WITHOUT_TILES = "ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16"
 PROBE_SECONDS = 30.0
 TIMED_WIDTH, TIMED_REPEATS = 256, 10
@@ -60,7 +58,7 @@ class Placement:
         """The context in which the forward pass runs."""
         if self.precision == "float32":
             return nullcontext()
-        return torch.autocast(self.device.type, _TYPES[self.precision])
+        return torch.autocast(self.device.type, getattr(torch, self.precision))
 
     def move(self, value: T) -> T:
         """``value``, with the tensors in its mappings and named tuples on the device, without waiting."""
@@ -99,7 +97,8 @@ def make_placement(device: str, precision: Precision, source: str = "training.")
             stacklevel=2,
         )
     if name == "cuda":
-        placed = torch.device("cuda", device_number() % torch.cuda.device_count())
+        number = int(os.environ.get("LOCAL_RANK", "0")) if _number is None else _number
+        placed = torch.device("cuda", number % torch.cuda.device_count())
         torch.cuda.set_device(placed)
         return Placement(placed, precision)
     return Placement(torch.device(name), precision)
@@ -109,14 +108,12 @@ _number: int | None = None
 
 
 def set_device_number(number: int) -> None:
-    """Let this process use the CUDA device of this number, modulo the number of devices."""
+    """Let this process use the CUDA device of this number, modulo the number of devices.
+
+    Without it, the number is the rank of the process on its machine under torchrun.
+    """
     global _number
     _number = number
-
-
-def device_number() -> int:
-    """The number of this process's CUDA device: as it was set, or its rank on the machine under torchrun."""
-    return int(os.environ.get("LOCAL_RANK", "0")) if _number is None else _number
 
 
 def resolve_device(name: str, source: str = "training.") -> str:
@@ -156,16 +153,10 @@ def check_bfloat16() -> float:
 def _measure_slowdown() -> float:
     """The shortest time of several bfloat16 products divided by that of float32 products, in turn."""
     wide = torch.ones(TIMED_WIDTH, TIMED_WIDTH)
-    operands = wide.bfloat16(), wide
-    seconds = [[_time_product(operand) for operand in operands] for _ in range(TIMED_REPEATS)]
+    products = [partial(torch.mm, operand, operand) for operand in (wide.bfloat16(), wide)]
+    seconds = [[timeit(product, number=1) for product in products] for _ in range(TIMED_REPEATS)]
     narrow_seconds, wide_seconds = map(min, zip(*seconds, strict=True))
     return narrow_seconds / wide_seconds
-
-
-def _time_product(operand: Tensor) -> float:
-    started = time.perf_counter()
-    operand @ operand
-    return time.perf_counter() - started
 
 
 def _probe(isa: str | None = None) -> bool:

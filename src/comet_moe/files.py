@@ -192,13 +192,9 @@ def _without_nan(value: Any) -> Any:
 def read_json(
     path: Path, kind: type[Content], error: type[CometError], remedy: str = "restore the file"
 ) -> Content:
-    """The content of a file with one JSON value.
+    """The content of a file with one JSON value of type ``kind``, such as a pydantic model or ``list[str]``.
 
-    Args:
-        path: the file.
-        kind: the type of its content, such as a pydantic model or ``list[str]``.
-        error: the class of the error.
-        remedy: what the user can do about a damaged file.
+    A damaged file raises ``error``, and ``remedy`` is what the user can do about it.
     """
     return parse_json(read_text(path, error, remedy), str(path), kind, error, remedy)
 
@@ -343,28 +339,23 @@ def load_tensors(path: Path) -> "dict[str, Tensor]":
 def require_same_tensors(
     expected: "Mapping[str, Tensor]", given: "Mapping[str, Tensor]", source: str, error: type[CometError]
 ) -> None:
-    """Raise ``error`` unless ``given`` has exactly the names, shapes and dtypes of ``expected``.
+    """Raise ``error`` unless ``given``, of the file ``source``, has exactly the tensors of ``expected``.
 
-    Args:
-        expected: the state of the model that the tensors are for.
-        given: tensors of a file.
-        source: the file, the subject of the sentence.
-        error: the class of the error.
+    Names, shapes and dtypes are compared.
     """
+    remedy = "restore the file, or train again"
     missing, further = sorted(expected.keys() - given.keys()), sorted(given.keys() - expected.keys())
-    problem = None
     if missing or further:
         wrong = f"lacks {missing[0]}" if missing else f"has {further[0]}, which the model has not"
-        problem = f"{wrong} ({len(missing)} missing and {len(further)} unexpected tensors)"
-    for name in () if problem else expected:
-        if (given[name].shape, given[name].dtype) != (expected[name].shape, expected[name].dtype):
-            was, due = (
-                f"{t.dtype} {tuple(t.shape)}".removeprefix("torch.") for t in (given[name], expected[name])
-            )
-            problem = f"has {name} as {was} where the model has {due}"
-            break
-    if problem:
-        raise error(f"{source} {problem}: restore the file, or train again")
+        counts = f"{len(missing)} missing and {len(further)} unexpected tensors"
+        raise error(f"{source} {wrong} ({counts}): {remedy}")
+    for name in expected:
+        was, due = (
+            f"{tensor.dtype} {tuple(tensor.shape)}".removeprefix("torch.")
+            for tensor in (given[name], expected[name])
+        )
+        if was != due:
+            raise error(f"{source} has {name} as {was} where the model has {due}: {remedy}")
 
 
 def align_weights(model: "nn.Module") -> None:

@@ -22,14 +22,7 @@ def available_memory() -> int:
 
 
 def require_memory(needed: float, what: str, remedy: str, error: type[Exception]) -> None:
-    """Raise ``error`` if fewer than ``needed`` bytes are free.
-
-    Args:
-        needed: bytes.
-        what: what needs them, the subject of the sentence.
-        remedy: what the user can do.
-        error: the class of the error.
-    """
+    """Raise ``error`` if fewer than ``needed`` bytes are free for ``what``, the subject of the sentence."""
     available = available_memory()
     if needed > available:
         raise error(

@@ -6,7 +6,7 @@ from raw_files import some_ratings, write_ml1m, write_ml100k
 from comet_moe.exceptions import DataError
 from comet_moe.experiments.data import prepare
 from comet_moe.experiments.data.sets.movielens import movielens_sizes
-from comet_moe.experiments.data.sets.recommender import add_unrated_pairs, make_rated_table
+from comet_moe.experiments.data.sets.ratings import add_unrated_pairs, make_table
 from comet_moe.experiments.data.splits import stratified_split
 
 SPLITS = ("train", "validation", "test")
@@ -97,15 +97,17 @@ def write_authors_split(folder, ratings):
     user, movies = ratings["user_id"].to_numpy(np.int32), np.unique(ratings["movie_id"])
     users = np.unique(user)
     item = np.searchsorted(movies, ratings["movie_id"]).astype(np.int32)
-    positives = make_rated_table(
+    positives = make_table(
         np.searchsorted(users, user).astype(np.int32), item, ratings["rating"].to_numpy(np.float32)
     )
     table = add_unrated_pairs(positives, len(users), len(movies), np.random.default_rng(5))
-    parts = stratified_split(table.watched == 1, movielens_sizes(len(table)), np.random.default_rng(6))
+    parts = stratified_split(
+        table["watched"].to_numpy() == 1, movielens_sizes(len(table)), np.random.default_rng(6)
+    )
     frames = []
     for name, index in zip(("train", "val", "test"), parts, strict=True):
-        part = table.take(index)
-        movie = movies[part.item] - 1
+        part = table.iloc[index]
+        movie = movies[part["item"]] - 1
         if name == "train":
             movie = np.where(part.watched == 1, movie, -1)
         frame = pd.DataFrame(

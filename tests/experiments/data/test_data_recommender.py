@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from comet_moe.exceptions import DataError
-from comet_moe.experiments.data.sets.recommender import count_negatives, sample_unseen_items
+from comet_moe.experiments.data.sets.ratings import count_negatives, sample_unseen_items
 
 
 @st.composite

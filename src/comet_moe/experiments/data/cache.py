@@ -9,7 +9,7 @@ renamed when it is complete. A folder whose preparation was interrupted is never
 import json
 import secrets
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -90,24 +90,22 @@ class RawDataset:
     """A data set before it is written.
 
     Attributes:
-        train, validation, test: its arrays.
+        splits: the arrays of train, validation and test.
         meta: metadata, plain JSON.
         vocabularies: the ids of a feature, by its name.
         stream: iterates over blocks of all arrays, mixed, where the rows of all splits come in one pass.
     """
 
-    train: RawSplit
-    validation: RawSplit
-    test: RawSplit
+    splits: Sequence[RawSplit]
     meta: dict[str, Any]
     vocabularies: Mapping[str, Vocabulary] = field(default_factory=dict)
     stream: Callable[[], Iterator[Block]] | None = None
 
     def arrays(self) -> Iterator[tuple[str, str, str, Array | BlockwiseArray]]:
         """Every array with its split, "features" or "targets", and its name."""
-        for split in SPLITS:
-            for kind in ("features", "targets"):
-                for name, array in getattr(getattr(self, split), kind).items():
+        for split, raw in zip(SPLITS, self.splits, strict=True):
+            for kind, arrays in (("features", raw.features), ("targets", raw.targets)):
+                for name, array in arrays.items():
                     yield split, kind, name, array
 
     def blocks(self) -> Iterator[Block]:
@@ -266,7 +264,8 @@ def _replace(temporary: Path, folder: Path) -> None:
         if not folder.is_dir():
             raise
         # Another process may have prepared the same in the meantime, and may use it: then its folder stays.
-        if _has_same_meta(temporary, folder):
+        earlier = open_if_intact(folder)
+        if earlier is not None and earlier.meta == read_meta(temporary):
             return
         old = _hidden_sibling(folder)
         folder.rename(old)
@@ -274,12 +273,12 @@ def _replace(temporary: Path, folder: Path) -> None:
         shutil.rmtree(old, ignore_errors=True)
 
 
-def _has_same_meta(temporary: Path, folder: Path) -> bool:
-    """Whether ``folder`` is undamaged and has the metadata of ``temporary``: same sources, seed, options."""
+def open_if_intact(folder: Path) -> Dataset | None:
+    """Open a prepared data set; None if it is missing or damaged, and so has to be prepared (again)."""
     try:
-        return open_dataset(folder).meta == read_meta(temporary)
+        return open_dataset(folder)
     except DamagedCacheError:
-        return False
+        return None
 
 
 def open_dataset(folder: Path) -> Dataset:

@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from comet_moe.exceptions import DamagedCacheError, DataError
-from comet_moe.experiments.data.cache import Dataset, Request, open_dataset, read_meta, write_dataset
+from comet_moe.experiments.data.cache import (
+    Dataset,
+    Request,
+    open_dataset,
+    open_if_intact,
+    read_meta,
+    write_dataset,
+)
 from comet_moe.experiments.data.raw_files import describe_file, find_files
 from comet_moe.experiments.data.registry import DatasetSpec, download_files, get_spec
 
@@ -53,15 +60,17 @@ def prepare(
     spec = get_spec(name)
     request = _make_request(spec, seed, split, strict, options)
     if source is None and spec.files:
-        dataset = _open_if_intact(_cache_folder(spec, None, cache, request))
+        dataset = open_if_intact(_cache_folder(spec, None, cache, request))
         if dataset is not None:
             return dataset
         earlier = _find_earlier_source(spec, cache)
         source = earlier[0] if earlier else _download(spec, cache, split)
-    files = _find_files(spec, source, request) if source is not None else {}
+    files: dict[str, Path] = {}
+    if source is not None:
+        files = spec.find(source, request.options) if spec.find else find_files(source, spec.files, split)
     folder = _cache_folder(spec, source, cache, request)
     sources = [describe_file(path) for path in files.values()]
-    dataset = _open_if_intact(folder)
+    dataset = open_if_intact(folder)
     if dataset is not None and dataset.meta["sources"] == sources and (dataset.meta["strict"] or not strict):
         return dataset
     meta = {
@@ -101,8 +110,9 @@ def load(
             return open_dataset(folder)
         earlier = _find_earlier_source(spec, cache)
         if earlier is None:
-            instructions = spec.describe_download(split)
-            raise DataError(f"{name} (seed {seed}, split {split}) is not in {cache}: {instructions}")
+            command = f"run `comet-moe data prepare {name}`, which downloads it, or "
+            remedy = (command if spec.can_download(split) else "") + spec.describe_files(split)
+            raise DataError(f"{name} (seed {seed}, split {split}) is not in {cache}: {remedy}")
         source, strict = earlier
     return prepare(name, source=source, cache=cache, seed=seed, split=split, strict=strict, **options)
 
@@ -111,16 +121,10 @@ def list_prepared(cache: Path) -> dict[str, list[Path]]:
     """Return the folders in ``cache`` that hold a prepared data set, by its name."""
     folders: dict[str, list[Path]] = {}
     for folder in sorted(path for path in cache.glob("[!.]*") if path.is_dir()):
-        dataset = _open_if_intact(folder)
+        dataset = open_if_intact(folder)
         if dataset is not None:
             folders.setdefault(dataset.name, []).append(folder)
     return folders
-
-
-def _find_files(spec: DatasetSpec, source: Path, request: Request) -> dict[str, Path]:
-    if spec.find is not None:
-        return spec.find(source, request.options)
-    return find_files(source, spec.files, request.split)
 
 
 def _make_request(spec: DatasetSpec, seed: int, split: str, strict: bool, options: dict[str, Any]) -> Request:
@@ -144,14 +148,6 @@ def _cache_folder(spec: DatasetSpec, source: Path | None, cache: Path, request: 
     return cache / f"{spec.name}-{request.split}-{request.seed}{suffix}"
 
 
-def _open_if_intact(folder: Path) -> Dataset | None:
-    """Open a prepared data set; None if it is missing or damaged, and so has to be prepared (again)."""
-    try:
-        return open_dataset(folder)
-    except DamagedCacheError:
-        return None
-
-
 def _find_earlier_source(spec: DatasetSpec, cache: Path) -> tuple[Path, bool] | None:
     """Return where the data set with another seed or split came from, and whether it was strict."""
     for folder in sorted(cache.glob(f"{spec.name}-*")):
@@ -165,7 +161,7 @@ def _find_earlier_source(spec: DatasetSpec, cache: Path) -> tuple[Path, bool] | 
 
 
 def _download(spec: DatasetSpec, cache: Path, split: str) -> Path:
-    instructions = spec.describe_manual_download(split)
+    instructions = spec.describe_files(split)
     if not spec.can_download(split):
         raise DataError(f"{spec.name} cannot be downloaded for you: {instructions}")
     return download_files(spec.downloads, cache / "downloads" / spec.name, instructions)

@@ -64,9 +64,9 @@ def find_files(source: Path, files: Sequence[RequiredFile], split: str) -> dict[
 def _find_file(source: Path, file: RequiredFile) -> Path | None:
     if source.is_file() and _matches(source, file):
         return source
-    folder = source.parent if source.is_file() else source
     # If the user named a single file, the others must be beside it: folders below are not searched.
-    for prefix in ("",) if source.is_file() else ("", "*/", "*/*/"):
+    folder, prefixes = (source.parent, [""]) if source.is_file() else (source, ["", "*/", "*/*/"])
+    for prefix in prefixes:
         for name in file.names:
             with wrap_read_errors(folder, "folder"):
                 paths = sorted(folder.glob(prefix + name))

@@ -14,19 +14,17 @@ from comet_moe.experiments.data.sets.celeba import CELEBA_FILES, CELEBA_OPTIONS,
 from comet_moe.experiments.data.sets.images import (
     DEMO_SIZES,
     DIGITS_FILES,
+    MNIST_FASHION_FILES,
+    MNIST_FASHION_SIZES,
     MNIST_FILES,
     PAPER_SIZES,
     SVHN_SHA256,
     build_digits,
+    build_mnist_fashion,
     build_multidigits,
     build_multimnist,
 )
 from comet_moe.experiments.data.sets.jester import JESTER_FILES, build_jester
-from comet_moe.experiments.data.sets.mnist_fashion import (
-    MNIST_FASHION_FILES,
-    MNIST_FASHION_SIZES,
-    build_mnist_fashion,
-)
 from comet_moe.experiments.data.sets.movielens import (
     ML1M_FILES,
     ML100K_FILES,
@@ -54,11 +52,6 @@ class RemoteFile:
     sha256: str
     member: str | None = None
     folder: str = "."
-
-    @property
-    def name(self) -> str:
-        """The file's name, the last part of its address."""
-        return self.url.rsplit("/", 1)[-1]
 
 
 @dataclass(frozen=True)
@@ -91,10 +84,10 @@ class DatasetSpec:
 
     def resolve_options(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Complete the options by the defaults; one that this data set does not have is an error."""
-        unknown = next((name for name in given if name not in self.options), None)
-        if unknown is not None:
-            known = ", ".join(self.options) or "none"
-            raise DataError(f"{self.name} has no option {unknown}; its options are: {known}.")
+        for name in given:
+            if name not in self.options:
+                known = ", ".join(self.options) or "none"
+                raise DataError(f"{self.name} has no option {name}; its options are: {known}.")
         try:
             resolved: dict[str, Any] = json.loads(json.dumps({**self.options, **given}))
         except TypeError as error:
@@ -107,14 +100,7 @@ class DatasetSpec:
         """Whether ``comet-moe data prepare`` downloads the files; those for one split are not published."""
         return bool(self.downloads) and not any(file.only_for_split == split for file in self.files)
 
-    def describe_download(self, split: str) -> str:
-        """The command that gets the files, and how to give files that exist already."""
-        manual = self.describe_manual_download(split)
-        if not self.can_download(split):
-            return manual
-        return f"run `comet-moe data prepare {self.name}`, which downloads it, or {manual}"
-
-    def describe_manual_download(self, split: str) -> str:
+    def describe_files(self, split: str) -> str:
         """Which files to put where, and the command that reads them."""
         used = [file for file in self.files if file.is_used_by(split)]
         files = ", ".join(str(file) + ("" if file.required else " (optional)") for file in used)
@@ -145,7 +131,7 @@ def download_files(files: Sequence[RemoteFile], folder: Path, instructions: str)
             pooch.retrieve(
                 file.url,
                 f"sha256:{file.sha256}",
-                fname=file.name,
+                fname=file.url.rpartition("/")[2],
                 path=folder / file.folder,
                 processor=unpack,
             )
@@ -218,6 +204,15 @@ _MULTIMNIST = DatasetSpec(
     downloads=_MNIST_GZ,
     options=PAPER_SIZES,
 )
+_RATINGS = DatasetSpec(
+    "ratings",
+    build_ratings,
+    RATINGS_FILES,
+    publisher="your own data",
+    licence="your own.",
+    options=RATINGS_OPTIONS,
+    is_user_supplied=True,
+)
 _SPECS = (
     DatasetSpec(
         "multidigits",
@@ -288,24 +283,13 @@ _SPECS = (
         licence="MMLab, CUHK: non-commercial research only; no redistribution of the images.",
         options=CELEBA_OPTIONS,
     ),
-    DatasetSpec(
-        "ratings",
-        build_ratings,
-        RATINGS_FILES,
-        publisher="your own data",
-        licence="your own.",
-        options=RATINGS_OPTIONS,
-        is_user_supplied=True,
-    ),
-    DatasetSpec(
-        "table",
-        build_table,
-        RATINGS_FILES,
-        publisher="your own data",
-        licence="your own.",
+    _RATINGS,
+    replace(
+        _RATINGS,
+        name="table",
+        build=build_table,
         splits=("random", "stratified", "group", "time"),
         options=TABLE_OPTIONS,
-        is_user_supplied=True,
         find=find_table_files,
     ),
 )

@@ -16,8 +16,8 @@ from comet_moe.experiments.data.raw_files import (
     require_range,
     wrap_read_errors,
 )
-from comet_moe.experiments.data.sets.recommender import RatingTable, make_raw_dataset, split_table
-from comet_moe.experiments.data.splits import percent_sizes, stratified_split
+from comet_moe.experiments.data.sets.ratings import make_raw_dataset, make_table, split_table
+from comet_moe.experiments.data.splits import percent_sizes
 from comet_moe.experiments.data.table.source import read_table
 from comet_moe.experiments.data.vocabulary import Vocabulary
 
@@ -50,10 +50,9 @@ def build_books(files: Mapping[str, Path], request: Request) -> RawDataset:
         )
     users, items = Vocabulary.build(raw["user_id"]), Vocabulary.build(raw["isbn"])
     rating = raw["rating"].to_numpy(np.float32)
-    watched = (rating > 0).astype(np.uint8)
-    table = RatingTable(users.encode(raw["user_id"]), items.encode(raw["isbn"]), watched, rating)
-    rows = stratified_split(watched == 1, percent_sizes(len(table), 70), request.make_rng("split"))
-    return make_raw_dataset(split_table(table, rows), users, items, {"notes": notes})
+    table = make_table(users.encode(raw["user_id"]), items.encode(raw["isbn"]), rating, rating > 0)
+    tables = split_table(table, percent_sizes(len(table), 70), request)
+    return make_raw_dataset(tables, users, items, {"notes": notes})
 
 
 def _read_csv(path: Path) -> pd.DataFrame:
@@ -68,11 +67,9 @@ def _read_csv(path: Path) -> pd.DataFrame:
 
 def _drop_rare(raw: pd.DataFrame) -> pd.DataFrame:
     """Drop users and books with fewer than 5 records, again and again: dropping one may make another rare."""
-    user, item = (pd.factorize(raw[column])[0] for column in ("user_id", "isbn"))
-    rows = np.arange(len(raw))
-    while len(rows):
-        keep = (np.bincount(user)[user] >= _MIN_RECORDS) & (np.bincount(item)[item] >= _MIN_RECORDS)
+    while True:
+        counts = [raw.groupby(column)["rating"].transform("size") for column in ("user_id", "isbn")]
+        keep = np.minimum(*counts) >= _MIN_RECORDS
         if keep.all():
-            break
-        rows, user, item = rows[keep], user[keep], item[keep]
-    return raw.iloc[rows]
+            return raw
+        raw = raw[keep]

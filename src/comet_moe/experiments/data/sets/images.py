@@ -1,4 +1,4 @@
-"""Image sets made of small digits (or clothes): two overlaid in one image, and MNIST mixed with SVHN.
+"""Image sets made of small digits and clothes: two overlaid in one image, and mixtures of two sources.
 
 MultiMNIST, MultiFashionMNIST, and MultiDigits of scikit-learn's 8x8 digits show two images in one. The first
 is shifted to the top left, the second to the bottom right, by ``shift`` pixels in each direction. The canvas
@@ -6,12 +6,14 @@ is wider by 2 * shift: the first starts at 0 and the second at 2 * shift. Where 
 pixel is taken. Each of the two tasks classifies one of the images.
 
 Digits has one task: MNIST, padded to 32x32 and repeated over three channels, and SVHN.
+
+MNIST-Fashion has one task of 20 classes: 0..9 are the digits of MNIST, 10..19 the clothes of FashionMNIST. No
+input says which of the two an image shows: experts may specialise in one.
 """
 
 import gzip
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -30,6 +32,8 @@ from comet_moe.experiments.data.raw_files import (
 from comet_moe.experiments.data.splits import SPLITS, Index, percent_sizes, random_split
 
 Images = npt.NDArray[np.uint8]
+LabelledImages = tuple[Images, npt.NDArray[np.uint8]]
+"""Grey images (N, H, W) with their classes (N,), 0..9."""
 
 MNIST_FILES = tuple(  # FashionMNIST has the same names
     RequiredFile(
@@ -56,23 +60,22 @@ DIGITS_FILES = (
 
 PAPER_SIZES = {"train_size": 100_000, "validation_size": 20_000, "test_size": 20_000}
 DEMO_SIZES = {"train_size": 6_000, "validation_size": 1_500, "test_size": 1_500}
+MNIST_FASHION_SIZES = {"train_size": 20_000, "validation_size": 5_000, "test_size": 10_000}
+_FOLDERS = {"digits": "mnist", "clothes": "fashion-mnist"}
+MNIST_FASHION_FILES = tuple(
+    RequiredFile(f"{kind} {file.role}", tuple(f"{folder}/{name}" for name in file.names))
+    for kind, folder in _FOLDERS.items()
+    for file in MNIST_FILES
+)
 _MNIST_SHIFT = 4  # pixels, as in the paper
 _DEMO_SHIFT = 2
 _BLOCK = 4096  # images that are made before they are written
 
 
-@dataclass(frozen=True)
-class LabelledImages:
-    """Grey images uint8 (N, H, W) with their classes uint8 (N,), 0..9."""
-
-    images: Images
-    labels: npt.NDArray[np.uint8]
-
-
 def build_multimnist(files: Mapping[str, Path], request: Request) -> RawDataset:
     """Build 36x36 overlays; both images are drawn with replacement, for test from the test images."""
     train, test = (read_mnist(files, part, request.strict) for part in ("train", "test"))
-    return _build_overlays((train, train, test), _MNIST_SHIFT, request, ["the overlay is by maximum"])
+    return _build_overlays([train, train, test], _MNIST_SHIFT, request, ["the overlay is by maximum"])
 
 
 def build_multidigits(files: Mapping[str, Path], request: Request) -> RawDataset:
@@ -86,31 +89,27 @@ def build_multidigits(files: Mapping[str, Path], request: Request) -> RawDataset
     images = np.round(digits.images * (255 / 16)).astype(np.uint8)  # grey levels are 0..16
     labels = digits.target.astype(np.uint8)
     rows = random_split(percent_sizes(len(images), 70), request.make_rng("source digits"))
-    train, validation, test = (LabelledImages(images[index], labels[index]) for index in rows)
+    sources = [(images[index], labels[index]) for index in rows]
     notes = [
         "not of the paper: MultiMNIST's construction with 8x8 digits shifted by 2 pixels, half of the images "
         "inverted"
     ]
-    return _build_overlays((train, validation, test), _DEMO_SHIFT, request, notes, invert=True)
+    return _build_overlays(sources, _DEMO_SHIFT, request, notes, invert=True)
 
 
 def _build_overlays(
-    sources: tuple[LabelledImages, LabelledImages, LabelledImages],
-    shift: int,
-    request: Request,
-    notes: list[str],
-    invert: bool = False,
+    sources: Sequence[LabelledImages], shift: int, request: Request, notes: list[str], invert: bool = False
 ) -> RawDataset:
     """Build train, validation and test of overlays of random pairs of the respective source."""
-    height, width = (side + 2 * shift for side in sources[0].images.shape[1:])
+    height, width = (side + 2 * shift for side in sources[0][0].shape[1:])
     splits = []
-    for split, source in zip(SPLITS, sources, strict=True):
+    for split, (images, classes) in zip(SPLITS, sources, strict=True):
         size = request.get_positive_int(f"{split}_size")
-        pairs: Index = request.make_rng(f"{split} pairs").integers(0, len(source.images), (2, size))
+        pairs: Index = request.make_rng(f"{split} pairs").integers(0, len(images), (2, size))
         kind = request.make_rng(f"{split} kinds").integers(0, 2, size) if invert else None
-        make_blocks = partial(_make_overlay_blocks, source.images, pairs, kind, shift)
+        make_blocks = partial(_make_overlay_blocks, images, pairs, kind, shift)
         image = BlockwiseArray((size, 1, height, width), np.dtype(np.uint8), make_blocks)
-        labels = source.labels.astype(np.int64)[pairs]
+        labels = classes.astype(np.int64)[pairs]
         features: dict[str, Array | BlockwiseArray] = {"image": image}
         if kind is not None:
             features["kind"] = kind
@@ -121,7 +120,7 @@ def _build_overlays(
         "notes": notes,
         **({"groups": {"kind": ["plain", "inverted"]}} if invert else {}),
     }
-    return RawDataset(splits[0], splits[1], splits[2], meta)
+    return RawDataset(splits, meta)
 
 
 def _make_overlay_blocks(images: Images, pairs: Index, kind: Index | None, shift: int) -> Iterator[Array]:
@@ -149,33 +148,26 @@ def build_digits(files: Mapping[str, Path], request: Request) -> RawDataset:
     """
     mnist = [read_mnist(files, part, request.strict) for part in ("train", "test")]
     svhn = [_read_svhn(files[f"svhn {part}"], part, request.strict) for part in _SVHN_IMAGES]
+    shape = (3, _SVHN_SIDE, _SVHN_SIDE)
     padding = (_SVHN_SIDE - _MNIST_SIDE) // 2
-    grey = [np.pad(part.images, ((0, 0), (padding, padding), (padding, padding))) for part in mnist]
+    grey = [np.pad(part, ((0, 0), (padding, padding), (padding, padding))) for part, _ in mnist]
     # Broadcast views: the three equal channels take no memory here.
-    images = [np.broadcast_to(part[:, None], (len(part), 3, _SVHN_SIDE, _SVHN_SIDE)) for part in grey]
+    images = [np.broadcast_to(part[:, None], (len(part), *shape)) for part in grey]
     images += [part for part, _ in svhn]
-    labels = np.concatenate([*(part.labels for part in mnist), *(part for _, part in svhn)]).astype(np.int64)
-    train, validation, test = (
-        RawSplit(
-            {
-                "image": BlockwiseArray(
-                    (len(rows), 3, _SVHN_SIDE, _SVHN_SIDE),
-                    np.dtype(np.uint8),
-                    partial(_take_blocks, images, rows),
-                )
-            },
-            {"digit": labels[rows]},
-        )
-        for rows in _mix_rows(len(grey[0]), len(grey[1]), sum(len(part) for part, _ in svhn), request)
-    )
+    labels = np.concatenate([part for _, part in (*mnist, *svhn)]).astype(np.int64)
+    splits = []
+    for rows in _mix_rows(len(grey[0]), len(grey[1]), sum(len(part) for part, _ in svhn), request):
+        make_blocks = partial(_take_blocks, images, rows)
+        image = BlockwiseArray((len(rows), *shape), np.dtype(np.uint8), make_blocks)
+        splits.append(RawSplit({"image": image}, {"digit": labels[rows]}))
     meta = {
-        "image_shape": [3, _SVHN_SIDE, _SVHN_SIDE],
+        "image_shape": list(shape),
         "classes": {"digit": 10},
         "notes": [
             "SVHN's train, extra and test images are pooled and split by the seed, as the paper's sizes imply"
         ],
     }
-    return RawDataset(train, validation, test, meta)
+    return RawDataset(splits, meta)
 
 
 def _mix_rows(mnist_train: int, mnist_test: int, svhn: int, request: Request) -> list[Index]:
@@ -203,13 +195,47 @@ def _take_blocks(parts: list[Array], rows: Index) -> Iterator[Array]:
         yield block
 
 
+def build_mnist_fashion(files: Mapping[str, Path], request: Request) -> RawDataset:
+    """Draw half of each split from either kind, without replacement; test images are of the test files."""
+    sizes = {split: request.get_positive_int(f"{split}_size") for split in SPLITS}
+    parts: dict[str, list[tuple[Array, Array, Array]]] = {split: [] for split in SPLITS}
+    for number, kind in enumerate(_FOLDERS):
+        own = {role.removeprefix(f"{kind} "): path for role, path in files.items() if role.startswith(kind)}
+        train, validation, test = ((size + 1 - number) // 2 for size in sizes.values())
+        for part, counts in (("train", {"train": train, "validation": validation}), ("test", {"test": test})):
+            images, labels = read_mnist(own, part, request.strict)
+            needed = sum(counts.values())
+            if needed > len(images):
+                raise DataError(
+                    f"the options ask for {needed:,} of the {kind} in the {part} files, which have "
+                    f"{len(images):,}; lower {part}_size."
+                )
+            order = request.make_rng(f"{kind} {part}").permutation(len(images))
+            for (split, count), end in zip(counts.items(), np.cumsum(list(counts.values())), strict=True):
+                rows = order[end - count : end]
+                kinds = np.full(count, number, np.int64)
+                parts[split].append((images[rows, None], kinds, labels[rows] + 10 * kinds))
+    splits = []
+    for split in SPLITS:
+        image, kinds, classes = (np.concatenate(arrays) for arrays in zip(*parts[split], strict=True))
+        order = request.make_rng(f"{split} order").permutation(len(image))
+        splits.append(RawSplit({"image": image[order], "kind": kinds[order]}, {"class": classes[order]}))
+    meta = {
+        "image_shape": [1, _MNIST_SIDE, _MNIST_SIDE],
+        "classes": {"class": 20},
+        "groups": {"kind": list(_FOLDERS)},
+        "notes": ["not of the paper: a task whose inputs are of two kinds"],
+    }
+    return RawDataset(splits, meta)
+
+
 def read_mnist(files: Mapping[str, Path], part: str, strict: bool) -> LabelledImages:
     """Read the images and labels of "train" or "test" and check that they belong together."""
     image_path, label_path = files[f"{part} images"], files[f"{part} labels"]
     images, labels = read_idx(image_path, 3), read_idx(label_path, 1)
     require_official_count(image_path, "images", len(images), _MNIST_IMAGES[part], strict)
-    if images.shape[1:] != (_MNIST_SIDE, _MNIST_SIDE):
-        height, width = images.shape[1:]
+    height, width = images.shape[1:]
+    if (height, width) != (_MNIST_SIDE, _MNIST_SIDE):
         raise DataError(
             f"{image_path} has images of {height}x{width} instead of {_MNIST_SIDE}x{_MNIST_SIDE}; "
             f"download it again."
@@ -221,7 +247,7 @@ def read_mnist(files: Mapping[str, Path], part: str, strict: bool) -> LabelledIm
         )
     if labels.max() > 9:
         raise DataError(f"{label_path} has the label {labels.max()} where 0..9 is valid; download it again.")
-    return LabelledImages(images, labels)
+    return images, labels
 
 
 def read_idx(path: Path, axes: int) -> npt.NDArray[np.uint8]:

@@ -18,8 +18,8 @@ from comet_moe.experiments.data.raw_files import (
     require_rows,
     wrap_read_errors,
 )
-from comet_moe.experiments.data.sets.recommender import RatingTable, make_raw_dataset, split_table
-from comet_moe.experiments.data.splits import Index, percent_sizes, stratified_split
+from comet_moe.experiments.data.sets.ratings import make_raw_dataset, make_table, split_table
+from comet_moe.experiments.data.splits import percent_sizes
 from comet_moe.experiments.data.vocabulary import Vocabulary
 
 # Published in three parts as .xls in .zip archives; "ratings_x100" of an .npz has the same ratings as int16.
@@ -58,10 +58,17 @@ def build_jester(files: Mapping[str, Path], request: Request) -> RawDataset:
         official = _ALL_USERS if "all_users" in path.name else _OFFICIAL_USERS[role]
         require_official_count(path, "users", len(parts[role]), official, request.strict)
     ratings = np.concatenate(list(parts.values()))
-    rows = stratified_split(
-        ratings.ravel() != _NOT_RATED, percent_sizes(ratings.size, 70), request.make_rng("split")
-    )
-    table, mean, deviation = _standardise(ratings, rows[0])
+    user, item = (index.ravel().astype(np.int32) for index in np.indices(ratings.shape))
+    is_rated = ratings.ravel() != _NOT_RATED
+    table = make_table(user, item, ratings.ravel(), is_rated)
+    tables = split_table(table, percent_sizes(len(table), 70), request)
+    train = tables[0].loc[tables[0]["watched"] == 1, "rating"].to_numpy(np.float64)
+    if not len(train) or train.std() == 0:
+        raise DataError("the train ratings of Jester are all equal or missing; give more users.")
+    mean, deviation = float(train.mean()), float(train.std())
+    for index, part in enumerate(tables):
+        scaled = (part["rating"] - np.float32(mean)) / np.float32(deviation)
+        tables[index] = part.assign(rating=scaled.where(part["watched"] == 1, np.float32(0)))
     notes = [
         "ratings are standardised by the train ratings' mean and deviation (ours: the paper gives no scale)",
         "user ids are row numbers over the parts in order, joke ids column numbers, both from 1",
@@ -72,25 +79,7 @@ def build_jester(files: Mapping[str, Path], request: Request) -> RawDataset:
         )
     meta = {"rating_mean": mean, "rating_std": deviation, "notes": notes}
     users, items = (Vocabulary([str(number + 1) for number in range(size)]) for size in ratings.shape)
-    return make_raw_dataset(split_table(table, rows), users, items, meta)
-
-
-def _standardise(ratings: Matrix, train_rows: Index) -> tuple[RatingTable, float, float]:
-    """Return one row per pair, and the mean and deviation of the train ratings that scale all ratings."""
-    num_users, num_items = ratings.shape
-    flat = ratings.ravel()
-    is_rated = flat != _NOT_RATED
-    train = flat[train_rows][is_rated[train_rows]].astype(np.float64)
-    if not len(train) or train.std() == 0:
-        raise DataError("the train ratings of Jester are all equal or missing; give more users.")
-    mean, deviation = float(train.mean()), float(train.std())
-    table = RatingTable(
-        np.repeat(np.arange(num_users, dtype=np.int32), num_items),
-        np.tile(np.arange(num_items, dtype=np.int32), num_users),
-        is_rated.astype(np.uint8),
-        np.where(is_rated, (flat - np.float32(mean)) / np.float32(deviation), np.float32(0)),
-    )
-    return table, mean, deviation
+    return make_raw_dataset(tables, users, items, meta)
 
 
 def _read_part(path: Path) -> Matrix:

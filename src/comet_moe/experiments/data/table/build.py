@@ -38,7 +38,12 @@ def find_table_files(source: Path, options: Mapping[str, Any]) -> dict[str, Path
 def build_table(files: Mapping[str, Path], request: Request) -> RawDataset:
     """Prepare the table in the given files, which are those of :func:`find_table_files`."""
     options = TableOptions.read(request.options)
-    sources = {split: _open(files, split, options) for split in SPLITS if f"{split}.0" in files}
+    paths = {split: [path for role, path in files.items() if role.startswith(split)] for split in SPLITS}
+    sources = {
+        split: TableSource(own, options.encoding, options.separator, options.missing)
+        for split, own in paths.items()
+        if own
+    }
     main = sources["train"]
     scans = scan_table(main)
     targets, target_notes = choose_targets(scans, options, main)
@@ -71,9 +76,7 @@ def build_table(files: Mapping[str, Path], request: Request) -> RawDataset:
     encoder = Encoder(schema)
     notes = [note for source in sources.values() for note in source.notes]
     return RawDataset(
-        train=_empty_split(encoder, rows["train"]),
-        validation=_empty_split(encoder, rows["validation"]),
-        test=_empty_split(encoder, rows["test"]),
+        [_empty_split(encoder, columns, count) for count in rows.values()],
         meta={
             "table": schema.model_dump(mode="json"),
             "notes": [*notes, *target_notes, *feature_notes, *fitter.notes],
@@ -83,12 +86,14 @@ def build_table(files: Mapping[str, Path], request: Request) -> RawDataset:
     )
 
 
-def _empty_split(encoder: Encoder, rows: int) -> RawSplit:
-    features = {
-        name: BlockwiseArray((rows, *shape), dtype) for name, (shape, dtype) in encoder.shapes().items()
-    }
-    target = BlockwiseArray((rows,), np.dtype(np.float32))
-    return RawSplit(features, {own.name: target for own in encoder.schema.targets})
+def _empty_split(encoder: Encoder, columns: Sequence[str], rows: int) -> RawSplit:
+    """The shapes and types of the arrays, as those that are encoded from no row at all."""
+    batch = pa.RecordBatch.from_pylist([], pa.schema([(name, pa.string()) for name in columns]))
+    features, targets = (
+        {name: BlockwiseArray((rows, *array.shape[1:]), array.dtype) for name, array in arrays.items()}
+        for arrays in (encoder.features(batch), encoder.targets(batch))
+    )
+    return RawSplit(features, targets)
 
 
 def _group_labels(schema: TableSchema, names: Sequence[str], source: object) -> dict[str, list[str]]:
@@ -101,11 +106,6 @@ def _group_labels(schema: TableSchema, names: Sequence[str], source: object) -> 
                 f"categorical features {', '.join(categories) or '(there are none)'}."
             )
     return {name: ["missing", "unknown", "rare", *categories[name]] for name in names}
-
-
-def _open(files: Mapping[str, Path], split: str, options: TableOptions) -> TableSource:
-    paths = [path for role, path in files.items() if role.startswith(f"{split}.")]
-    return TableSource(paths, options.encoding, options.separator, options.missing)
 
 
 def _assigned_batches(

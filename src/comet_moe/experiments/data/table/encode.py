@@ -10,6 +10,7 @@ Arrays of features, each only if there is such a feature:
 Targets are float32 (B,), NaN for missing ones.
 """
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -58,8 +59,8 @@ class Encoder:
 
     def __init__(self, schema: TableSchema):
         self.schema = schema
-        self.unknown: dict[str, int] = {}
-        self.not_numbers: dict[str, int] = {}
+        self.unknown: Counter[str] = Counter()
+        self.not_numbers: Counter[str] = Counter()
         self._codes = {
             feature.name: {
                 **dict.fromkeys(feature.rare, RARE),
@@ -72,20 +73,6 @@ class Encoder:
             target.name: {text: float(index) for index, text in enumerate(target.classes)}
             for target in schema.targets
         }
-
-    def shapes(self) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
-        """The shape of one row and the type of each array of features."""
-        schema = self.schema
-        shapes: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
-        if schema.of_kind("categorical"):
-            shapes["categorical"] = (len(schema.of_kind("categorical")),), np.dtype(np.int32)
-        if schema.of_kind("numeric"):
-            shapes["numeric"] = (len(schema.of_kind("numeric")),), np.dtype(np.float32)
-        if schema.of_kind("list"):
-            shapes["lists"] = (sum(feature.length for feature in schema.of_kind("list")),), np.dtype(np.int32)
-        if schema.gauc is not None:
-            shapes["group"] = (), np.dtype(np.int64)
-        return shapes
 
     def features(self, batch: pa.RecordBatch, with_group: bool = True) -> dict[str, Array]:
         """The arrays of features of the rows of ``batch``, which has the schema's columns."""
@@ -116,17 +103,14 @@ class Encoder:
         known = self._codes[feature.name]
         numbers = np.array([*(known.get(text, UNKNOWN) for text in texts), MISSING], dtype=np.int32)
         encoded = numbers[codes]
-        unknown = int((encoded == UNKNOWN).sum())
-        if unknown:
-            self.unknown[feature.name] = self.unknown.get(feature.name, 0) + unknown
+        self.unknown += Counter({feature.name: int((encoded == UNKNOWN).sum())})
         return encoded
 
     def _encode_numbers(self, feature: Feature, values: pa.Array) -> Array:
         numbers = feature_numbers(feature, values)
         if is_text(values.type):
             wrong = int(np.isnan(numbers).sum()) - values.null_count
-            if wrong:
-                self.not_numbers[feature.name] = self.not_numbers.get(feature.name, 0) + wrong
+            self.not_numbers += Counter({feature.name: wrong})
         numbers[np.isinf(numbers)] = np.nan
         return numbers.astype(np.float32)
 

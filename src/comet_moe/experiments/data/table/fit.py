@@ -4,18 +4,25 @@ Memory is bounded: counts of categories are pruned where there are too many of t
 random sample of the rows.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from comet_moe.experiments.data.splits import make_rng
 from comet_moe.experiments.data.table.encode import feature_categories, feature_numbers
 from comet_moe.experiments.data.table.scan import sort_classes
 from comet_moe.experiments.data.table.schema import Feature, TableOptions, Target
-from comet_moe.experiments.data.table.values import Floats, as_categories, as_lists, as_numbers
+from comet_moe.experiments.data.table.values import (
+    Codes,
+    Floats,
+    as_categories,
+    as_lists,
+    as_numbers,
+    count_texts,
+)
 
 MAX_COUNTED = 200_000
 """Most texts of a column that are counted; beyond it the least frequent ones are dropped."""
@@ -28,25 +35,19 @@ class CategoryCounter:
     """Counts texts; where there are more than ``MAX_COUNTED``, the least frequent half is dropped."""
 
     def __init__(self) -> None:
-        self.counts: dict[str, int] = {}
+        self.counts: Counter[str] = Counter()
 
-    def add(self, codes: npt.NDArray[Any], texts: Sequence[str]) -> None:
+    def add(self, codes: Codes, texts: list[str]) -> None:
         """Count ``texts[code]`` for each code that is not -1."""
-        counts, seen = self.counts, np.bincount(codes[codes >= 0], minlength=len(texts))
-        for text, count in zip(texts, seen.tolist(), strict=True):
-            if count:
-                counts[text] = counts.get(text, 0) + count
-        if len(counts) > MAX_COUNTED:
-            kept = sorted(counts.items(), key=lambda item: -item[1])[: MAX_COUNTED // 2]
-            self.counts = dict(kept)
+        self.counts.update(count_texts(codes, texts))
+        if len(self.counts) > MAX_COUNTED:
+            self.counts = Counter(dict(self.counts.most_common(MAX_COUNTED // 2)))
 
     def vocabulary(self, min_count: int, max_categories: int) -> tuple[list[str], list[str]]:
         """The texts seen at least ``min_count`` times, the most frequent ones if too many, and the others."""
-        frequent = sorted((text for text, count in self.counts.items() if count >= min_count))
-        if len(frequent) > max_categories:
-            frequent.sort(key=lambda text: -self.counts[text])
-            frequent = frequent[:max_categories]
-        known = set(frequent)
+        frequent = sorted(text for text, count in self.counts.items() if count >= min_count)
+        frequent.sort(key=lambda text: -self.counts[text])
+        known = set(frequent[:max_categories])
         return sort_classes(known), sorted(text for text in self.counts if text not in known)
 
 
@@ -99,20 +100,11 @@ def bin_edges(values: Floats, bins: int) -> list[float]:
         is_heavy = heavier
     others = np.repeat(distinct[~is_heavy], counts[~is_heavy])
     levels = np.linspace(0, 1, bins + 1 - int(is_heavy.sum()))
-    edges = np.unique(np.concatenate([np.quantile(others, levels, method="nearest"), distinct[is_heavy]]))
-    # Next to a heavy value the bin should begin at it, not be shared with the values below or above.
-    return np.unique(np.concatenate([edges, distinct[[0, -1]]])).tolist()
+    return np.union1d(np.quantile(others, levels, method="nearest"), distinct[is_heavy]).tolist()
 
 
 class SchemaFitter:
-    """Learns what the schema needs from the train rows of all batches.
-
-    Args:
-        features: without vocabularies, bins and lengths.
-        targets: without means and counts.
-        options: sizes of vocabularies, bins and lists.
-        seed: seed of the sample.
-    """
+    """Learns vocabularies, bins, lengths of lists and means of targets from the train rows of all batches."""
 
     def __init__(
         self, features: Sequence[Feature], targets: Sequence[Target], options: TableOptions, seed: int
@@ -122,7 +114,7 @@ class SchemaFitter:
         self._counters = {f.name: CategoryCounter() for f in features if f.kind != "numeric"}
         self._numeric = [feature for feature in features if feature.kind == "numeric"]
         self._sample = NumberSample(len(self._numeric), make_rng(seed, "bins"))
-        self._infinite: dict[str, int] = {}
+        self._infinite: Counter[str] = Counter()
         self._lengths: dict[str, int] = {}
         self._classes = {target.name: CategoryCounter() for target in targets}
         self._moments = {target.name: np.zeros(3) for target in targets}  # number, mean, squares about it
@@ -137,9 +129,7 @@ class SchemaFitter:
             values = batch.column(feature.column)
             if feature.kind == "numeric":
                 column = feature_numbers(feature, values)
-                infinite = int(np.isinf(column).sum())
-                if infinite:
-                    self._infinite[feature.name] = self._infinite.get(feature.name, 0) + infinite
+                self._infinite[feature.name] += int(np.isinf(column).sum())
                 numbers.append(column)
             elif feature.kind == "categorical":
                 self._counters[feature.name].add(*feature_categories(feature, values))
@@ -169,8 +159,9 @@ class SchemaFitter:
         return [self._fit_feature(feature) for feature in self.features]
 
     def _fit_feature(self, feature: Feature) -> Feature:
+        update: dict[str, Any]
         if feature.kind == "numeric":
-            if feature.name in self._infinite:
+            if self._infinite[feature.name]:
                 self.notes.append(
                     f"{feature.name} has {self._infinite[feature.name]:,} infinite values in the train rows, "
                     f"which count as missing"
@@ -178,16 +169,12 @@ class SchemaFitter:
             values = self._sample.column(self._numeric.index(feature))
             low, median, high = np.quantile(values, [0.25, 0.5, 0.75]) if len(values) else (0.0, 0.0, 0.0)
             scale = (high - low) / 2 or float(values.std() if len(values) else 0.0) or 1.0
-            return feature.model_copy(
-                update={
-                    "edges": bin_edges(values, self.options.bins),
-                    "median": float(median),
-                    "scale": float(scale),
-                }
-            )
+            edges = bin_edges(values, self.options.bins)
+            update = {"edges": edges, "median": float(median), "scale": float(scale)}
+            return feature.model_copy(update=update)
         counter = self._counters[feature.name]
         categories, rare = counter.vocabulary(self.options.min_count, self.options.max_categories)
-        update: dict[str, Any] = {"categories": categories, "rare": rare}
+        update = {"categories": categories, "rare": rare}
         if feature.kind == "list":
             update["length"] = min(self._lengths.get(feature.name, 1), self.options.list_length)
         return feature.model_copy(update=update)
@@ -218,10 +205,5 @@ def _merge_moments(moments: Floats, values: Floats) -> Floats:
     count, mean, squares = moments
     total = count + len(values)
     difference = values.mean() - mean
-    return np.array(
-        [
-            total,
-            mean + difference * len(values) / total,
-            squares + values.var() * len(values) + difference**2 * count * len(values) / total,
-        ]
-    )
+    squares += values.var() * len(values) + difference**2 * count * len(values) / total
+    return np.array([total, mean + difference * len(values) / total, squares])

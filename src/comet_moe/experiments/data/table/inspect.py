@@ -1,7 +1,7 @@
 """A look at a table before training: its columns with their kinds, and warnings about misleading ones."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +47,8 @@ class TableReport:
     files: list[str]
     rows: int
     columns: list[ColumnReport]
-    warnings: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    warnings: list[str]
+    notes: list[str]
 
 
 def inspect_table(path: Path, options: Mapping[str, Any]) -> TableReport:
@@ -81,11 +81,12 @@ def _report_column(
     warnings: list[str],
 ) -> ColumnReport:
     role, reason = "feature", None
-    of_column = [target for target in targets if target.column == scan.name]
+    target = next((target for target in targets if target.column == scan.name), None)
     kind: str | None = options.columns.get(scan.name)
-    if of_column:
-        role, kind = "target", of_column[0].kind
-    elif scan.name in options.exclude:
+    is_excluded = target is None and scan.name in options.exclude
+    if target is not None:
+        role, kind = "target", target.kind
+    elif is_excluded:
         role, reason = "left out", "by the option exclude"
     elif kind is None:
         try:
@@ -94,17 +95,16 @@ def _report_column(
             warnings.append(str(error))
             kind, reason = None, "numbers and texts are mixed"
         role = "feature" if kind is not None else "left out"
-    is_excluded = scan.name in options.exclude
     if scan.looks_like_date and not scan.is_date and scan.texts and role != "target" and not is_excluded:
-        text = next(iter(sorted(scan.distinct)))
+        text = next(iter(sorted(scan.counts)))
         use = "left out" if kind is None else f"read as {kind}"
         warnings.append(
             f"column {scan.name} looks like dates, such as {text!r}, but is {use}: write them as 2024-01-31 "
             f"for parts of dates."
         )
-    elif role == "left out" and not is_excluded and len(scan.distinct) <= 1 and scan.is_readable:
+    elif role == "left out" and not is_excluded and len(scan.counts) <= 1 and scan.is_readable:
         warnings.append(f"column {scan.name} is constant and left out: {reason}.")
-    distinct = None if scan.has_many else len(scan.distinct)
+    distinct = None if scan.has_many else len(scan.counts)
     examples = sorted(scan.counts, key=lambda text: (-scan.counts[text], text))[:3]
     return ColumnReport(
         scan.name, role, kind, scan.missing / scan.rows, distinct, [text[:40] for text in examples], reason
@@ -115,39 +115,30 @@ def _find_leaks(
     source: TableSource, scans: Mapping[str, ColumnScan], targets: Sequence[Target], columns: Sequence[str]
 ) -> list[str]:
     """Warnings about columns that determine a target, or whose order of ids is that of a target."""
-    own = {target.column for target in targets}
+    own = list(dict.fromkeys(target.column for target in targets))
     usable = [name for name in columns if not scans[name].is_list and name not in own]
     if not targets or not usable:
         return []
-    sample = _sample_rows(
-        source, [*usable, *(target.column for target in targets)], next(iter(scans.values())).rows
-    )
-    warnings = []
+    sample = _sample_rows(source, [*usable, *own], scans[usable[0]].rows)
+    warnings: list[str | None] = []
     for target in targets:
         values = _target_values(target, sample.column(target.column).combine_chunks())
         is_present = ~np.isnan(values)
         if len(np.unique(values[is_present])) < 2:
             continue
         for name in usable:
-            column = sample.column(name).combine_chunks()
-            warning = _describe_leak(
-                scans[name], target, column.filter(pa.array(is_present)), values[is_present]
-            )
-            if warning:
-                warnings.append(warning)
-    return warnings
+            column = sample.column(name).combine_chunks().filter(pa.array(is_present))
+            warnings.append(_describe_leak(scans[name], target, column, values[is_present]))
+    return [warning for warning in warnings if warning]
 
 
 def _sample_rows(source: TableSource, columns: Sequence[str], rows: int) -> pa.Table:
     rng = make_rng(0, "inspect")
-    share = SAMPLE_ROWS / rows
-    batches = (
-        batch.filter(pa.array(rng.random(batch.num_rows) < share))
-        for batch in source.batches(list(dict.fromkeys(columns)))
-    )
-    return pa.concat_tables(
-        [pa.Table.from_batches([batch]) for batch in batches], promote_options="permissive"
-    )
+    samples = [
+        pa.Table.from_batches([batch.filter(pa.array(rng.random(batch.num_rows) < SAMPLE_ROWS / rows))])
+        for batch in source.batches(columns)
+    ]
+    return pa.concat_tables(samples, promote_options="permissive")
 
 
 def _target_values(target: Target, values: pa.Array) -> Floats:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from comet_moe.exceptions import DataError
-from comet_moe.experiments.data.table.scan import MAX_DISTINCT, ColumnScan
+from comet_moe.experiments.data.table.scan import MAX_DISTINCT, ColumnScan, sort_classes
 from comet_moe.experiments.data.table.schema import (
     ColumnKind,
     Feature,
@@ -53,8 +53,8 @@ def _check_target(scan: ColumnScan, name: str, source: object) -> None:
         raise DataError(f"{source} has no value of the target {name}; all {scan.rows:,} rows are empty.")
     if scan.is_list or not scan.is_readable:
         raise DataError(f"{source} has lists or bytes as target {name}; a target is a number or a class.")
-    if len(scan.distinct) < 2:
-        value = next(iter(scan.distinct))
+    if len(scan.counts) < 2:
+        value = next(iter(scan.counts))
         raise DataError(
             f"{source} has one value only, {value!r}, as target {name}; there is nothing to predict."
         )
@@ -65,10 +65,9 @@ def _check_target(scan: ColumnScan, name: str, source: object) -> None:
 
 
 def _infer_target_kind(scan: ColumnScan, option: TargetOption) -> TargetKind:
-    if option.positive is not None or len(scan.distinct) == 2:
+    if option.positive is not None or len(scan.counts) == 2:
         return "binary"
-    is_numeric = not scan.texts
-    if is_numeric and (not scan.is_integer or len(scan.distinct) > FEW_CLASSES):
+    if not scan.texts and (not scan.is_integer or len(scan.counts) > FEW_CLASSES):
         return "regression"
     return "multiclass"
 
@@ -95,7 +94,7 @@ def _make_target(
                 f"numbers are of kind regression."
             )
         return target
-    classes = scan.classes()
+    classes = sort_classes(scan.counts)
     if scan.numbers and scan.texts and option.positive is None:
         text, row = scan.first_text or ("", 0)
         raise DataError(
@@ -111,16 +110,15 @@ def _make_target(
         return target.model_copy(
             update={"classes": [f"not {option.positive}", option.positive], "positive": option.positive}
         )
+    is_large = len(classes) > MAX_DISTINCT
+    many = f"more than {MAX_DISTINCT:,}" if is_large else f"{len(classes):,}"
     if kind == "binary" and len(classes) != 2:
-        is_large = len(classes) > MAX_DISTINCT
-        many = f"more than {MAX_DISTINCT:,}" if is_large else f"{len(classes):,}"
         other = "regression" if is_large and scan.numbers else "multiclass"
         raise DataError(
             f"{source} has {many} distinct values as target {name}, where a binary one has 2; choose the "
             f"kind {other}, or in a recipe one class, {name}: {{kind: binary, positive: {classes[-1]}}}."
         )
-    if kind == "multiclass" and (len(classes) > MAX_DISTINCT or 2 * len(classes) > scan.values):
-        many = f"more than {MAX_DISTINCT:,}" if len(classes) > MAX_DISTINCT else f"{len(classes):,}"
+    if kind == "multiclass" and (is_large or 2 * len(classes) > scan.values):
         raise DataError(
             f"{source} has {many} classes as target {name} in {scan.values:,} rows, too many to learn; "
             f"choose the kind regression, or another column."
@@ -132,12 +130,12 @@ def require_named_columns(
     source: object, scans: Mapping[str, ColumnScan], option: str, names: Iterable[str]
 ) -> None:
     """Raise DataError if the table lacks one of the columns ``names`` that ``option`` names."""
-    unknown = next((name for name in names if name not in scans), None)
-    if unknown is not None:
-        raise DataError(
-            f"{source} has no column {unknown}, which the option {option} names; its columns are "
-            f"{', '.join(scans)}."
-        )
+    for name in names:
+        if name not in scans:
+            raise DataError(
+                f"{source} has no column {name}, which the option {option} names; its columns are "
+                f"{', '.join(scans)}."
+            )
 
 
 def choose_features(
@@ -148,22 +146,17 @@ def choose_features(
     split: str,
 ) -> tuple[list[Feature], list[str]]:
     """The features of all columns that are not targets and not left out, and notes on those left out."""
-    named = {"columns": options.columns, "exclude": options.exclude, "features": options.features or []}
-    named["groups"] = options.groups
-    named |= {name: [value] for name in ("gauc", "key") if (value := getattr(options, name)) is not None}
-    for option, names in named.items():
-        require_named_columns(source, scans, option, names)
+    for option in ("columns", "exclude", "features", "groups", "gauc", "key"):
+        names = getattr(options, option) or []
+        require_named_columns(source, scans, option, [names] if isinstance(names, str) else names)
     target_columns = {target.column for target in targets}
     used = {*options.columns, *(options.features or [])}
-    also_target = sorted(target_columns & used)
-    if also_target:
-        raise DataError(
-            f"the column {also_target[0]} is a target and cannot be a feature; remove one of them."
-        )
-    excluded = next((name for name in options.exclude if name in target_columns | used), None)
-    if excluded is not None:
-        role = "target" if excluded in target_columns else "feature"
-        raise DataError(f"the column {excluded} is a {role} and cannot be excluded; remove one of them.")
+    for name in sorted(target_columns & used):
+        raise DataError(f"the column {name} is a target and cannot be a feature; remove one of them.")
+    for name in options.exclude:
+        if name in target_columns | used:
+            role = "target" if name in target_columns else "feature"
+            raise DataError(f"the column {name} is a {role} and cannot be excluded; remove one of them.")
     left_out = {*options.exclude, *target_columns}
     roles = {"group": options.group, "time": options.time}
     if split in roles and roles[split] not in options.columns:
@@ -173,10 +166,9 @@ def choose_features(
     for name, scan in scans.items():
         if name in left_out or (options.features is not None and name not in options.features):
             continue
-        kind = options.columns.get(name) or (
-            "categorical" if name == options.key or name in options.groups else None
-        )
-        reason = None
+        kind = options.columns.get(name)
+        if kind is None and name in (options.key, *options.groups):
+            kind = "categorical"
         if kind is None:
             kind, reason = infer_kind(scan, source)
         if kind is None:
@@ -204,8 +196,8 @@ def infer_kind(scan: ColumnScan, source: object) -> tuple[ColumnKind | None, str
         return None, "its type is neither number, text, date, truth value nor list"
     if not scan.values:
         return None, "it has no value"
-    if len(scan.distinct) == 1 and not scan.missing:
-        return None, f"it has one value only, {next(iter(scan.distinct))!r}"
+    if len(scan.counts) == 1 and not scan.missing:
+        return None, f"it has one value only, {next(iter(scan.counts))!r}"
     if scan.is_list:
         return "list", None
     if scan.is_date:
@@ -213,9 +205,8 @@ def infer_kind(scan: ColumnScan, source: object) -> tuple[ColumnKind | None, str
     if scan.numbers and not scan.texts:
         return _infer_number(scan)
     is_code = scan.is_padded or bool(_ID_NAME.search(scan.name))
-    is_mixed = not is_code and scan.numbers >= MIXED_SHARE * scan.values
-    is_mixed &= len(scan.distinct) > FEW_INTEGERS
-    if is_mixed and scan.first_text is not None:
+    is_mixed = scan.numbers >= MIXED_SHARE * scan.values and len(scan.counts) > FEW_INTEGERS
+    if is_mixed and not is_code and scan.first_text is not None:
         text, row = scan.first_text
         raise DataError(
             f"{source} has {text!r} in column {scan.name}, data row {row}, where {scan.numbers:,} of "
@@ -233,7 +224,7 @@ def _infer_number(scan: ColumnScan) -> tuple[ColumnKind | None, str | None]:
     if _ID_ALONE.search(scan.name) and scan.identifies_rows:
         return None, "nearly every row has an id of its own"
     is_code = scan.is_padded or bool(_ID_NAME.search(scan.name))
-    return ("categorical" if is_code or len(scan.distinct) <= FEW_INTEGERS else "numeric"), None
+    return ("categorical" if is_code or len(scan.counts) <= FEW_INTEGERS else "numeric"), None
 
 
 def _check_kind(scan: ColumnScan, kind: str, source: object) -> None:
@@ -245,7 +236,7 @@ def _check_kind(scan: ColumnScan, kind: str, source: object) -> None:
     elif kind == "date" and not scan.is_date and scan.values:
         reason = "that are not dates such as 2024-01-31"
     elif kind == "numeric" and scan.values and not scan.numbers and not scan.is_date:
-        reason = f"such as {next(iter(sorted(scan.distinct)))!r} and no number"
+        reason = f"such as {next(iter(sorted(scan.counts)))!r} and no number"
     else:
         return
     raise DataError(
@@ -258,14 +249,10 @@ def _make_features(scan: ColumnScan, kind: str) -> list[Feature]:
     name = scan.name
     if kind != "date":
         return [Feature.model_validate({"name": name, "column": name, "kind": kind})]
+    kinds = {part: "numeric" if part == "days" else "categorical" for part in DATE_PARTS}
     return [
-        Feature(
-            name=f"{name}.{part}",
-            column=name,
-            kind="numeric" if part == "days" else "categorical",
-            part=part,
-        )
-        for part in DATE_PARTS
+        Feature.model_validate({"name": f"{name}.{part}", "column": name, "kind": own, "part": part})
+        for part, own in kinds.items()
     ]
 
 

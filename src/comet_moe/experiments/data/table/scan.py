@@ -1,6 +1,8 @@
 """The first pass over a table: what each column holds, in bounded memory."""
 
 import re
+from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -40,8 +42,7 @@ class ColumnScan:
         numbers, texts: values that are numbers, and that are not.
         infinite: values that are infinite numbers.
         first_text: the first value that is not a number, and its data row from 1.
-        distinct: the distinct values as texts, at most ``MAX_DISTINCT`` + 1 of them.
-        counts: rows of each of ``distinct``, as far as it is complete.
+        counts: the distinct values as texts, at most ``MAX_DISTINCT`` + 1 of them, with rows of each so far.
         low, high: smallest and largest finite number.
         is_integer: whether all numbers are integers.
         is_padded: whether a number is written with a leading zero, as in "007".
@@ -49,33 +50,23 @@ class ColumnScan:
         looks_like_date: whether all values look like a date, in whatever order of day and month.
         is_list: whether the values are lists.
         is_readable: whether the type of the column can be used at all.
-        head_rows, head_distinct: values in the first ``HEAD_ROWS`` rows, and distinct ones among them.
     """
 
     def __init__(self, name: str):
         self.name = name
         self.rows = self.missing = self.numbers = self.texts = self.infinite = 0
         self.first_text: tuple[str, int] | None = None
-        self.distinct: set[str] = set()
-        self.counts: dict[str, int] = {}
+        self.counts: Counter[str] = Counter()
         self.low, self.high = np.inf, -np.inf
-        self.is_integer = True
-        self.is_padded = False
-        self.is_date = self.looks_like_date = True
-        self.is_list = False
-        self.is_readable = True
-        self.head_rows = 0
-        self._head: set[Any] = set()
+        self.is_integer = self.is_date = self.looks_like_date = self.is_readable = True
+        self.is_padded = self.is_list = False
+        self._head_rows = 0
+        self._head: set[Any] = set()  # distinct values in these rows
 
     @property
     def has_many(self) -> bool:
         """Whether there are more than ``MAX_DISTINCT`` distinct values."""
-        return len(self.distinct) > MAX_DISTINCT
-
-    @property
-    def head_distinct(self) -> int:
-        """Distinct values in the first ``HEAD_ROWS`` rows."""
-        return len(self._head)
+        return len(self.counts) > MAX_DISTINCT
 
     @property
     def values(self) -> int:
@@ -85,21 +76,20 @@ class ColumnScan:
     @property
     def identifies_rows(self) -> bool:
         """Whether nearly every row has a value of its own."""
-        return self.head_rows >= 20 and self.head_distinct >= ID_SHARE * self.head_rows
+        return self._head_rows >= 20 and len(self._head) >= ID_SHARE * self._head_rows
 
     def add(self, values: pa.Array) -> None:
         """Count the values of one batch."""
         kind = values.type
         self.is_readable &= is_readable(kind)
-        if self.is_readable and not pa.types.is_null(kind):
-            if is_list(kind):
-                self._add_lists(values)
-            elif is_number(kind):
-                self._add_numbers(values)
-            else:
-                self._add_categories(values)
-        else:
+        if not self.is_readable or pa.types.is_null(kind):
             self.missing += len(values)
+        elif is_list(kind):
+            self._add_lists(values)
+        elif is_number(kind):
+            self._add_numbers(values)
+        else:
+            self._add_categories(values)
         self.rows += len(values)
 
     def _add_lists(self, values: pa.Array) -> None:
@@ -118,7 +108,7 @@ class ColumnScan:
         self.infinite += len(present) - len(finite)
         self.is_date = self.looks_like_date = False
         self._add_range(finite)
-        self._add_head(present)
+        self._add_head(np.unique(present).tolist(), len(present))
         if not self.has_many:
             self._count(*as_categories(values))
 
@@ -149,26 +139,19 @@ class ColumnScan:
             self.low, self.high = min(self.low, finite.min()), max(self.high, finite.max())
             self.is_integer &= bool((finite == np.floor(finite)).all())
 
-    def _add_head(self, values: Any, count: int | None = None) -> None:
+    def _add_head(self, distinct: list[Any], count: int) -> None:
         if self.rows < HEAD_ROWS:
-            self.head_rows += len(values) if count is None else count
-            self._head.update(values if isinstance(values, list) else np.unique(values).tolist())
+            self._head_rows += count
+            self._head.update(distinct)
 
     def _count(self, codes: Any, texts: list[str]) -> None:
-        if self.has_many:
-            return
         for text, count in zip(texts, np.bincount(codes[codes >= 0], minlength=len(texts)), strict=True):
             if self.has_many:
                 break
-            self.distinct.add(text)
-            self.counts[text] = self.counts.get(text, 0) + int(count)
-
-    def classes(self) -> list[str]:
-        """The distinct values in order, of numbers where all are."""
-        return sort_classes(self.distinct)
+            self.counts[text] += int(count)
 
 
-def sort_classes(texts: set[str]) -> list[str]:
+def sort_classes(texts: Iterable[str]) -> list[str]:
     """Texts in order: as numbers where all are."""
     distinct = sorted(texts)
     numbers = numbers_of(distinct)

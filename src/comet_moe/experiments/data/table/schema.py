@@ -5,7 +5,7 @@ targets. It is written with the prepared arrays and with every run: new tables a
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     AfterValidator,
@@ -27,7 +27,7 @@ MISSING_TEXTS = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "<NA>", "#N/A")
 
 ColumnKind = Literal["categorical", "numeric", "date", "list"]
 TargetKind = Literal["binary", "multiclass", "regression", "count"]
-TARGET_KINDS = ("binary", "multiclass", "regression", "count")
+TARGET_KINDS: tuple[str, ...] = get_args(TargetKind)
 
 
 class _Record(BaseModel):
@@ -158,9 +158,9 @@ def _as_targets(value: Any) -> Any:
 
 def _once(names: list[str]) -> list[str]:
     """ValueError for a name that is given twice."""
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise ValueError(f"{twice} is given twice")
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"{name} is given twice")
     return names
 
 

@@ -41,9 +41,9 @@ def find_tables(path: Path) -> list[Path]:
         raise DataError(
             f"{path} does not exist; give a table, a folder of tables or a pattern such as *.csv."
         )
-    wrong = next((file for file in found if not _is_table(file)), None)
-    if wrong is not None:
-        raise DataError(f"{path} names {wrong}, which is not a .csv, .tsv or .parquet table; narrow it.")
+    for file in found:
+        if not _is_table(file):
+            raise DataError(f"{path} names {file}, which is not a .csv, .tsv or .parquet table; narrow it.")
     return found
 
 
@@ -95,7 +95,7 @@ class TableSource:
     Args:
         paths: the files; those after the first may have their columns in another order.
         encoding: of text files, by Python's name; None: UTF-8, or UTF-16 if the file has its mark.
-        separator: between the values of a text file; None: guessed from the first line.
+        separator: of text files; None: a tab for .tsv, else the most frequent of ``SEPARATORS`` in line 1.
         missing: texts that stand for a missing value.
 
     Attributes:
@@ -127,9 +127,8 @@ class TableSource:
 
         Columns of text files are strings, those of Parquet files have the file's types. Memory stays bounded.
         """
-        wanted = self.columns if columns is None else list(columns)
         for file in self._files:
-            for batch in _read_batches(file, wanted):
+            for batch in _read_batches(file, columns or self.columns):
                 yield _with_decimal_points(batch) if file.has_decimal_comma else batch
 
 
@@ -148,10 +147,9 @@ def _read_batches(
             try:
                 batch = next(batches, None)
             except pa.ArrowInvalid as error:
-                message = file.rephrase(error)
-                if message is None:
-                    raise
-                raise DataError(message) from error
+                if message := file.rephrase(error):
+                    raise DataError(message) from error
+                raise
         if batch is None:
             return
         if batch.num_rows:
@@ -161,9 +159,9 @@ def _read_batches(
 def _require_distinct_columns(file: TextFile | _ParquetFile, columns: Sequence[str]) -> None:
     """Raise DataError if one of ``columns`` is not in the file, or more than once."""
     require_columns(file.path, columns, file.names)
-    repeated = next((name for name in columns if file.names.count(name) > 1), None)
-    if repeated is not None:
-        raise DataError(f"{file.path} has more than one column {repeated}; rename the others.")
+    for name in columns:
+        if file.names.count(name) > 1:
+            raise DataError(f"{file.path} has more than one column {name}; rename the others.")
 
 
 def read_column_names(path: Path) -> list[str]:

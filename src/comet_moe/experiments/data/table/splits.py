@@ -4,6 +4,7 @@ Exact sizes need no list of all rows. The number of rows of a block in each spli
 hypergeometric distribution: a draw without replacement from all rows that are left. The rows are random.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
@@ -17,13 +18,19 @@ from comet_moe.experiments.data.table.roles import require_named_columns
 from comet_moe.experiments.data.table.scan import ColumnScan
 from comet_moe.experiments.data.table.schema import TableOptions
 from comet_moe.experiments.data.table.source import TableSource
-from comet_moe.experiments.data.table.values import as_categories, as_dates, as_days, as_numbers, is_date
+from comet_moe.experiments.data.table.values import (
+    as_categories,
+    as_dates,
+    as_days,
+    as_numbers,
+    count_texts,
+    is_date,
+)
 
 SplitCodes = npt.NDArray[np.int8]  # 0 train, 1 validation, 2 test
 Assign = Callable[[pa.RecordBatch], SplitCodes]
 """Gives the split of each row of the next batch; the batches are those of one pass, in order."""
 
-_CODES = {"train": 0, "validation": 1, "test": 2}
 _BLOCK = 2**15
 _TIME_SAMPLE = 2**18
 
@@ -38,13 +45,8 @@ def plan_splits(
 ) -> Callable[[], dict[str, Assign]]:
     """A function that makes, for a new pass, what assigns the rows of each source to splits.
 
-    Args:
-        sources: the table, "train", and tables of their own for "validation" or "test".
-        scans: what the columns of the table hold.
-        options: of the table.
-        split: "random", "stratified", "group" or "time".
-        seed: seed of the draws.
-        class_columns: columns of targets with classes; the first is that to stratify by unless it is given.
+    ``sources`` has the table, "train", and tables of their own for "validation" or "test". The first of
+    ``class_columns`` is that to stratify by, unless an option names a column.
     """
     main = sources["train"]
     shares = [
@@ -72,27 +74,22 @@ def plan_splits(
                 f"stratified; give a column of classes with the option stratify, or split at random."
             )
         make = partial(stratified_assigner, column, count_groups(main, column), shares, seed)
-    elif split == "group":
-        if options.group is None:
-            raise DataError("a split by group needs the option group, the name of a column.")
-        require_single_values(main, scans, "group", options.group)
-        groups = count_groups(main, options.group)
-        make = partial(group_assigner, options.group, groups, shares, seed, main)
     else:
-        if options.time is None:
-            raise DataError("a split by time needs the option time, the name of a column.")
-        require_single_values(main, scans, "time", options.time)
-        by_time = time_assigner(main, options.time, shares, seed)
-        make = lambda: by_time  # noqa: E731 - the same in every pass, as it holds no state
+        column = options.group if split == "group" else options.time
+        if column is None:
+            raise DataError(f"a split by {split} needs the option {split}, the name of a column.")
+        require_single_values(main, scans, split, column)
+        if split == "group":
+            make = partial(group_assigner, column, count_groups(main, column), shares, seed, main)
+        else:
+            by_time = time_assigner(main, column, shares, seed)
+            make = lambda: by_time  # noqa: E731 - the same in every pass, as it holds no state
 
-    def make_assigners() -> dict[str, Assign]:
-        return {name: make() if name == "train" else _constant(_CODES[name]) for name in sources}
+    def assign_all(code: int, batch: pa.RecordBatch) -> SplitCodes:
+        return np.full(batch.num_rows, code, dtype=np.int8)
 
-    return make_assigners
-
-
-def _constant(code: int) -> Assign:
-    return lambda batch: np.full(batch.num_rows, code, dtype=np.int8)
+    whole = {name: partial(assign_all, code) for code, name in enumerate(SPLITS) if name in sources}
+    return lambda: {**whole, "train": make()}
 
 
 def require_single_values(
@@ -145,11 +142,7 @@ def random_assigner(rows: int, shares: Sequence[float], seed: int) -> Assign:
 def stratified_assigner(column: str, counts: Mapping[str, int], shares: Sequence[float], seed: int) -> Assign:
     """Random splits with the same share of each value of ``column``, exact to within one row per value.
 
-    Args:
-        column: the column of classes.
-        counts: rows of each value; "" stands for missing ones.
-        shares: of the splits.
-        seed: seed of the draws.
+    ``counts`` are those of :func:`count_groups`.
     """
     draws = {
         text: _ExactDraw(share_sizes(count, shares), make_rng(seed, f"split {text}"))
@@ -169,12 +162,10 @@ def stratified_assigner(column: str, counts: Mapping[str, int], shares: Sequence
 
 def count_groups(source: TableSource, column: str) -> dict[str, int]:
     """Rows of each value of ``column``; "" stands for missing ones."""
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     for batch in source.batches([column]):
         codes, texts = as_categories(batch.column(column))
-        for code, count in zip(*np.unique(codes, return_counts=True), strict=True):
-            text = "" if code < 0 else texts[code]
-            counts[text] = counts.get(text, 0) + int(count)
+        counts += count_texts(codes, texts) + Counter({"": int((codes < 0).sum())})
     return counts
 
 

@@ -35,14 +35,7 @@ _DECIMAL_ROWS = 1000
 
 
 class TextFile:
-    """One text file of a table.
-
-    Args:
-        path: the file.
-        encoding: by Python's name; None: UTF-8, or UTF-16 if the file has its mark.
-        separator: between values; None: a tab for .tsv, else the most frequent of ``SEPARATORS`` in the
-            first line.
-        missing: texts that stand for a missing value.
+    """One text file of a table; the arguments are those of ``TableSource``.
 
     Attributes:
         names: names of all columns.
@@ -103,11 +96,9 @@ class TextFile:
         with suppress(python_csv.Error):  # a value longer than Python's csv module accepts
             for row in islice(filter(None, reader), _DECIMAL_ROWS):
                 rows.append(row)
-        first = rows[0] if rows else []
         # Rows, but not the header, may end in a separator: a column of its own, which has no value.
-        self._end = (
-            f"\0{len(self.names)}" if len(first) == len(self.names) + 1 and not first[-1].strip() else ""
-        )
+        has_end = rows and len(rows[0]) == len(self.names) + 1 and not rows[0][-1].strip()
+        self._end = f"\0{len(self.names)}" if has_end else ""
         complete = rows[:-1] if len(head) == BLOCK else rows
         self.has_decimal_comma = self.separator == ";" and any(
             _DECIMAL_COMMA.fullmatch(value.strip()) for row in complete for value in row
@@ -143,7 +134,12 @@ class TextFile:
         # Arrow reads up to 32 blocks ahead: they are small, and put together, since each batch has its cost.
         waiting: list[pa.RecordBatch] = []
         for batch in reader:
-            self._require_empty_end(batch, first_row)
+            if self._end and batch.column(self._end).null_count < batch.num_rows:
+                row = first_row + pc.index(pc.is_valid(batch.column(self._end)), True).as_py()
+                raise DataError(
+                    f"{self.path} has {len(self.names) + 1} values instead of {len(self.names)} in data row "
+                    f"{row}; name all columns in the first line."
+                )
             first_row += batch.num_rows
             waiting.append(batch)
             rows = sum(own.num_rows for own in waiting)
@@ -152,16 +148,6 @@ class TextFile:
                 waiting = []
         if waiting:
             yield pa.concat_batches(waiting)
-
-    def _require_empty_end(self, batch: pa.RecordBatch, first_row: int) -> None:
-        """Raise DataError if a row has a value after the separator that ends rows."""
-        end = batch.column(self._end) if self._end else None
-        if end is not None and end.null_count < len(end):
-            row = first_row + pc.index(pc.is_valid(end), True).as_py()
-            raise DataError(
-                f"{self.path} has {len(self.names) + 1} values instead of {len(self.names)} in data row "
-                f"{row}; name all columns in the first line."
-            )
 
     def rephrase(self, error: pa.ArrowInvalid) -> str | None:
         """Arrow's message about one row in terms of the table; None if it is about something else."""

@@ -5,6 +5,7 @@ one. For example, 7, 7.0 and "7" are one category, and so are true and "True".
 """
 
 import re
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -71,25 +72,25 @@ def text_of(value: Any) -> str | None:
     return (whole[1] if whole else text) or None
 
 
-def _as_python(values: pa.Array) -> list[Any]:
-    try:
-        found: list[Any] = values.to_pylist()
-    except (OverflowError, ValueError):  # a date beyond the year 9999, which Python does not know
-        found = values.cast(pa.string()).to_pylist()
-    return found
-
-
 def as_categories(values: pa.Array) -> tuple[Codes, list[str]]:
     """Categories as indices into a list of texts, -1 where a value is missing: (B,), distinct texts."""
-    if isinstance(values, pa.ChunkedArray):
-        values = values.combine_chunks()
     if not pa.types.is_dictionary(values.type):
         values = values.dictionary_encode()
     codes = pc.fill_null(values.indices, -1).to_numpy(zero_copy_only=False).astype(np.int64)
-    texts = [text_of(value) for value in _as_python(values.dictionary)]
+    try:
+        found = values.dictionary.to_pylist()
+    except (OverflowError, ValueError):  # a date beyond the year 9999, which Python does not know
+        found = values.dictionary.cast(pa.string()).to_pylist()
+    texts = [text_of(value) for value in found]
     distinct: dict[str, int] = {}
     numbers = [-1 if text is None else distinct.setdefault(text, len(distinct)) for text in texts]
     return np.array([*numbers, -1], dtype=np.int64)[codes], list(distinct)
+
+
+def count_texts(codes: Codes, texts: list[str]) -> Counter[str]:
+    """The rows of each text; those of the code -1 do not count."""
+    counts = np.bincount(codes[codes >= 0], minlength=len(texts)).tolist()
+    return Counter({text: count for text, count in zip(texts, counts, strict=True) if count})
 
 
 def as_numbers(values: pa.Array) -> Floats:
@@ -143,8 +144,6 @@ def as_lists(values: pa.Array, separator: str) -> tuple[Codes, Codes, list[str]]
 
     A text is split at ``separator``. A missing value is a list of length 0, missing elements have index -1.
     """
-    if isinstance(values, pa.ChunkedArray):
-        values = values.combine_chunks()
     if not is_list(values.type):
         if pa.types.is_dictionary(values.type):
             values = values.dictionary_decode()
