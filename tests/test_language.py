@@ -13,8 +13,7 @@ SUFFIXES = {".py", ".md", ".yaml", ".html", ".js", ".css", ".sh", ".toml"}
 DOCSTRING_WORDS = 25
 DOCUMENT_WORDS = 30
 
-NOT_YET = (
-)
+NOT_YET = ()
 """Files and folders that still have long sentences or words to avoid."""
 
 UNITS = (
