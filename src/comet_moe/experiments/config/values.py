@@ -48,7 +48,11 @@ _Loader.add_implicit_resolver(
 )
 
 
-_Loader.add_constructor(_INT, lambda loader, node: int(loader.construct_scalar(node).replace("_", "")))
+def _integer(loader: yaml.SafeLoader, node: Any) -> int:
+    return int(loader.construct_scalar(node).replace("_", ""))
+
+
+_Loader.add_constructor(_INT, _integer)
 
 
 def read_yaml(text: str) -> Any:
