@@ -69,7 +69,8 @@ def test_a_command_exists_with_its_options_and_settings(text):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_a_file_that_a_page_names_exists(page):
-    folders = (ROOT, ROOT / "src/comet_moe", ROOT / "docs", (ROOT / page).parent)
+    package = ROOT / "src/comet_moe"
+    folders = (ROOT, package, package / "experiments", ROOT / "docs", (ROOT / page).parent)
     for line in code_lines(page):
         for name in re.findall(rf"(?<![\w./-])(?:[\w-]+/)*[\w-]+\.(?:{'|'.join(SUFFIXES)})(?![\w./])", line):
             is_input = name.startswith(("runs/", "studies/", "my.", "new."))

@@ -13,9 +13,6 @@ SUFFIXES = {".py", ".md", ".yaml", ".html", ".js", ".css", ".sh", ".toml"}
 DOCSTRING_WORDS = 25
 DOCUMENT_WORDS = 30
 
-NOT_YET = ()
-"""Files and folders that still have long sentences or words to avoid."""
-
 UNITS = (
     "batch|epoch|expert|gate|layer|line|page|row|run|sample|second|selector|step|study|task|token|tree|trial"
 )
@@ -55,7 +52,7 @@ def test_no_file_uses_words_of_the_old_dialect(pattern):
     found = [
         f"{name}:{number}: {line.strip()}"
         for name in tracked_files()
-        if not ("figure" in pattern and name.startswith(PLOTS)) and not name.startswith(NOT_YET)
+        if not ("figure" in pattern and name.startswith(PLOTS))
         for number, line in enumerate((ROOT / name).read_text(encoding="utf-8").splitlines(), start=1)
         if search.search(line)
     ]
@@ -72,12 +69,7 @@ def long_sentences(name, sentences, limit):
 
 def test_a_sentence_of_a_docstring_has_at_most_25_words():
     names = [name for name in tracked_files() if name.startswith("src/") and name.endswith(".py")]
-    found = [
-        line
-        for name in names
-        if not name.startswith(NOT_YET)
-        for line in long_sentences(name, docstring_sentences, DOCSTRING_WORDS)
-    ]
+    found = [line for name in names for line in long_sentences(name, docstring_sentences, DOCSTRING_WORDS)]
     assert names
     assert not found, "make two sentences of each:\n" + "\n".join(found)
 
@@ -85,12 +77,7 @@ def test_a_sentence_of_a_docstring_has_at_most_25_words():
 def test_a_sentence_of_a_document_has_at_most_30_words():
     pages = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/")
     names = [name for name in tracked_files() if name.startswith(pages) and name.endswith(".md")]
-    found = [
-        line
-        for name in names
-        if not name.startswith(NOT_YET)
-        for line in long_sentences(name, document_sentences, DOCUMENT_WORDS)
-    ]
+    found = [line for name in names for line in long_sentences(name, document_sentences, DOCUMENT_WORDS)]
     assert names
     assert not found, "make two sentences of each:\n" + "\n".join(found)
 

@@ -130,7 +130,7 @@ class RoutingStatistics:
         choices = choices if self._candidates is None else self._candidates.sort().values
         own = count[choices]
         mean_load = float(own.mean())
-        numbers = {
+        numbers: dict[str, Any] = {
             "experts_per_sample": float(count.sum()) / max(samples, 1),
             "information": max(0.0, entropy_of_mean - float(sums["entropy"]) / max(routed, 1.0)),
             "shared_experts": float((own**2).sum() / own.sum()) / max(routed, 1.0) if mean_load else 1.0,

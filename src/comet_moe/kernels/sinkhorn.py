@@ -55,7 +55,8 @@ class _Rounds(torch.autograd.Function):
             def definition(logits: Tensor) -> Tensor:
                 return sinkhorn_rounds_torch(logits, ctx.iterations)
 
-            return *differentiable_backward(definition, (logits,), [grad], (True,)), None
+            (grad_logits,) = differentiable_backward(definition, (logits,), [grad], (True,))
+            return grad_logits, None
         soft = halves[:, -1]
         work = (grad.reshape(soft.shape) * soft).contiguous()
         _backward(work.numpy(), as_array(halves))

@@ -224,8 +224,8 @@ class BaseMoE(BaseEstimator):
     ) -> list[Check]:
         """Write the network as a file that runs without this library, and check its outputs.
 
-        The inputs of the file are the arrays of :meth:`encode`, its outputs one prediction per task:
-        probabilities of the second class or of all classes, or numbers in the units of ``y``.
+        The inputs of the file are the arrays of :meth:`encode`. It has one output per task: the probability
+        of the second class, those of all classes, or a number in the units of ``y``.
 
         Args:
             path: the file to write.

@@ -25,9 +25,9 @@ class MoEClassifier(ClassifierMixin, BaseMoE):
     There a column with few distinct integers is categorical. NaN is a missing value.
 
     Args:
-        gate: name of the gate, "comet", "topk", "softmax" and others; with local search if it ends in "+";
-            "dense" is a network without a mixture that costs as much as ``k`` experts, "dense-per-task" one
-            with an expert for each task.
+        gate: name of the gate, "comet", "topk", "softmax" and others; with local search if it ends in "+".
+            "dense" is a network without a mixture that costs as much as ``k`` experts. "dense-per-task" has
+            one expert per task.
         experts: number of experts.
         k: experts per sample; settings that a gate does not have are not used.
         units: widths of the layers of each expert.
@@ -67,10 +67,10 @@ class MoEClassifier(ClassifierMixin, BaseMoE):
         n_iter_: epochs trained.
         history_: one dictionary per epoch: ``train_loss`` and ``train_aux_loss`` as means over its steps,
             ``validation_loss``, metrics of each task on the ``validation`` rows, ``seconds`` so far.
-        routing_: for each task the statistics of its gate on the validation rows (on the train rows if there
-            are none), and a ``verdict``: "routes", "blends", "static" or "dense".
-        result_: loss and metrics on the validation rows with the final weights, number of parameters, rows,
-            operations per row, notes on columns that were left out and on gates that do not route.
+        routing_: for each task the statistics of its gate on the validation rows, or on the train rows if
+            there are none. ``verdict`` is "routes", "blends", "static" or "dense".
+        result_: loss and metrics on the validation rows with the final weights; number of parameters, rows,
+            operations per row. ``notes`` name columns that were left out and gates that do not route.
         model_: the network, a :class:`~comet_moe.experiments.models.TableModel` in float64. Its weights were
             trained in float32. In float64 a prediction does not depend on the other rows of the call.
 
@@ -117,7 +117,7 @@ class MoERegressor(RegressorMixin, BaseMoE):
 
     The parameters and attributes are those of :class:`MoEClassifier`, without ``classes_``. The target is
     standardised for training: subtract its mean, divide by its standard deviation s. In ``history_`` and
-    ``result_`` every ``loss`` is of that target, without a unit; predictions and ``mae`` are in the units of
+    ``result_`` every ``loss`` is of that target, without a unit. Predictions and ``mae`` are in the units of
     ``y``, and ``mse`` in their square.
 
     Example:
