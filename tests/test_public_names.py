@@ -35,6 +35,12 @@ def test_every_public_name_is_there():
         assert name in dir(comet_moe)
 
 
+def test_packages_need_no_import_of_their_own():
+    code = "import comet_moe; print(comet_moe.kernels.status()); comet_moe.gates.CometGate"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "numba: runs" in done.stdout
+
+
 def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match=r"module 'comet_moe' has no attribute 'Moe'"):
         _ = comet_moe.Moe

@@ -72,9 +72,14 @@ __all__ = [
 ]
 
 
+_PACKAGES = ("bert", "experts", "gates", "hf", "kernels", "local_search", "parallel", "sklearn", "testing")
+
+
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return getattr(import_module(_MODULES[name]), name)
+    if name in _PACKAGES:
+        return import_module(f"comet_moe.{name}")
     raise AttributeError(f"module 'comet_moe' has no attribute {name!r}")
 
 
