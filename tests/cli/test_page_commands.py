@@ -66,7 +66,8 @@ def test_the_commands_of_a_page_run_one_after_the_other(page, workshop, monkeypa
 
 def test_the_search_space_of_tuning_is_one(tmp_path):
     (text,) = blocks("docs/tuning.md", "yaml")
-    recipe = yaml.safe_load((ROOT / "src/comet_moe/recipes/movielens-100k.yaml").read_text(encoding="utf-8"))
+    file = ROOT / "src/comet_moe/experiments/recipes/movielens-100k.yaml"
+    recipe = yaml.safe_load(file.read_text(encoding="utf-8"))
     path = tmp_path / "mine.yaml"
     path.write_text(yaml.safe_dump(recipe | yaml.safe_load(text)), encoding="utf-8")
     space = load_search_space(str(path), "comet+")

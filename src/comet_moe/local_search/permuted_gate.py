@@ -47,6 +47,7 @@ class PermutedGate(GateWrapper):
         self.search = search
         self.stochastic = gate.stochastic or search.gumbel > 0
         self.keeps_contributions = search.trees is not None
+        self.has_trees = False  # its routings are of experts, which a permutation has renumbered
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute; a new search counts this gate among its gates."""

@@ -351,6 +351,6 @@ def _by_key(settings: Sequence[str]) -> dict[str, str]:
     by_key = {setting.partition("=")[0]: setting for setting in settings}
     for key in set(PATH_SETTINGS) & set(by_key):
         path = parse_setting(by_key.pop(key))[1]
-        if not path.is_null:
+        if path not in ("", "null"):
             by_key[key] = f"{key}={absolute_path(path)}"
     return by_key
