@@ -22,9 +22,26 @@ def parameters_as_arrays(*tensors: Tensor) -> list[Any]:
     ``Tensor.numpy`` marks memory as fixed for good. In a process group parameters go another way, which takes
     a few microseconds more, since ``fully_shard`` frees their memory between two uses.
     """
-    if distributed.is_available() and distributed.is_initialized():
-        return [np.from_dlpack(tensor.detach().resolve_neg().contiguous()) for tensor in tensors]
-    return [as_array(tensor) for tensor in tensors]
+    in_group = distributed.is_available() and distributed.is_initialized()
+    return [_memory_of(tensor) if in_group and tensor.numel() else as_array(tensor) for tensor in tensors]
+
+
+def _memory_of(tensor: Tensor) -> Any:
+    """As :func:`as_array`; memory stays resizable. Before numpy 2.3 ``np.from_dlpack`` is read-only."""
+    return np.asarray(_Memory(tensor.detach().resolve_neg().contiguous()))
+
+
+class _Memory:
+    """The memory of a contiguous float tensor that is not empty, as ``np.asarray`` reads it."""
+
+    def __init__(self, tensor: Tensor):
+        self.tensor = tensor  # alive as long as the array
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": tuple(tensor.shape),
+            "typestr": f"=f{tensor.itemsize}",
+            "data": (tensor.data_ptr(), False),
+        }
 
 
 def differentiable_backward(
