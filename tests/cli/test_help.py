@@ -95,10 +95,10 @@ def test_the_command_line_module_can_be_imported_without_typer():
     ("arguments", "message", "command"),
     [
         (["train"], "missing argument 'RECIPE'", "comet-moe train"),
-        (["train", "a", "b"], "got unexpected extra argument(s) (b)", "comet-moe train"),
+        (["train", "a", "b"], "got unexpected extra argument", "comet-moe train"),
         (["trian"], "no such command 'trian'", "comet-moe"),
         (["data"], "missing command", "comet-moe data"),
-        (["bench", "--quik"], "no such option: --quik", "comet-moe bench"),
+        (["bench", "--quik"], "no such option", "comet-moe bench"),
         (["demo", "--epochs", "x"], "invalid value for '--epochs': ", "comet-moe demo"),
         (["train", "multidigits", "--set"], "option '--set' requires an argument", "comet-moe"),
     ],

@@ -74,6 +74,8 @@ def text_of(value: Any) -> str | None:
 
 def as_categories(values: pa.Array) -> tuple[Codes, list[str]]:
     """Categories as indices into a list of texts, -1 where a value is missing: (B,), distinct texts."""
+    if pa.types.is_float16(values.type):  # older versions of pyarrow do not encode it
+        values = values.cast(pa.float32())
     if not pa.types.is_dictionary(values.type):
         values = values.dictionary_encode()
     codes = pc.fill_null(values.indices, -1).to_numpy(zero_copy_only=False).astype(np.int64)
