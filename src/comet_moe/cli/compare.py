@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -95,6 +96,8 @@ def compare(
     check_extra()  # before the training, not after it
     if page is not None:
         require_file_path(page, ".html")
+    if minutes is not None and isnan(minutes):  # older versions of typer let it pass
+        raise typer.BadParameter(f"--time-budget must be at least 0 minutes, got {minutes}: give a number")
     out = out or Path("studies") / f"{Path(table.rstrip('/*')).stem}-compare"
     options = _study_options(
         table, targets, features, exclude, tasks, weights, gates, settings, out, storage, resume
