@@ -8,9 +8,6 @@ import pytest
 from command import comet_moe, refusal, succeed
 
 from comet_moe.cli.compare import _gates
-from comet_moe.experiments.studies.reading import read_lines
-from comet_moe.experiments.studies.records import TrialRecord
-from comet_moe.experiments.training.records import ResultRecord
 from made_tables import TASKS, customers, write_table
 
 
@@ -37,7 +34,8 @@ def test_gates_and_trees_are_compared_and_the_comparison_resumes(tmp_path, table
     first = succeed(*command, "--json")
     rows = {row["gate"]: row for row in first.json["rows"]}
     assert list(rows) == ["dense", "topk", "trees"]
-    assert first.json["best"] in rows
+    winner = first.json["winner"]
+    assert winner in rows
     assert first.json["recommendation"].startswith("Use ")
     for row in rows.values():
         assert row["trials_complete"] == 2
@@ -53,14 +51,13 @@ def test_gates_and_trees_are_compared_and_the_comparison_resumes(tmp_path, table
     text = succeed(*command, "--resume").out
     assert "p vs trees" in text
     assert first.json["recommendation"] in text
-    # Predictions of the study's best run keep a column, and say where the trees were better.
+    # Predictions come from the winner and keep a column; boosted trees are not saved, which is reported.
     done = succeed("predict", out, table, "-o", tmp_path / "p.csv", "--keep", "customer_id")
     predictions = pd.read_csv(tmp_path / "p.csv")
     assert list(predictions)[:2] == ["customer_id", "bought"]
     assert predictions["customer_id"].tolist() == list(range(300))
-    best = min(trial.validation_loss for trial in read_lines(out / "trials.jsonl", TrialRecord))
-    fitted = min(tree.validation_loss for tree in read_lines(out / "trees.jsonl", ResultRecord))
-    assert ("note: boosted trees had a lower one" in done.err) == (fitted < best)
+    assert ("note: trees is recommended" in done.err) == (winner == "trees")
+    assert winner == "trees" or f"gate {winner}: the recommended network" in done.err
     refused = refusal_after_note("predict", out, table, "-o", tmp_path / "p.csv", "--keep", "id")
     assert "has no column id to keep" in refused
 

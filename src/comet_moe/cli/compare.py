@@ -116,21 +116,16 @@ def compare(
     file = write_report([out], page or out / "compare.html")
     recommendation = recommend(rows)
     if as_json:
-        best = min(
-            (row for row in rows if row["test_loss_mean"] is not None),
-            key=lambda row: row["test_loss_mean"],
-            default=None,
-        )
         message = {
             "study": str(out),
             "rows": rows,
-            "best": None if best is None else best["gate"],
-            "recommendation": recommendation,
+            "winner": recommendation.gate,
+            "recommendation": recommendation.sentence,
             "page": str(file),
         }
         echo(json.dumps(message, allow_nan=False))
     else:
-        print_tables([comparison.table(rows)], [COMPARISON_NOTE, recommendation], as_markdown=False)
+        print_tables([comparison.table(rows)], [COMPARISON_NOTE, recommendation.sentence], as_markdown=False)
         echo(f"page: {file}")
     if all(row["test_loss_mean"] is None for row in rows):
         raise typer.Exit(1)

@@ -84,24 +84,32 @@ def predict(
 
 
 def _best_run(study: Path) -> Path:
-    """The run of a study with the lowest validation loss whose weights are on this machine."""
-    from comet_moe.exceptions import StudyError
-    from comet_moe.experiments.studies.reading import read_lines, read_studies
-    from comet_moe.experiments.training.boosted_trees import FILE
-    from comet_moe.experiments.training.records import ResultRecord
+    """The run to predict with: of the recommended network, the one with the lowest validation loss.
 
-    trials = read_studies([study])[0].trials
-    complete = trials[trials["status"] == "complete"].sort_values(["validation_loss", "gate", "index"])
-    for row in complete.itertuples():
-        if row.run is not None and (row.run / "model.safetensors").is_file():
-            echo(f"using {row.run}, gate {row.gate}: the lowest validation loss of the study", err=True)
-            trees = read_lines(study / FILE, ResultRecord) if (study / FILE).is_file() else []
-            losses = [tree.validation_loss for tree in trees if tree.validation_loss is not None]
-            if losses and min(losses) < row.validation_loss:
-                echo(
-                    f"note: boosted trees had a lower one, {min(losses):.2f} against "
-                    f"{row.validation_loss:.2f}; they are scikit-learn's, and a study does not save them",
-                    err=True,
-                )
-            return Path(row.run)
-    raise StudyError(f"{study} has no finished run with weights on this machine: give the folder of a run")
+    Where that network has no weights on this machine, and where boosted trees are recommended, which a study
+    does not save, it is the best run of any network.
+    """
+    from comet_moe.exceptions import StudyError
+    from comet_moe.experiments.studies.comparison import read_comparison
+    from comet_moe.experiments.studies.reading import rank_trials, read_studies
+    from comet_moe.experiments.studies.winner import recommend
+
+    trials = rank_trials(read_studies([study])[0].trials)
+    has_weights = [run is not None and (run / "model.safetensors").is_file() for run in trials["run"]]
+    available = trials[has_weights]
+    if available.empty:
+        raise StudyError(
+            f"{study} has no finished run with weights on this machine: give the folder of a run"
+        )
+    recommended = recommend(read_comparison(study)).gate
+    chosen = available[available["gate"] == recommended]
+    row = (available if chosen.empty else chosen).iloc[0]
+    if chosen.empty:
+        echo(
+            f"note: {recommended} is recommended, and the study has no model of it to predict with", err=True
+        )
+        why = "the lowest validation loss of the study"
+    else:
+        why = f"the recommended network, the lowest validation loss of {len(chosen)} runs"
+    echo(f"using {row['run']}, gate {row['gate']}: {why}", err=True)
+    return Path(row["run"])

@@ -56,7 +56,15 @@ PLAIN = [make_row("dense", 50.0), make_row("dense-per-task", 48.0, 0.001)]
     ],
 )
 def test_the_recommendation_says_what_was_shown(rows, sentence):
-    assert sentence in recommend(rows)
+    assert sentence in recommend(rows).sentence
+
+
+def test_the_gate_of_the_recommendation_is_the_one_that_its_sentence_names():
+    undecided = recommend([make_row("dense", 50.0), make_row("topk", 49.0, 0.2)])
+    assert undecided.gate == "dense"
+    assert recommend([make_row("dense", 50.0), make_row("topk", 49.0, 0.01)]).gate == "topk"
+    assert recommend([make_row("dense", 50.0), make_row("trees", 48.0, 0.01, None)]).gate == "trees"
+    assert recommend([make_row("dense", None)]).gate is None
 
 
 def trees(*losses):

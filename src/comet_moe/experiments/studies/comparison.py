@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from math import isfinite, nan
+from pathlib import Path
 
 from comet_moe.experiments.config import TrainConfig
 from comet_moe.experiments.models.tasks import read_schema, table_tasks
@@ -37,14 +38,7 @@ class Comparison:
 
         ``on_tree`` is called with the seed before trees are fitted.
         """
-        (study,) = read_studies([self.folder])
-        rows = compare_gates(study)
-        if not tree_seeds:
-            return [row | {"p_trees": None} for row in rows]
-        trees = _tree_row(rows[0], self._trees(tree_seeds, on_tree))
-        dense = next((loss_of(row) for row in rows if row["gate"] == DENSE), None)
-        compared = [row | {"p_trees": p_below(row, loss_of(trees))} for row in rows]
-        return [*compared, trees | {"p_dense": p_below(trees, dense), "p_trees": None}]
+        return _with_trees(self.folder, self._trees(tree_seeds, on_tree) if tree_seeds else [])
 
     def _trees(self, seeds: int, on_tree: Callable[[int], None]) -> list[ResultRecord]:
         """The results of the trees, fitted where the study folder does not have them yet."""
@@ -63,6 +57,23 @@ class Comparison:
         names = ", ".join(task.name for task in self.tasks)
         metrics = [f"{task.name}.{MAIN_METRICS[task.kind]}" for task in self.tasks]
         return comparison_table(f"{self.folder.name}: {names} from {sizes} rows", rows, metrics)
+
+
+def read_comparison(folder: Path) -> list[Row]:
+    """The rows of `Comparison.rows` for all that the study in ``folder`` has, without any training."""
+    file = folder / FILE
+    return _with_trees(folder, read_lines(file, ResultRecord) if file.is_file() else [])
+
+
+def _with_trees(folder: Path, fitted: Sequence[ResultRecord]) -> list[Row]:
+    (study,) = read_studies([folder])
+    rows = compare_gates(study)
+    if not fitted:
+        return [row | {"p_trees": None} for row in rows]
+    trees = _tree_row(rows[0], fitted)
+    dense = next((loss_of(row) for row in rows if row["gate"] == DENSE), None)
+    compared = [row | {"p_trees": p_below(row, loss_of(trees))} for row in rows]
+    return [*compared, trees | {"p_dense": p_below(trees, dense), "p_trees": None}]
 
 
 def _tree_row(like: Row, records: Sequence[ResultRecord]) -> Row:

@@ -4,6 +4,7 @@ Rows are those of `comet_moe.experiments.studies.tables.compare_gates`.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from comet_moe.experiments.studies.render import format_p_equation
@@ -86,44 +87,62 @@ def _among(tests: int) -> str:
     return "the only test" if tests == 1 else f"the lowest of {tests} p-values"
 
 
-def recommend(rows: Sequence[Row]) -> str:
-    """One sentence: what to use on this table, and why."""
+@dataclass(frozen=True)
+class Recommendation:
+    """What to use on a table.
+
+    Attributes:
+        gate: the name of the row to use, boosted trees among them; None if no run is complete.
+        sentence: what to use, and why.
+    """
+
+    gate: str | None
+    sentence: str
+
+
+def recommend(rows: Sequence[Row]) -> Recommendation:
+    """What to use on this table: `compare` prints it, and `predict` uses it."""
     complete = {row["gate"]: row for row in rows if row["test_loss_mean"] is not None}
     if not complete:
-        return "No run is complete: see the reasons in the study folder."
+        return Recommendation(None, "No run is complete: see the reasons in the study folder.")
     best = min(complete.values(), key=lambda row: row["test_loss_mean"])
     name = best["gate"]
     if name == TREES:
         rivals = [row for row in complete.values() if row["gate"] != TREES]
         shown = all(is_significant(p_below(best, loss_of(row))) for row in rivals)
-        return (
+        return Recommendation(
+            name,
             f"Use boosted trees: their test loss is the lowest"
-            f"{'' if shown else ', though not significantly below that of every network'}."
+            f"{'' if shown else ', though not significantly below that of every network'}.",
         )
     against = None if name == DENSE else p_against_dense(best)
     if against is None:
-        return f"Use {name}: its test loss is the lowest of {len(complete)}."
+        return Recommendation(name, f"Use {name}: its test loss is the lowest of {len(complete)}.")
     (p, plain), found = against, format_p_equation(against[0])
     if not is_significant(p):
-        return (
+        return Recommendation(
+            plain,
             f"Use {plain}, {_AS_COSTLY_AS_SELECTED[plain]} as costly as the selected experts: {name} has the "
-            f"lowest test loss, but not significantly lower ({found})."
+            f"lowest test loss, but not significantly lower ({found}).",
         )
     times = best["flops_per_sample_mean"] / complete[plain]["flops_per_sample_mean"]
     if times <= SAME_COST:
-        return (
+        return Recommendation(
+            name,
             f"Use {name}: its test loss is below that of a dense network of the same cost ({plain}, "
-            f"{found}), and it {_routes(best)}."
+            f"{found}), and it {_routes(best)}.",
         )
     if name in DENSE_KINDS:
-        return (
+        return Recommendation(
+            name,
             f"Use {name}: its test loss is below that of {plain} ({found}). It takes {times:.1f} times as "
-            f"many operations."
+            f"many operations.",
         )
-    return (
+    return Recommendation(
+        name,
         f"Use {name} or a wider dense network: the test loss of {name} is below that of {plain} "
         f"({found}), and it {_routes(best)}, but it takes {times:.1f} times as many operations. Compare it "
-        f"with a dense network as costly: --gates {plain} with a larger --set gate.k."
+        f"with a dense network as costly: --gates {plain} with a larger --set gate.k.",
     )
 
 
