@@ -86,8 +86,8 @@ def predict(
 def _best_run(study: Path) -> Path:
     """The run to predict with: of the recommended network, the one with the lowest validation loss.
 
-    Where that network has no weights on this machine, and where boosted trees are recommended, which a study
-    does not save, it is the best run of any network.
+    Where that network has no weights on this machine, it is the best run of any network. So it is where
+    boosted trees are recommended, which a study does not save.
     """
     from comet_moe.exceptions import StudyError
     from comet_moe.experiments.studies.comparison import read_comparison
