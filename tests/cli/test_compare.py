@@ -5,9 +5,12 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from command import comet_moe, refusal, succeed
 
 from comet_moe.cli.compare import _gates
+from comet_moe.exceptions import StudyError
+from comet_moe.experiments.studies.defaults import FRONTIER
 from made_tables import TASKS, customers, write_table
 
 
@@ -37,27 +40,29 @@ def test_gates_and_trees_are_compared_and_the_comparison_resumes(tmp_path, table
     winner = first.json["winner"]
     assert winner in rows
     assert first.json["recommendation"].startswith("Use ")
-    for row in rows.values():
-        assert row["trials_complete"] == 2
+    for gate, row in rows.items():
+        assert row["trials_complete"] == (1 if gate == "trees" else 2)
         assert {name.partition(".")[0] for name in row["metrics"] if "." in name} == set(TASKS)
     assert rows["dense"]["verdict"] == "dense"
     assert 0 <= rows["topk"]["p_dense"] <= 1
     assert 0 <= rows["topk"]["p_trees"] <= 1
     assert (out / "compare.html").stat().st_size > 10_000
-    trees = (out / "trees.jsonl").read_bytes()
+    trees = (out / "trees.skops").stat()
     again = succeed(*command, "--json", "--resume")
     assert again.json == first.json
-    assert (out / "trees.jsonl").read_bytes() == trees
+    assert (out / "trees.skops").stat() == trees
     text = succeed(*command, "--resume").out
     assert "p vs trees" in text
     assert first.json["recommendation"] in text
-    # Predictions come from the winner and keep a column; boosted trees are not saved, which is reported.
+    # Predictions come from the winner and keep a column.
     done = succeed("predict", out, table, "-o", tmp_path / "p.csv", "--keep", "customer_id")
     predictions = pd.read_csv(tmp_path / "p.csv")
     assert list(predictions)[:2] == ["customer_id", "bought"]
     assert predictions["customer_id"].tolist() == list(range(300))
-    assert ("note: trees is recommended" in done.err) == (winner == "trees")
-    assert winner == "trees" or f"gate {winner}: the recommended network" in done.err
+    chosen = (
+        "boosted trees, the recommended model" if winner == "trees" else f"gate {winner}, the recommended"
+    )
+    assert chosen in done.err
     refused = refusal_after_note("predict", out, table, "-o", tmp_path / "p.csv", "--keep", "id")
     assert "has no column id to keep" in refused
 
@@ -65,8 +70,8 @@ def test_gates_and_trees_are_compared_and_the_comparison_resumes(tmp_path, table
 @pytest.mark.parametrize(
     ("given", "targets", "resume", "gates"),
     [
-        (None, 1, False, ["dense", "softmax", "topk", "sigmoid", "comet", "comet+"]),
-        (None, 2, False, ["dense", "dense-per-task", "softmax", "topk", "sigmoid", "comet", "comet+"]),
+        (None, 1, False, [*FRONTIER, "softmax", "topk", "sigmoid", "comet", "comet+"]),
+        (None, 2, False, [*FRONTIER, "dense-per-task", "softmax", "topk", "sigmoid", "comet", "comet+"]),
         (None, 2, True, None),
         ("topk,comet", 2, True, ["topk", "comet"]),
     ],
@@ -127,17 +132,33 @@ def test_a_missing_table_is_one_sentence(tmp_path):
 
 def test_trees_have_the_metrics_of_the_networks(tmp_path, table, monkeypatch):
     from comet_moe.experiments.config import load_train_config
-    from comet_moe.experiments.models.tasks import read_schema, table_tasks
     from comet_moe.experiments.training.batches import load_dataset
-    from comet_moe.experiments.training.boosted_trees import train_trees
+    from comet_moe.experiments.training.boosted_trees import BoostedTrees, train_trees
 
     monkeypatch.setenv("COMET_MOE_CACHE", str(tmp_path / "cache"))
     targets = {name: {"kind": kind} for name, kind in TASKS.items()}
     settings = [f"data.path={table}", f"data.options.targets={json.dumps(targets)}"]
     config = load_train_config("table", settings)
     dataset = load_dataset(config)
-    result = train_trees(dataset, table_tasks(read_schema(dataset.meta), config.loss), seed=0)
+    trees, result = train_trees(dataset, config)
     assert result.tasks["bought"]["auc"] > 0.6
     assert result.tasks["spend"]["r2"] > 0.5
     weighted = sum(metrics["loss"] for metrics in result.tasks.values()) / 4
     assert result.test_loss == pytest.approx(100 * weighted)
+    trees.save(tmp_path / "trees.skops")
+    loaded = BoostedTrees.load(tmp_path / "trees.skops")
+    for before, after in zip(
+        trees.outputs(dataset.test.features), loaded.outputs(dataset.test.features), strict=True
+    ):
+        assert torch.equal(before, after)
+    content = (tmp_path / "trees.skops").read_bytes()
+    for damaged in (content[: len(content) // 2], b"", b"text"):
+        (tmp_path / "trees.skops").write_bytes(damaged)
+        with pytest.raises(StudyError, match="is damaged or not a file of boosted trees"):
+            BoostedTrees.load(tmp_path / "trees.skops")
+    node = trees.models[0]._predictors[0][0].nodes
+    node["left"][0] = len(node)  # a node that does not exist
+    for wrong in (trees, BoostedTrees(trees.meta, trees.options, trees.loss, [lambda: 0])):
+        wrong.save(tmp_path / "trees.skops")
+        with pytest.raises(StudyError, match="is damaged or not a file of boosted trees"):
+            BoostedTrees.load(tmp_path / "trees.skops")

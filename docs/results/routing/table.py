@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 from statistics import fmean
 
-from comet_moe.experiments.studies.significance import Summary, student_t_test, summarise
+from comet_moe.experiments.studies.significance import Summary, welch_t_test, summarise
 
 sys.path.append(str(Path(__file__).parents[1]))
 import raw
@@ -60,7 +60,7 @@ def _print_table(found: raw.Runs, recipe: str, networks: dict[str, str]) -> None
 def _p_values(loss: Summary, baseline: Summary | None) -> tuple[str, str]:
     if baseline is None or loss is baseline:
         return "", ""
-    below, above = student_t_test(loss, baseline), student_t_test(baseline, loss)
+    below, above = welch_t_test(loss, baseline), welch_t_test(baseline, loss)
     return tuple("" if p is None else "< 0.001" if p < 0.0005 else f"{p:.3f}" for p in (below, above))
 
 

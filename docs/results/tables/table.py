@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from statistics import fmean, median
 
-from comet_moe.experiments.studies.significance import student_t_test, summarise
+from comet_moe.experiments.studies.significance import welch_t_test, summarise
 from comet_moe.experiments.training.records import RoutingRecord
 
 sys.path.append(str(Path(__file__).parents[1]))
@@ -52,7 +52,7 @@ def _print_quality(results: raw.Runs, data: str) -> None:
             # The test is for a lower mean, so that it gets 1 - AUC.
             found = summarise([1 - _auc(name, run, task) for run in runs])
             baseline = summarise([1 - _auc("dense", run, task) for run in dense])
-            p = None if name == "dense" else student_t_test(found, baseline)
+            p = None if name == "dense" else welch_t_test(found, baseline)
             se = "" if found.se is None else f" ± {found.se:.4f}"
             cells += [f"{1 - found.mean:.4f}{se}", _interval(runs[0], task), "" if p is None else f"{p:.3f}"]
         flops = [run["flops_per_sample"] for run in runs if run.get("flops_per_sample")]

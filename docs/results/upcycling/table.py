@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 from statistics import fmean
 
-from comet_moe.experiments.studies.significance import student_t_test, summarise
+from comet_moe.experiments.studies.significance import welch_t_test, summarise
 
 sys.path.append(str(Path(__file__).parents[1]))
 import raw
@@ -30,7 +30,7 @@ def main(path: Path) -> None:
         accuracy, loss = summarise([run["accuracy"] for run in of]), summarise([run["loss"] for run in of])
         if accuracy is None or loss is None:
             continue
-        p = None if gate == "dense" else student_t_test(loss, dense)
+        p = None if gate == "dense" else welch_t_test(loss, dense)
         cells = [LABELS[gate], f"{of[0]['parameters'] / 1e6:.1f}", str(accuracy.count)]
         cells += [f"{accuracy.mean:.1f} ± {accuracy.se or 0:.1f}", f"{loss.mean:.3f} ± {loss.se or 0:.3f}"]
         cells.append("" if p is None else f"{p:.2f}")

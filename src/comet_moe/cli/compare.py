@@ -5,7 +5,7 @@ import shlex
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +14,7 @@ import typer
 
 from comet_moe.cli._study_options import AsJson, Resume, Settings, Storage, Workers
 from comet_moe.cli._text import echo, split_names
-from comet_moe.experiments.studies.defaults import DEFAULT_GATES
+from comet_moe.experiments.studies.defaults import DEFAULT_GATES, FRONTIER
 
 if TYPE_CHECKING:
     from comet_moe.experiments.studies.definition import StudyOptions
@@ -88,9 +88,11 @@ def compare(
     from comet_moe.cli.table import print_tables
     from comet_moe.experiments.report import check_extra, write_report
     from comet_moe.experiments.studies.comparison import Comparison
+    from comet_moe.experiments.studies.reading import read_studies
     from comet_moe.experiments.studies.study import open_study
+    from comet_moe.experiments.studies.tables import compare_gates
     from comet_moe.experiments.studies.text_tables import COMPARISON_NOTE
-    from comet_moe.experiments.studies.winner import recommend
+    from comet_moe.experiments.studies.winner import winner
     from comet_moe.files import require_file_path
 
     check_extra()  # before the training, not after it
@@ -110,22 +112,23 @@ def compare(
         for note in comparison.dataset.meta.get("notes", []):
             echo(f"note: {note}", err=True)
         _train(study, seeds, workers, minutes)
-    rows = comparison.rows(
-        seeds if trees else 0, lambda seed: echo(f"boosted trees {seed + 1}/{seeds}", err=True)
-    )
+    if trees:
+        comparison.fit_trees(lambda: echo("boosted trees", err=True))
+    (finished,) = read_studies([out])
+    rows = compare_gates(finished)
+    decision = winner(rows)
     file = write_report([out], page or out / "compare.html")
-    recommendation = recommend(rows)
     if as_json:
         message = {
             "study": str(out),
             "rows": rows,
-            "winner": recommendation.gate,
-            "recommendation": recommendation.sentence,
+            **asdict(decision),
             "page": str(file),
         }
         echo(json.dumps(message, allow_nan=False))
     else:
-        print_tables([comparison.table(rows)], [COMPARISON_NOTE, recommendation.sentence], as_markdown=False)
+        notes = [COMPARISON_NOTE, decision.answer, decision.recommendation]
+        print_tables([comparison.table(rows)], [note for note in notes if note], as_markdown=False)
         echo(f"page: {file}")
     if all(row["test_loss_mean"] is None for row in rows):
         raise typer.Exit(1)
@@ -183,8 +186,8 @@ def _gates(given: str | None, num_targets: int, resume: bool) -> list[str] | Non
         return split_names(given, "--gates")
     if resume:
         return None
-    dense, *mixtures = DEFAULT_GATES["comparison"]
-    return [dense, *(["dense-per-task"] if num_targets > 1 else []), *mixtures]
+    mixtures = [gate for gate in DEFAULT_GATES["comparison"] if gate not in FRONTIER]
+    return [*FRONTIER, *(["dense-per-task"] if num_targets > 1 else []), *mixtures]
 
 
 def _train(study: "StudyHandle", seeds: int, workers: int | None, minutes: float | None) -> None:

@@ -5,11 +5,17 @@ from typing import Annotated, Literal
 
 import typer
 
+from comet_moe.cli._model import resolve_run
 from comet_moe.cli._text import echo
 
 
 def evaluate(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
+    run: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN", help="Folder of a finished run, or of a study, whose recommended network is used."
+        ),
+    ],
     device: Annotated[
         Literal["auto", "cpu", "cuda", "mps"] | None,
         typer.Option(help="Device; auto is an accelerator if there is one.", show_default="that of the run"),
@@ -30,6 +36,7 @@ def evaluate(
     from comet_moe.cli._display import print_summary
     from comet_moe.experiments.training.recipe import evaluate_run
 
+    run = resolve_run(run)
     summary = evaluate_run(run, device, precision)
     if as_json:
         echo(summary.model_dump_json())

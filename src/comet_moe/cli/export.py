@@ -6,11 +6,15 @@ from typing import Annotated, Literal
 
 import typer
 
+from comet_moe.cli._model import resolve_run
 from comet_moe.cli._text import echo
 
 
 def export(
-    run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
+    run: Annotated[
+        Path,
+        typer.Argument(help="Folder of a finished run, or of a study, whose recommended network is used."),
+    ],
     format: Annotated[
         Literal["onnx", "torch"], typer.Option(help="onnx, or torch for a file that torch.export.load reads.")
     ] = "onnx",
@@ -33,6 +37,7 @@ def export(
     from comet_moe.experiments.training.recipe import load_run
     from comet_moe.files import require_file_path
 
+    run = resolve_run(run)
     suffix = ".onnx" if format == "onnx" else ".pt2"
     path = output or run / f"model{suffix}"
     require_file_path(path, suffix)  # before the work

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from comet_moe.cli._model import resolve_model
 from comet_moe.cli._text import echo, split_names
 
 
@@ -14,7 +15,8 @@ def predict(
         Path,
         typer.Argument(
             metavar="RUN",
-            help="Folder of a finished run on ratings or a table, or of a study, whose best run is used.",
+            help="Folder of a finished run on ratings or a table, or of a study, whose recommended model "
+            "is used.",
         ),
     ],
     table: Annotated[
@@ -61,16 +63,19 @@ def predict(
     """
     from comet_moe.exceptions import WriteError
     from comet_moe.experiments.training import predict as prediction
+    from comet_moe.experiments.training.boosted_trees import BoostedTrees
     from comet_moe.experiments.training.recipe import load_run
+    from comet_moe.experiments.training.records import TREES_MODEL
     from comet_moe.files import require_file_path
 
     prediction.check_suffix(output)
     require_file_path(output)  # before the work
     if output.exists() and table.exists() and output.samefile(table):
         raise WriteError(f"{output} is the table itself: choose another file for the predictions")
-    folder = _best_run(run) if (run / "study.json").is_file() else run
+    path = resolve_model(run)
+    model = BoostedTrees.load(path) if path.name == TREES_MODEL else load_run(path, device, precision)
     kept = split_names(keep, "--keep") if keep is not None else ()
-    predictions = prediction.predict(load_run(folder, device, precision), table, kept)
+    predictions = prediction.predict(model, table, kept)
     prediction.write_table(predictions.frame, output, escape_formulas)
     rows = len(predictions.frame)
     if as_json:
@@ -81,35 +86,3 @@ def predict(
     echo(f"{output}: {rows:,} rows")
     for line in predictions.lines:
         echo(f"  {line}")
-
-
-def _best_run(study: Path) -> Path:
-    """The run to predict with: of the recommended network, the one with the lowest validation loss.
-
-    Where that network has no weights on this machine, it is the best run of any network. So it is where
-    boosted trees are recommended, which a study does not save.
-    """
-    from comet_moe.exceptions import StudyError
-    from comet_moe.experiments.studies.comparison import read_comparison
-    from comet_moe.experiments.studies.reading import rank_trials, read_studies
-    from comet_moe.experiments.studies.winner import recommend
-
-    trials = rank_trials(read_studies([study])[0].trials)
-    has_weights = [run is not None and (run / "model.safetensors").is_file() for run in trials["run"]]
-    available = trials[has_weights]
-    if available.empty:
-        raise StudyError(
-            f"{study} has no finished run with weights on this machine: give the folder of a run"
-        )
-    recommended = recommend(read_comparison(study)).gate
-    chosen = available[available["gate"] == recommended]
-    row = (available if chosen.empty else chosen).iloc[0]
-    if chosen.empty:
-        echo(
-            f"note: {recommended} is recommended, and the study has no model of it to predict with", err=True
-        )
-        why = "the lowest validation loss of the study"
-    else:
-        why = f"the recommended network, the lowest validation loss of {len(chosen)} runs"
-    echo(f"using {row['run']}, gate {row['gate']}: {why}", err=True)
-    return Path(row["run"])

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeGuard, TypeVar, get_args, get_origin, get_type_hints
 
 if TYPE_CHECKING:
     from comet_moe.gates.base import Gate
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 DENSE_KINDS = ("dense", "dense-wide", "dense-per-task")
 """Networks without a gate. The first has one expert with the compute of k, the second one expert with the
 parameters of all. The third has one expert per task, together with the compute of k."""
+
+_DENSE_WIDTH = re.compile(r"dense-([1-9]\d{0,2}|\d{1,3}\.\d*[1-9])x")
 
 _MODULES = {
     "softmax": "softmax",
@@ -166,7 +168,7 @@ def register_gate(name: str, *, load_balance: float = 0.0) -> Callable[[Builder]
         >>> build_gate("first-k", in_features=8, num_experts=4, k=2)(torch.randn(1, 8)).weights
         tensor([[0.5000, 0.5000, 0.0000, 0.0000]])
     """
-    if re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name) is None or name in DENSE_KINDS:
+    if re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name) is None or is_dense(name):
         raise ValueError(
             f"the name of a gate has lower-case letters, digits and hyphens, and is none of "
             f"{', '.join(DENSE_KINDS)}, got {name!r}"
@@ -202,6 +204,26 @@ def _check_builder(gate: NamedGate) -> None:
         raise ValueError(f"the gate {gate.name} must take num_experts: add it to the arguments")
 
 
+def dense_width(name: str) -> float | None:
+    """W of a name ``dense-Wx``, the network without a gate that has the compute of W times k experts.
+
+    1 for ``dense``; None for other names.
+    """
+    found = _DENSE_WIDTH.fullmatch(name)
+    width = 1.0 if name == "dense" else float(found[1]) if found else 0.0
+    return width if name == "dense" or width not in (0.0, 1.0) else None
+
+
+def is_dense(name: str) -> bool:
+    """Whether it is the name of a network without a gate."""
+    return name in DENSE_KINDS or dense_width(name) is not None
+
+
+def is_gate_name(name: object) -> TypeGuard[str]:
+    """Whether recipes and studies know ``name``: one of :func:`gate_names`, or ``dense-Wx``."""
+    return isinstance(name, str) and (is_dense(name) or name in gate_names())
+
+
 def gate_kinds() -> tuple[str, ...]:
     """All names without "+", in the order of tables: no gate, those of this library, one's own."""
     return *DENSE_KINDS, *_MODULES, *(name for name in _registered if name not in _MODULES)
@@ -231,8 +253,9 @@ def find_gate(name: str) -> NamedGate:
 def unknown_gate(name: object) -> str:
     """The sentence about a gate that is not registered."""
     return (
-        f"gate must be one of {', '.join(gate_names())}, got {name!r}: to use a gate of your own, import the "
-        f"file that registers it, at the command line with `comet-moe --import FILE`"
+        f"gate must be one of {', '.join(gate_names())}, or dense-2x for twice the compute, got {name!r}: to "
+        f"use a gate of your own, import the file that registers it, at the command line with "
+        f"`comet-moe --import FILE`"
     )
 
 
@@ -276,7 +299,7 @@ def build_gate(
     from comet_moe.gates.uniform import UniformGate
     from comet_moe.gates.warmup import WarmupGate
 
-    if name in DENSE_KINDS:
+    if is_dense(name):
         return UniformGate(num_experts)
     known = find_gate(name)
     unknown = next((setting for setting in settings if setting not in known.settings), None)

@@ -22,7 +22,7 @@ from comet_moe.experiments.training.distributed import num_threads
 from comet_moe.experiments.training.evaluate import evaluate
 from comet_moe.experiments.training.recipe import make_trainer
 from comet_moe.experiments.training.records import EpochRecord, EvaluationRecord
-from comet_moe.gates.registry import gate_names
+from comet_moe.gates.registry import gate_names, is_gate_name
 
 _MODEL = ("experts", "units", "head", "dropout", "input_dropout", "embedding", "numeric", "numeric_embedding")
 _TRAINING = ("epochs", "patience", "learning_rate", "device", "precision")
@@ -45,7 +45,7 @@ def make_config(
     """
     values = {key: plain(value) for key, value in params.items()}
     gate = values["gate"]
-    if gate not in gate_names():
+    if not is_gate_name(gate):
         raise ValueError(f"gate is {gate!r}: choose one of {', '.join(gate_names())}")
     fields = TrainConfig.gate_section(gate).model_fields
     settings = {key: values[key] for key in fields if key in values} | _own_settings(gate, values, fields)

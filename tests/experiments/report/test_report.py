@@ -79,6 +79,8 @@ def test_the_header_says_how_many_trials_of_an_unfinished_study_are_missing(stud
 def test_subsections_without_data_are_left_out(tmp_path, runs_page):
     folder = write_study(tmp_path / "study", gates=("topk", "comet"), trials=6)
     assert headings(write_report([folder], tmp_path / "elsewhere.html")) == [
+        "What to use",
+        "Does it pay? Loss by operations",
         "Summary",
         "Does it route?",
         "Test loss by number of trials",
@@ -87,6 +89,9 @@ def test_subsections_without_data_are_left_out(tmp_path, runs_page):
         "Configuration and environment",
     ]
     assert headings(runs_page) == [
+        "What to use",
+        "Does it pay? Loss by operations",
+        "What experts specialise in",
         "Summary",
         "Does it route?",
         "Loss by epoch",
@@ -111,8 +116,8 @@ def test_runs_without_flops_have_no_plot_of_flops(tmp_path):
 def test_a_study_without_a_complete_trial_has_a_page(tmp_path):
     folder = write_study(tmp_path / "study", gates=("topk", "comet"), trials=3, unfinished=3)
     file = write_report([folder], tmp_path / "page.html")
-    assert "No trial is complete yet." in file.read_text(encoding="utf-8")
-    assert headings(file) == ["Summary", "Configuration and environment"]
+    assert "No run is complete: see the reasons in the study folder." in file.read_text(encoding="utf-8")
+    assert headings(file) == ["What to use", "Summary", "Configuration and environment"]
 
 
 def test_studies_and_runs_share_a_page(study, runs, tmp_path):

@@ -32,6 +32,7 @@ from comet_moe.experiments.studies.text_tables import (
     routing_tables,
     speedup_table,
 )
+from comet_moe.experiments.studies.winner import winner
 
 TABLE = TextTable(
     "50%_a|b [x]",
@@ -133,22 +134,22 @@ def test_notes_explain_which_trials_count_and_the_asterisk():
     studies = [made_study(random_trials(["comet"], 3), kind=kind) for kind in ("tuning", "ablation")]
     tuning, ablation = ((study, compare_gates(study)) for study in studies)
     assert [len(result_notes(results, 5)) for results in ([tuning], [ablation], [tuning, ablation])] == [
-        3,
-        3,
         4,
+        4,
+        6,
     ]
-    assert "the best 7.5 % of the trials" in result_notes([tuning], 7.5)[2]
-    assert "Welch" in result_notes([ablation], 5)[2]
+    assert "the best 7.5 % of the trials" in result_notes([tuning], 7.5)[3]
+    assert "Welch" in result_notes([ablation], 5)[3]
 
 
-def test_notes_begin_with_whether_a_mixture_pays_in_each_study():
+def test_notes_begin_with_the_decision_on_each_study():
     study = made_study(random_trials(["dense", "comet"], 40), kind="ablation")
     result = (study, compare_gates(study))
     (row,) = (row for row in result[1] if row["gate"] == "comet")
     answer = result_notes([result], 5)[0]
-    assert answer.startswith("Does a mixture pay on this data? Yes: ")
-    assert row["p_dense"] < 0.001
-    assert answer.endswith("comet is below that of dense (p < 0.001, the only test).")
+    decision = winner(result[1])
+    assert (decision.winner, decision.pays, row["p_dense"] < 0.001) == ("comet", True, True)
+    assert answer == f"{decision.recommendation} {decision.answer}"
     assert result_notes([result, result], 5)[:2] == [f"made: {answer}"] * 2
     (table,) = result_tables([result])
     assert table.columns[-1].name == "p vs dense"

@@ -10,6 +10,7 @@ import pytest
 from comet_moe.exceptions import CometError, RecipeError, StudyError
 from comet_moe.experiments.config import load_config, load_search_space
 from comet_moe.experiments.studies import trial
+from comet_moe.experiments.studies.defaults import FRONTIER
 from comet_moe.experiments.studies.definition import StudyOptions
 from comet_moe.experiments.studies.folder import StudyFolder
 from comet_moe.experiments.studies.study import default_gates, open_study
@@ -62,17 +63,17 @@ def test_a_recipe_that_is_right_for_some_trials_is_accepted(tmp_path, write_reci
 )
 def test_an_ablation_has_hash_gates_where_the_data_has_keys(recipe, has_hash):
     gates = default_gates("ablation", load_config(recipe))
-    assert gates == ["dense", *(["hash", "hash+"] if has_hash else []), "topk", "topk+", "comet", "comet+"]
+    assert gates == [*FRONTIER, *(["hash", "hash+"] if has_hash else []), "topk", "topk+", "comet", "comet+"]
 
 
 def test_an_ablation_of_images_starts_with_its_default_gates(tmp_path):
     study = open_study(options(tmp_path, kind="ablation", gates=None))
-    assert study.definition.gates == ["dense", "topk", "topk+", "comet", "comet+"]
+    assert study.definition.gates == [*FRONTIER, "topk", "topk+", "comet", "comet+"]
 
 
 def test_a_tuning_study_that_names_no_gates_has_the_default_ones(tmp_path):
     study = open_study(options(tmp_path, gates=None))
-    wanted = ["dense", "softmax", "topk", "topk+", "dselect", "comet", "comet+"]
+    wanted = [*FRONTIER, "softmax", "topk", "topk+", "dselect", "comet", "comet+"]
     assert study.definition.gates == wanted
 
 

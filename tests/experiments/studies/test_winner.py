@@ -1,92 +1,142 @@
-"""The recommendation of `comet-moe compare`, and the row of the boosted trees that it is made from."""
+"""The decision which network to use, and whether a mixture pays."""
 
 import pytest
+from made_studies import made_study, trial
 
-from comet_moe.experiments.studies.comparison import _tree_row
-from comet_moe.experiments.studies.text_tables import comparison_table
-from comet_moe.experiments.studies.winner import recommend
-from comet_moe.experiments.training.records import ResultRecord
+from comet_moe.experiments.studies.tables import compare_gates
+from comet_moe.experiments.studies.text_tables import comparison_table, result_notes
+from comet_moe.experiments.studies.winner import winner
+from comet_moe.experiments.training.records import TREES
 
-
-def make_row(gate, loss, p_dense=None, operations=1000.0, p_per_task=None):
-    return {
-        "gate": gate,
-        "test_loss_mean": loss,
-        "test_loss_se": 0.1,
-        "trials_used": 5,
-        "p_dense": p_dense,
-        "p_per_task": p_per_task,
-        "flops_per_sample_mean": operations,
-        "verdict": "routes",
-    }
+SPREAD = (-0.1, 0.0, 0.1)
+DENSE = {"dense-0.5x": (6.0, 6.0, 100.0), "dense": (5.0, 5.0, 200.0), "dense-2x": (5.1, 5.1, 400.0)}
 
 
-PLAIN = [make_row("dense", 50.0), make_row("dense-per-task", 48.0, 0.001)]
+def rows_of(networks, seeds=3):
+    """The rows of a study with NAME=(validation loss, test loss, operations); trees have one fit."""
+    lines = [
+        trial(name, seed, validation + change, test + change, flops_per_sample=operations)
+        for name, (validation, test, operations) in networks.items()
+        if name != TREES
+        for seed, change in enumerate(SPREAD[:seeds])
+    ]
+    rows = compare_gates(made_study(lines, kind="ablation"))
+    if TREES in networks:
+        validation, test, _ = networks[TREES]
+        trees = dict.fromkeys(rows[0]) | {"gate": TREES, "routing": {}, "metrics": {}, "trials_used": 1}
+        rows.append(trees | {"validation_loss_mean": validation, "test_loss_mean": test})
+    return rows
 
 
 @pytest.mark.parametrize(
-    ("rows", "sentence"),
+    ("networks", "gate", "pays", "words"),
     [
         (
-            [make_row("dense", 50.0), make_row("topk", 51.0, 0.9)],
-            "Use dense: its test loss is the lowest of 2.",
-        ),
-        ([make_row("dense", 50.0), make_row("topk", 49.0, 0.2)], "Use dense, one network as costly"),
-        ([make_row("dense", 50.0), make_row("topk", 49.0, 0.01, 1050.0)], "a dense network of the same cost"),
-        # As on MovieLens-100K, where a dense network of as many operations was level with Top-2.
-        (
-            [make_row("dense", 50.0), make_row("topk", 49.0, 0.01, 1500.0)],
-            "takes 1.5 times as many operations",
-        ),
-        ([make_row("dense", 50.0), make_row("trees", 48.0, 0.01, None)], "Use boosted trees"),
-        ([make_row("dense", None), make_row("topk", None)], "No run is complete"),
-        (
-            [*PLAIN, make_row("comet", 47.9, 1e-4, p_per_task=0.3)],
-            "Use dense-per-task, one network for each task, together as costly as the selected experts: ",
+            DENSE | {"topk": (4.0, 4.0, 200.0)},
+            "topk",
+            True,
+            "it has the lowest validation loss of 4, and a test loss of 4.00 against 5.00 of dense (p",
         ),
         (
-            [*PLAIN, make_row("comet", 46.0, 1e-5, p_per_task=1e-4)],
-            "of the same cost (dense-per-task, p < 0.001), and it routes.",
+            DENSE | {"topk": (4.95, 4.95, 200.0)},
+            "dense",
+            False,
+            "Use dense: it costs less than topk, which has the lowest validation loss of 4, but no "
+            "significantly lower test loss, 4.95 against 5.00 of dense (p = 0.287).",
         ),
-        (PLAIN, "of the same cost (dense, p = 0.001), and it has no gate."),
+        (DENSE | {"topk": (7.0, 7.0, 200.0)}, "dense", False, "Use dense: it has the lowest validation loss"),
+        # Chosen on validation: the test loss of the other mixture is lower, and is not what is judged.
         (
-            [make_row("dense", 50.0), make_row("dense-wide", 48.0, 0.01, 4000.0)],
-            "Use dense-wide: its test loss is below that of dense (p = 0.010). It takes 4.0 times as many",
+            DENSE | {"topk": (4.0, 5.2, 200.0), "comet": (4.5, 3.0, 200.0)},
+            "dense",
+            False,
+            "Use dense: it costs less than topk",
+        ),
+        # Wider networks pay too, and a mixture that is only better than a narrower one does not.
+        (DENSE | {"dense-2x": (3.0, 3.0, 400.0)}, "dense-2x", None, "3.00 against 5.00 of dense (p"),
+        (
+            DENSE | {"dense-2x": (4.0, 4.0, 400.0), "topk": (3.99, 4.01, 400.0)},
+            "dense-2x",
+            False,
+            "Use dense-2x: it costs less than topk",
+        ),
+        (DENSE | {"topk": (3.0, 3.0, 800.0)}, "topk", None, "It takes 2 times the operations of dense-2x"),
+        ({"dense": (5.0, 5.0, 200.0), "topk": (6.0, 6.0, 200.0)}, "dense", False, "nothing that costs less"),
+        (
+            {"topk": (6.0, 6.0, 200.0)},
+            "topk",
+            None,
+            "Use topk: it has the lowest validation loss of 1, and nothing else",
+        ),
+        (
+            DENSE | {"trees": (2.0, 2.0, None)},
+            TREES,
+            None,
+            "Use boosted trees: they have the lowest validation",
+        ),
+        (
+            DENSE | {"trees": (4.9, 5.05, None)},
+            TREES,
+            None,
+            "On the test set there is no significant difference: 5.05 against 5.00 of dense",
+        ),
+        (
+            DENSE | {"trees": (5.2, 5.2, None), "topk": (4.9, 5.19, 200.0)},
+            "dense",
+            False,
+            "Use dense: it costs less than topk",
         ),
     ],
 )
-def test_the_recommendation_says_what_was_shown(rows, sentence):
-    assert sentence in recommend(rows).sentence
+def test_the_decision(networks, gate, pays, words):
+    decision = winner(rows_of(networks))
+    assert decision.winner == gate
+    assert words in decision.recommendation
+    assert decision.pays is pays
+    name = "boosted trees" if decision.winner == TREES else decision.winner
+    assert decision.recommendation.startswith(f"Use {name}: ")
 
 
-def test_the_gate_of_the_recommendation_is_the_one_that_its_sentence_names():
-    undecided = recommend([make_row("dense", 50.0), make_row("topk", 49.0, 0.2)])
-    assert undecided.gate == "dense"
-    assert recommend([make_row("dense", 50.0), make_row("topk", 49.0, 0.01)]).gate == "topk"
-    assert recommend([make_row("dense", 50.0), make_row("trees", 48.0, 0.01, None)]).gate == "trees"
-    assert recommend([make_row("dense", None)]).gate is None
+def test_one_seed_decides_nothing():
+    decision = winner(rows_of(DENSE | {"topk": (3.0, 3.0, 200.0)}, seeds=1))
+    assert (decision.winner, decision.pays, decision.p) == ("dense", None, None)
+    assert "too few seeds to test it (2.90 against 4.90 of dense): train more" in decision.recommendation
+    assert "takes two seeds" in decision.answer
 
 
-def trees(*losses):
-    records = [ResultRecord(status="complete", gate="trees", test_loss=loss) for loss in losses]
-    return _tree_row({"study": "s", "kind": "ablation", "recipe": "table", "gate": "dense"}, records)
+def test_without_a_complete_run_nothing_is_recommended():
+    decision = winner(compare_gates(made_study([trial("dense", 0, None, None)])))
+    assert (decision.winner, decision.pays, decision.answer) == (None, None, "")
+    assert decision.recommendation == "No run is complete: see the reasons in the study folder."
 
 
-def test_trees_without_an_error_have_a_loss_of_zero():
-    row = trees(0.0, 0.0)
-    assert (row["test_loss_mean"], row["test_loss_se"], row["trials_used"]) == (0.0, 0.0, 2)
+@pytest.mark.parametrize(
+    ("verdict", "words"),
+    [
+        ("static", "But it does not route (static): something else than its choice of experts pays."),
+        ("static / blends", "But it does not route (static / blends)"),
+        ("routes / static", "Routing: routes / static."),
+        ("dense", "It uses all experts."),
+    ],
+)
+def test_a_mixture_that_pays_says_whether_it_routes(verdict, words):
+    rows = rows_of(DENSE | {"topk": (4.0, 4.0, 200.0)})
+    decision = winner([row | {"verdict": verdict} for row in rows])
+    assert words in decision.answer
 
 
-def test_trees_without_a_finite_loss_are_left_out():
-    row = trees(2.0, float("nan"), 4.0)
-    assert (row["test_loss_mean"], row["trials_complete"], row["trials_failed"]) == (3.0, 2, 1)
+def test_the_table_prints_the_decision():
+    networks = DENSE | {"topk": (4.0, 4.0, 200.0)}
+    rows = rows_of(networks)
+    study = made_study([trial("dense", 0, 1.0, 1.0)])
+    decision = winner(rows)
+    assert f"{decision.recommendation} {decision.answer}" in result_notes([(study, rows)], 5)
 
 
 @pytest.mark.parametrize(
     ("mean", "text"), [(0.81234, "0.8123"), (12.3456, "12.35"), (71935.8028, "71936"), (None, "")]
 )
 def test_a_metric_has_about_four_digits_whatever_its_size(mean, text):
-    row = trees(1.0) | {"metrics": {"a.mse": {"mean": mean, "se": None}}, "p_dense": None, "p_trees": None}
-    row |= {"flops_per_sample_mean": None, "verdict": None}
+    row = rows_of({"dense": (1.0, 1.0, 10.0)})[0] | {"metrics": {"a.mse": {"mean": mean, "se": None}}}
     (cells,) = comparison_table("title", [row], ["a.mse"]).rows
     assert cells[3].text == text

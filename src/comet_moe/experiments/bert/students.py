@@ -15,6 +15,7 @@ from comet_moe.experiments.bert.tokens import TaskData
 from comet_moe.experiments.config import BertConfig
 from comet_moe.experiments.config.gate_sections import DenseConfig
 from comet_moe.experiments.config.schema import steps_per_epoch
+from comet_moe.gates.registry import dense_width
 from comet_moe.hf.feed_forward import count_neurons
 
 
@@ -90,12 +91,13 @@ def expert_sizes(config: BertConfig, neurons: int) -> tuple[int, int, int]:
     """Experts per layer, neurons of each, and how many of these all experts have.
 
     Without a mixture there is one expert, with at most the ``neurons`` of the teacher's layer. For
-    ``dense-wide`` it has the neurons of all experts, otherwise those of k.
+    ``dense-wide`` it has the neurons of all experts, otherwise those of k, times the width of its name.
     """
     experts, gate = config.experts, config.gate
     if not isinstance(gate, DenseConfig):
         return experts.count, experts.size, experts.shared
-    size = min(neurons, experts.size * (experts.count if gate.name == "dense-wide" else gate.k))
+    times = experts.count if gate.name == "dense-wide" else gate.k * (dense_width(gate.name) or 1.0)
+    size = min(neurons, round(experts.size * times))
     return 1, size, min(experts.shared, size)
 
 

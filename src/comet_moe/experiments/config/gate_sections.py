@@ -8,7 +8,15 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, NonNegativeFloat, create_model, field_validator
 
 from comet_moe.experiments.config.sections import ConfigSection, Size
-from comet_moe.gates.registry import DENSE_KINDS, NamedGate, find_gate, gate_kinds, gate_names, unknown_gate
+from comet_moe.gates.registry import (
+    DENSE_KINDS,
+    NamedGate,
+    find_gate,
+    gate_kinds,
+    is_dense,
+    is_gate_name,
+    unknown_gate,
+)
 
 
 class GateConfig(ConfigSection):
@@ -20,9 +28,10 @@ class GateConfig(ConfigSection):
 class DenseConfig(GateConfig):
     """No mixture: one expert of another size, or one for each task."""
 
-    name: Literal["dense", "dense-wide", "dense-per-task"] = Field(
-        description="no mixture: one expert with the compute of `k` experts, one with the parameters of all, "
-        "or one for each task, together with the compute of `k`"
+    name: str = Field(
+        description="no mixture: one expert with the compute of `k` experts (`dense`) or with W times that "
+        "(`dense-Wx`), one with the parameters of all (`dense-wide`), or one for each task, together with "
+        "the compute of `k` (`dense-per-task`)"
     )
     k: Size = Field(default=2, description="number of experts whose compute the network has")
 
@@ -63,14 +72,14 @@ class GatedConfig(ConfigSection):
         name = values.get("name")
         if "name" not in values:
             return GateConfig.model_validate(values)  # raises
-        if name not in gate_names():
+        if not is_gate_name(name):
             raise ValueError(unknown_gate(name))
         return cls.gate_section(name).model_validate(values)
 
     @classmethod
     def gate_section(cls, name: str) -> type[GateConfig]:
         """The section of the gate called ``name``."""
-        if name in DENSE_KINDS:
+        if is_dense(name):
             return DenseConfig
         gate = find_gate(name)
         return _make_section(gate, cls.gate_bases.get(gate.name, MixtureGateConfig))

@@ -21,7 +21,7 @@ from comet_moe.experiments.config.schema import TrainConfig
 from comet_moe.experiments.config.sections import ConfigSection
 from comet_moe.experiments.config.values import SettingText, read_mapping_or_text, read_yaml
 from comet_moe.files import field_name, read_text
-from comet_moe.gates.registry import DENSE_KINDS, find_gate, gate_names, unknown_gate
+from comet_moe.gates.registry import find_gate, gate_names, is_dense, is_gate_name, unknown_gate
 
 AnyConfig = TrainConfig | BertConfig
 ConfigType = TypeVar("ConfigType", bound=ConfigSection)
@@ -285,7 +285,7 @@ def _check_gates(gates: Any) -> Mapping[str, Mapping[str, Any]]:
     if not isinstance(gates, Mapping):
         raise RecipeError(f"gates must be a mapping of gate names to their settings, got {gates!r}")
     for name, settings in gates.items():
-        if name not in gate_names():
+        if not is_gate_name(name):
             raise RecipeError(f"there is no setting gates.{name}: gates are {', '.join(gate_names())}")
         if settings is not None and not isinstance(settings, Mapping):
             raise RecipeError(f"gates.{name} must be a mapping of settings, got {settings!r}")
@@ -294,7 +294,7 @@ def _check_gates(gates: Any) -> Mapping[str, Mapping[str, Any]]:
 
 def _gate_settings(name: Any, gates: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of the gate ``name``; those of a name with ``+`` override those of the name without."""
-    if name not in gate_names():
+    if not is_gate_name(name):
         raise RecipeError(unknown_gate(name))
     kind = name.removesuffix("+")
     return {**_common_k(kind, gates), **(gates.get(kind) or {}), **(gates.get(name) or {}), "name": name}
@@ -303,7 +303,7 @@ def _gate_settings(name: Any, gates: Mapping[str, Any]) -> dict[str, Any]:
 def _common_k(kind: str, gates: Mapping[str, Any]) -> dict[str, Any]:
     """The k of ``topk``, or else of ``comet``, for kinds whose own k the recipe does not give."""
     given = next((gates[name]["k"] for name in ("topk", "comet") if "k" in (gates.get(name) or {})), None)
-    has_k = given is not None and (kind in DENSE_KINDS or "k" in find_gate(kind).settings)
+    has_k = given is not None and (is_dense(kind) or "k" in find_gate(kind).settings)
     return {"k": given} if has_k else {}
 
 

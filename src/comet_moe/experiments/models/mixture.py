@@ -16,7 +16,7 @@ from comet_moe.experiments.data.table.schema import TableSchema
 from comet_moe.experiments.models.tasks import read_schema
 from comet_moe.experts import Experts
 from comet_moe.gates import Gate, Regularizer, SubsetGate, build_gate
-from comet_moe.gates.registry import check_z_loss, find_gate
+from comet_moe.gates.registry import check_z_loss, dense_width, find_gate
 from comet_moe.local_search import Permutation, PermutedGate
 
 ExpertsType = TypeVar("ExpertsType", bound=Experts)
@@ -40,7 +40,7 @@ def build_experts(
     if gate.name == "dense-wide":
         return build_wider_expert(partial(build, 1), parameters, n * parameters(one))
     count = num_tasks if gate.name == "dense-per-task" else 1
-    target = min(gate.k, n) * one.flops() // count
+    target = round((dense_width(gate.name) or 1.0) * min(gate.k, n) * one.flops() / count)
     return build_wider_expert(partial(build, count), methodcaller("flops"), target)
 
 

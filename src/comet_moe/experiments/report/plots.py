@@ -84,6 +84,27 @@ def _tuned_gates(data: Data) -> list[str]:
     return [gate for gate in _gates_with_trials(data) if data["trials"][gate]["params"]]
 
 
+FIRST_PLOTS = (
+    Plot(
+        key="frontier",
+        title="Does it pay? Loss by operations",
+        text="Lower left is better. The line joins the dense networks of several widths, with a band of one "
+        "standard error. A mixture pays if it lies below the line. The dotted line is boosted trees.",
+        gates=lambda data: [gate for gate in data["gates"] if gate in data["frontier"].get("points", {})],
+        has_legend=False,
+    ),
+    Plot(
+        key="groups",
+        title="What experts specialise in",
+        text="Lift of an expert for a group of test samples, such as a class: its mean weight in the group, "
+        "divided by its mean weight over all samples. Above 1 the group prefers the expert; a static gate "
+        "has 1 everywhere. For the best run of each gate.",
+        gates=_gates_with_routing("groups"),
+        has_legend=False,
+    ),
+)
+"""The plots before the summary."""
+
 PLOTS = (
     Plot(
         key="seeds",
@@ -168,15 +189,6 @@ ROUTING_PLOTS = (
         "1 everywhere. For the best run of each gate; each gate of its model, one per task or layer, has its "
         "own row. A cross marks an expert that is never selected.",
         gates=_gates_with_routing("load"),
-        has_legend=False,
-    ),
-    Plot(
-        key="groups",
-        title="What experts specialise in",
-        text="Lift of an expert for a group of test samples, such as a class: its mean weight in the group, "
-        "divided by its mean weight over all samples. Above 1 the group prefers the expert; a static gate "
-        "has 1 everywhere. For the best run of each gate.",
-        gates=_gates_with_routing("groups"),
         has_legend=False,
     ),
 )

@@ -1,8 +1,10 @@
 """A section of the page: one study, with its texts, tables and plots."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from comet_moe.experiments.report.answer import build_answer, frontier_data
 from comet_moe.experiments.report.data import best_runs, loss_curves, parameters, trial_columns, tuning_curves
 from comet_moe.experiments.report.format import (
     MISSING,
@@ -12,13 +14,15 @@ from comet_moe.experiments.report.format import (
     format_p_equation,
     round_number,
 )
-from comet_moe.experiments.report.plots import PLOTS, build_plot
+from comet_moe.experiments.report.plots import FIRST_PLOTS, PLOTS, Plot, build_plot
 from comet_moe.experiments.report.routing import routing_data
 from comet_moe.experiments.report.settings import build_settings
-from comet_moe.experiments.report.summary import Row, build_summary, trial_noun
+from comet_moe.experiments.report.summary import build_summary, trial_noun
 from comet_moe.experiments.report.verdicts import build_verdicts
+from comet_moe.experiments.studies.frontier import Row
 from comet_moe.experiments.studies.reading import Study
 from comet_moe.experiments.studies.tables import compare_gates
+from comet_moe.experiments.studies.winner import Winner, winner
 
 KINDS = {"tuning": "Tuning study", "ablation": "Ablation", "runs": "Runs"}
 MAX_FAILED_INDICES = 8
@@ -42,6 +46,7 @@ class Section:
     study: Study
     index: int
     rows: list[Row]
+    decision: Winner
     data: dict[str, Any]
     subsections: list[Subsection]
 
@@ -68,7 +73,7 @@ class Section:
     @property
     def overview(self) -> list[str]:
         """Its row in the overview of all sections, after the title."""
-        best = next((row for row in self.rows if row["lowest"]), None)
+        best = next((row for row in self.rows if row["gate"] == self.decision.winner), None)
         complete = sum(row["trials_complete"] for row in self.rows)
         planned = sum(row["trials_planned"] for row in self.rows)
         decimals = choose_decimals([row["test_loss_se"] for row in self.rows])
@@ -84,6 +89,7 @@ class Section:
 def build_section(study: Study, index: int) -> Section:
     """The section of ``study`` at ``index`` on the page; subsections without content are left out."""
     rows = compare_gates(study)
+    decision = winner(rows)
     runs = best_runs(study)
     is_tuning = study.kind == "tuning"
     data = {
@@ -93,21 +99,28 @@ def build_section(study: Study, index: int) -> Section:
         "parameters": parameters(study),
         "losses": loss_curves(study),
         "tuning": tuning_curves(study) if is_tuning else {},
+        "frontier": frontier_data(rows),
         "means": {} if is_tuning else _means(rows),
         "routing": {gate: routing_data(run) for gate, run in runs.items()},
     }
     notes = {"seeds": _search_tests(rows)}
+
+    def plots(chosen: Sequence[Plot]) -> list[Subsection]:
+        views = [(plot, build_plot(plot, data, notes.get(plot.key, ""))) for plot in chosen]
+        return [Subsection(plot.key, plot.title, "plot.html", view) for plot, view in views]
+
     subsections = [
-        Subsection("summary", "Summary", "summary.html", build_summary(study, rows)),
+        Subsection("answer", "What to use", "answer.html", build_answer(rows, decision)),
+        *plots(FIRST_PLOTS),
+        Subsection("summary", "Summary", "summary.html", build_summary(study, rows, decision.winner)),
         Subsection("routes", "Does it route?", "routes.html", build_verdicts(rows, data)),
-        *(
-            Subsection(plot.key, plot.title, "plot.html", build_plot(plot, data, notes.get(plot.key, "")))
-            for plot in PLOTS
-        ),
+        *plots(PLOTS),
         Subsection("failures", f"Failed {trial_noun(study)}s", "failures.html", _failures(study)),
         Subsection("settings", "Configuration and environment", "settings.html", build_settings(study, runs)),
     ]
-    return Section(study, index, rows, data, [part for part in subsections if part.content is not None])
+    return Section(
+        study, index, rows, decision, data, [part for part in subsections if part.content is not None]
+    )
 
 
 def _means(rows: list[Row]) -> dict[str, Any]:

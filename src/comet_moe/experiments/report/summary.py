@@ -1,27 +1,20 @@
-"""The summary of a study: a sentence about the lowest test loss, and a table with one row per gate."""
+"""The summary of a study: a table with one row per gate."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from comet_moe.experiments.report.format import (
     MISSING,
     choose_decimals,
-    format_count,
     format_error,
     format_mean,
     format_p,
-    format_p_equation,
     format_scaled,
     round_number,
 )
 from comet_moe.experiments.studies.defaults import TOP_PERCENT
+from comet_moe.experiments.studies.frontier import DENSE_TEST, Row
 from comet_moe.experiments.studies.reading import Study
-from comet_moe.experiments.studies.winner import does_a_mixture_pay
-from comet_moe.gates.registry import DENSE_KINDS
-
-Row = dict[str, Any]
-"""A row of ``comet_moe.experiments.studies.tables.compare_gates``."""
 
 ABBREVIATIONS = ("auc", "mse", "f1")
 """Metrics whose name is written in capitals."""
@@ -62,7 +55,7 @@ class GateRow:
     """A row of the table."""
 
     gate: str
-    is_lowest: bool
+    is_recommended: bool
     cells: list[Cell]
 
 
@@ -70,80 +63,33 @@ class GateRow:
 class Summary:
     """What summary.html shows."""
 
-    headline: str
-    routes: str
-    answer: str
     caption: str
     columns: list[Column]
     rows: list[GateRow]
     note: str
 
 
-def build_summary(study: Study, rows: list[Row]) -> Summary:
-    """The summary of ``study`` from ``rows``, one per gate."""
+def build_summary(study: Study, rows: list[Row], recommended: str | None) -> Summary:
+    """The summary of ``study`` from ``rows``, one per gate, of which one is recommended."""
     columns = _columns(study, rows)
     return Summary(
-        headline=headline(study, rows),
-        routes=does_the_best_route(rows),
-        answer=does_a_mixture_pay(rows, format_p_equation) or "",
         caption=_caption(study),
         columns=columns,
         rows=[
-            GateRow(row["gate"], row["lowest"] and len(rows) > 1, [column.cell(row) for column in columns])
+            GateRow(
+                row["gate"],
+                row["gate"] == recommended and len(rows) > 1,
+                [column.cell(row) for column in columns],
+            )
             for row in rows
         ],
         note=_note(study, rows),
     )
 
 
-VERDICTS = {
-    "routes": "it routes: other samples run other experts",
-    "blends": "it blends: the same experts run for all samples, with weights that depend on the sample",
-    "static": "it does not route: every sample gets the same experts with the same weights",
-}
-"""The meaning of a verdict, shown after the name of the gate; `dense` has its own sentence."""
-
-
-def does_the_best_route(rows: list[Row]) -> str:
-    """One sentence: does the gate with the lowest test loss route? Empty if that is unknown."""
-    best = next((row for row in rows if row["lowest"]), None)
-    if best is None or best["verdict"] is None:
-        return ""
-    if best["gate"] in DENSE_KINDS:
-        return f"Does it route? {best['gate']} has no gate."
-    if best["verdict"] == "dense":
-        return f"Does it route? {best['gate']} does not choose: every sample uses all of its experts."
-    words = [f"{owner} {numbers['verdict']}" for owner, numbers in best["routing"].items()]
-    meaning = VERDICTS.get(best["verdict"], f"its gates differ ({', '.join(words)})")
-    return f"Does it route? {best['gate']}: {meaning}."
-
-
 def trial_noun(study: Study) -> str:
     """The word for one row of the study: "trial", or "run" if nothing was tuned."""
     return "trial" if study.kind == "tuning" else "run"
-
-
-def headline(study: Study, rows: list[Row]) -> str:
-    """Which gate has the lowest test loss, and whether the difference is significant."""
-    best = next((row for row in rows if row["lowest"]), None)
-    if best is None:
-        return f"No {trial_noun(study)} is complete yet."
-    decimals = choose_decimals([row["test_loss_se"] for row in rows])
-    loss = format_mean(best["test_loss_mean"], best["test_loss_se"], decimals)
-    if len(rows) == 1:
-        return f"Test loss of {best['gate']}: {loss}, {format_count(best['trials_used'], trial_noun(study))}."
-    text = f"Lowest test loss: {best['gate']} with {loss}"
-    if max(row["trials_used"] for row in rows) == 1:
-        return f"{text}. With one run per gate, the difference may be due to chance."
-    text += f" over {format_count(best['trials_used'], trial_noun(study))}"
-    for test, baseline in (
-        ("existing", f"{best['best_existing']}, the best gate other than COMET"),
-        ("search", f"{best['gate'].removesuffix('+')} without local search"),
-    ):
-        if best[f"p_{test}"] is not None:
-            how = "significantly" if best[f"significant_{test}"] else "not significantly"
-            text += f"; {how} lower than {baseline} ({format_p_equation(best[f'p_{test}'])})"
-    return f"{text}."
 
 
 def _caption(study: Study) -> str:
@@ -160,12 +106,10 @@ def _note(study: Study, rows: list[Row]) -> str:
     if any(row["p_search"] is not None for row in rows):
         tests.append("p vs no search: Welch's t-test against the same gate without local search")
     if any(row["p_dense"] is not None for row in rows):
-        tests.append("p vs dense: Welch's t-test against dense, the network without a mixture")
+        tests.append(f"p vs dense: {DENSE_TEST}")
     existing = next((row["best_existing"] for row in rows if row["p_existing"] is not None), None)
     if existing:
-        tests.append(
-            f"p vs best existing: Student's t-test against {existing}, the best gate other than COMET"
-        )
+        tests.append(f"p vs best existing: Welch's t-test against {existing}, the best gate other than COMET")
     if not tests:
         return ""
     text = "; ".join(tests) + ". One-sided, unpaired; bold where p is below 0.05."

@@ -5,7 +5,8 @@ from typing import Any
 
 from comet_moe.experiments.report.format import MISSING
 from comet_moe.experiments.report.plots import ROUTING_PLOTS, PlotView, build_plot
-from comet_moe.experiments.report.summary import MAX_TASKS, Row
+from comet_moe.experiments.report.summary import MAX_TASKS
+from comet_moe.experiments.studies.frontier import Row
 
 MEASURES = ("information", "effective_experts", "load_ratio", "dead_experts")
 DECIMALS = (3, 2, 2, 1)

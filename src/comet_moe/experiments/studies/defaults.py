@@ -17,12 +17,15 @@ DEFAULT_HEARTBEAT = 10
 MAX_LOST_WORKERS = 5
 """Workers that a trial may lose, without finishing another epoch, before it counts as failed."""
 
+FRONTIER = ("dense-0.5x", "dense", "dense-2x")
+"""Dense networks of several widths: what a mixture has to beat at its own operations."""
+
 DEFAULT_GATES = {
-    "tuning": ("dense", "softmax", "hash", "topk", "topk+", "dselect", "comet", "comet+"),
-    "ablation": ("dense", "hash", "hash+", "topk", "topk+", "comet", "comet+"),
-    "comparison": ("dense", "softmax", "topk", "sigmoid", "comet", "comet+"),
+    "tuning": (*FRONTIER, "softmax", "hash", "topk", "topk+", "dselect", "comet", "comet+"),
+    "ablation": (*FRONTIER, "hash", "hash+", "topk", "topk+", "comet", "comet+"),
+    "comparison": (*FRONTIER, "softmax", "topk", "sigmoid", "comet", "comet+"),
 }
-"""The gates of `tune`, `ablate` and `compare`; of the first two those of the paper's tables and `dense`."""
+"""The gates of `tune`, `ablate` and `compare`; the first two have those of the paper's tables."""
 
 PruneMethod = Literal["median", "hyperband"]
 """Optuna's pruners that a study can use."""

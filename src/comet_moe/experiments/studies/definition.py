@@ -39,7 +39,7 @@ from comet_moe.experiments.studies.defaults import (
 )
 from comet_moe.experiments.studies.records import StudyKind
 from comet_moe.experiments.studies.trial import Runner, runner_for
-from comet_moe.gates.registry import gate_names
+from comet_moe.gates.registry import gate_names, is_gate_name
 
 PATH_SETTINGS = ("data.path", "teacher")
 """Settings that may differ between machines."""
@@ -119,7 +119,7 @@ class StudyDefinition(BaseModel):
     @model_validator(mode="after")
     def _check_gates(self) -> "StudyDefinition":
         """The name of a gate becomes that of a folder: only names of gates are accepted."""
-        unknown = next((gate for gate in (*self.base, *self.space) if gate not in gate_names()), None)
+        unknown = next((gate for gate in (*self.base, *self.space) if not is_gate_name(gate)), None)
         if unknown is not None or not self.base or self.base.keys() != self.space.keys():
             raise ValueError(f"gates must be some of {', '.join(gate_names())}, got {unknown!r}")
         return self

@@ -5,12 +5,12 @@ The t-tests take means and standard errors, so that they can also be computed fr
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite, nan, sqrt
+from math import inf, isfinite, nan, sqrt
 from statistics import fmean
 from typing import Any
 
 import numpy as np
-from scipy.stats import ttest_ind_from_stats
+from scipy.stats import t as student
 
 SIGNIFICANCE_LEVEL = 0.05
 
@@ -19,12 +19,19 @@ SIGNIFICANCE_LEVEL = 0.05
 class Summary:
     """Mean and standard error of ``count`` numbers.
 
-    se = sd / sqrt(count), sd² = Σ (x - mean)² / (count - 1); None for one number.
+    se = sd / sqrt(count), sd² = Σ (x - mean)² / (count - 1); None for one number. ``freedom`` are the degrees
+    of freedom of an error that was not computed so; None for count - 1.
     """
 
     mean: float
     se: float | None
     count: int
+    freedom: float | None = None
+
+    @property
+    def degrees(self) -> float:
+        """Degrees of freedom of the standard error."""
+        return self.count - 1 if self.freedom is None else self.freedom
 
 
 def summarise(values: Sequence[float]) -> Summary | None:
@@ -43,43 +50,52 @@ def mean_and_se(name: str, summary: Summary | None) -> dict[str, float | None]:
     return {f"{name}_mean": mean, f"{name}_se": se}
 
 
-def student_t_test(lower: Summary, upper: Summary) -> float | None:
-    """One-sided p-value that the mean of ``lower`` is below that of ``upper``, for equal variances.
-
-    t = (m1 - m2) / (s sqrt(1/n1 + 1/n2)), s² = ((n1-1) s1² + (n2-1) s2²) / (n1+n2-2), n1+n2-2 degrees of
-    freedom. None if a sample has fewer than two numbers, or if neither varies.
-    """
-    return _p_value(lower, upper, equal_var=True)
-
-
 def welch_t_test(lower: Summary, upper: Summary) -> float | None:
     """One-sided p-value that the mean of ``lower`` is below that of ``upper``, for unequal variances.
 
-    t = (m1 - m2) / sqrt(e1² + e2²) with the standard errors e, and (e1² + e2²)² / (e1⁴/(n1-1) + e2⁴/(n2-1))
-    degrees of freedom. None if a sample has fewer than two numbers, or if neither varies.
+    t = (m1 - m2) / sqrt(e1² + e2²) with the standard errors e, and (e1² + e2²)² / (e1⁴/d1 + e2⁴/d2) degrees
+    of freedom, where d = count - 1. None if a sample has fewer than two numbers, or if neither varies.
     """
-    return _p_value(lower, upper, equal_var=False)
+    if lower.se is None or upper.se is None or lower.se == upper.se == 0:
+        return None
+    error, degrees = _combine([(lower.se, lower.degrees), (upper.se, upper.degrees)])
+    return float(student.cdf((lower.mean - upper.mean) / error, degrees))
+
+
+def interpolate(first: Summary, second: Summary, share: float) -> Summary:
+    """(1 - share) · first + share · second, two independent means."""
+    mean = (1 - share) * first.mean + share * second.mean
+    if first.se is None or second.se is None:
+        return Summary(mean, None, 1)
+    terms = [((1 - share) * first.se, first.degrees), (share * second.se, second.degrees)]
+    error, degrees = _combine(terms)
+    return Summary(mean, error, min(first.count, second.count), degrees)
+
+
+def _combine(terms: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """The standard error of a sum of independent terms, each with its own, and its degrees of freedom."""
+    squares = [(error**2, degrees) for error, degrees in terms if error > 0]
+    variance = sum(square for square, _ in squares)
+    spread = sum(square**2 / degrees for square, degrees in squares)
+    return sqrt(variance), variance**2 / spread if spread else inf
+
+
+def correct_p_values(p_values: Mapping[str, float]) -> dict[str, float]:
+    """Holm's correction: the i-th smallest of m p-values, from 0, times m - i, and not below the one before.
+
+    The chance that any of them is below 0.05 where nothing is to be found is then at most 0.05.
+    """
+    corrected: dict[str, float] = {}
+    largest = 0.0
+    for rank, name in enumerate(sorted(p_values, key=lambda name: p_values[name])):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[name]))
+        corrected[name] = largest
+    return corrected
 
 
 def is_significant(p: float | None) -> bool | None:
     """Whether ``p`` is below 0.05; None for None."""
     return None if p is None else p < SIGNIFICANCE_LEVEL
-
-
-def _p_value(lower: Summary, upper: Summary, equal_var: bool) -> float | None:
-    if lower.se is None or upper.se is None or lower.se == upper.se == 0:
-        return None
-    result = ttest_ind_from_stats(
-        lower.mean,
-        lower.se * sqrt(lower.count),
-        lower.count,
-        upper.mean,
-        upper.se * sqrt(upper.count),
-        upper.count,
-        equal_var=equal_var,
-        alternative="less",
-    )
-    return float(result.pvalue)
 
 
 Tasks = Mapping[str, Mapping[str, float | None]]

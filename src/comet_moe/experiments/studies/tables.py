@@ -1,7 +1,7 @@
 """The comparison of gates in a study: one row per gate, with t-tests."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from operator import itemgetter
 from statistics import fmean
@@ -10,24 +10,22 @@ from typing import Any
 import pandas as pd
 
 from comet_moe.experiments.studies.defaults import TOP_PERCENT
-from comet_moe.experiments.studies.reading import Study, count_status, select_trials
+from comet_moe.experiments.studies.frontier import Row, add_dense_tests, p_below
+from comet_moe.experiments.studies.reading import Study, count_status, read_json, select_trials
 from comet_moe.experiments.studies.records import ROUTING_COLUMNS, TrialRouting
 from comet_moe.experiments.studies.significance import (
     Summary,
     is_significant,
     mean_and_se,
-    student_t_test,
     summarise,
     summarise_metrics,
     welch_t_test,
 )
-from comet_moe.experiments.studies.winner import DENSE, PER_TASK
-from comet_moe.gates.registry import DENSE_KINDS, gate_kinds
+from comet_moe.experiments.training.records import TREES, TREES_RESULT, ResultRecord
+from comet_moe.gates.registry import DENSE_KINDS, gate_kinds, is_dense
 
 COMET_GATES = ("comet", "comet+")
 EXISTING_GATES = tuple(kind for kind in gate_kinds() if kind not in (*COMET_GATES, *DENSE_KINDS))
-
-TTest = Callable[[Summary, Summary], float | None]
 
 
 @dataclass(frozen=True)
@@ -40,16 +38,18 @@ class _Gate:
     test_loss: Summary | None
 
 
-def compare_gates(study: Study, top_percent: float = TOP_PERCENT) -> list[dict[str, Any]]:
-    """One row per gate, in the order of the study; None stands for a value that does not exist.
+def compare_gates(study: Study, top_percent: float = TOP_PERCENT) -> list[Row]:
+    """One row per gate, in the order of the study, then one of boosted trees if the study has fitted them.
+
+    None stands for a value that does not exist. All tests are Welch's: the losses of gates differ in spread.
 
     ``test_loss_mean`` and the other means are over ``trials_used`` trials: the best ``top_percent`` % by
-    validation loss in a tuning study, all complete ones elsewhere. ``p_existing``: Student's t-test of COMET
-    and COMET+ against ``best_existing``, the gate of ``EXISTING_GATES`` with the lowest mean test loss.
-    ``p_search``: Welch's t-test of a gate with local search against the same without. ``p_dense`` and
-    ``p_per_task``: Welch's t-test of a gate against ``dense`` and ``dense-per-task``, if the study has them.
-    ``asterisk``: the test that the paper marks is significant, p_existing in a tuning study and p_search
-    elsewhere. ``lowest``: the gate has the lowest mean test loss of the study.
+    validation loss in a tuning study, all complete ones elsewhere. ``p_existing``: of COMET and COMET+
+    against ``best_existing``, the gate of ``EXISTING_GATES`` with the lowest mean test loss. ``p_search``: of
+    a gate with local search against the same without. ``p_trees``: against boosted trees. ``p_dense`` and
+    what belongs to it: see `add_dense_tests`. ``asterisk``: the test that the paper marks is significant,
+    p_existing in a tuning study and p_search elsewhere. ``lowest``: the gate has the lowest mean test loss of
+    the study, which the paper's tables print bold. Which one to use is decided by `winner` alone.
 
     ``information_mean``, ``effective_experts_mean``, ``load_ratio_mean`` and ``dead_experts_mean`` are also
     over the gates of a model (one per task or layer). ``routing`` has them for each of these gates. Its
@@ -59,10 +59,35 @@ def compare_gates(study: Study, top_percent: float = TOP_PERCENT) -> list[dict[s
     gates = {name: _summarise_gate(study, name, top_percent) for name in study.gates}
     best_existing = _lowest(gates[name] for name in study.gates if name in EXISTING_GATES)
     lowest = _lowest(gates.values())
-    return [
+    rows = [
         _describe(study, gate) | _test(study, gate, gates, best_existing) | {"lowest": gate is lowest}
         for gate in gates.values()
     ]
+    file = study.path / TREES_RESULT
+    trees = _tree_row(rows[0], read_json(file, ResultRecord)) if file.is_file() else None
+    rows = [row | {"p_trees": p_below(row, trees)} for row in rows]
+    return add_dense_tests(rows if trees is None else [*rows, trees | {"p_trees": None}])
+
+
+def _tree_row(like: Row, record: ResultRecord) -> Row:
+    """The boosted trees as a row with the fields of ``like``; without a finite loss they have failed."""
+    is_complete = record.test_loss is not None and record.validation_loss is not None
+    row: Row = dict.fromkeys(like)
+    row |= {name: like[name] for name in ("study", "kind", "recipe")}
+    return row | {
+        "gate": TREES,
+        "trials_planned": 1,
+        "trials_complete": int(is_complete),
+        "trials_failed": int(not is_complete),
+        "trials_pruned": 0,
+        "trials_used": int(is_complete),
+        "test_loss_mean": record.test_loss if is_complete else None,
+        "validation_loss_mean": record.validation_loss if is_complete else None,
+        "routing": {},
+        "lowest": False,
+        "asterisk": False,
+        "metrics": summarise_metrics([record.tasks] if is_complete else []),
+    }
 
 
 def _summarise_gate(study: Study, name: str, top_percent: float) -> _Gate:
@@ -104,7 +129,7 @@ def _describe_routing(gate: _Gate) -> dict[str, Any]:
             by_owner.setdefault(owner, []).append(record)
     routing = {owner: _describe_owner(records) for owner, records in by_owner.items()}
     words = list(dict.fromkeys(described["verdict"] for described in routing.values()))
-    if not words and gate.name in DENSE_KINDS and gate.test_loss:
+    if not words and is_dense(gate.name) and gate.test_loss:
         words = ["dense"]
     return {
         "verdict": " / ".join(words) or None,
@@ -125,13 +150,9 @@ def _describe_owner(records: list[TrialRouting]) -> dict[str, Any]:
 
 def _test(study: Study, gate: _Gate, gates: dict[str, _Gate], best_existing: _Gate | None) -> dict[str, Any]:
     existing = best_existing if gate.name in COMET_GATES else None
-    p_existing = _p_value(student_t_test, gate, existing)
+    p_existing = _p_value(gate, existing)
     plain = gates.get(gate.name[:-1]) if gate.name.endswith("+") else None
-    p_search = _p_value(welch_t_test, gate, plain)
-    p_dense, p_per_task = (
-        None if gate.name == name else _p_value(welch_t_test, gate, gates.get(name))
-        for name in (DENSE, PER_TASK)
-    )
+    p_search = _p_value(gate, plain)
     return {
         "best_existing": existing and existing.name,
         "p_existing": p_existing,
@@ -139,16 +160,13 @@ def _test(study: Study, gate: _Gate, gates: dict[str, _Gate], best_existing: _Ga
         "p_search": p_search,
         "significant_search": is_significant(p_search),
         "asterisk": bool(is_significant(p_existing if study.kind == "tuning" else p_search)),
-        "p_dense": p_dense,
-        "significant_dense": is_significant(p_dense),
-        "p_per_task": p_per_task,
     }
 
 
-def _p_value(test: TTest, gate: _Gate, baseline: _Gate | None) -> float | None:
+def _p_value(gate: _Gate, baseline: _Gate | None) -> float | None:
     if gate.test_loss is None or baseline is None or baseline.test_loss is None:
         return None
-    return test(gate.test_loss, baseline.test_loss)
+    return welch_t_test(gate.test_loss, baseline.test_loss)
 
 
 def _values(trials: pd.DataFrame, column: str) -> list[float]:

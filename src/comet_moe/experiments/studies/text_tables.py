@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from operator import itemgetter
 
+from comet_moe.experiments.studies.frontier import DENSE_TEST, Row
 from comet_moe.experiments.studies.reading import Study
 from comet_moe.experiments.studies.render import (
     EMPTY,
@@ -16,12 +17,11 @@ from comet_moe.experiments.studies.render import (
     TextTable,
     choose_decimals,
     escape_tex,
-    format_p_equation,
     format_p_value,
     number_cell,
 )
 from comet_moe.experiments.studies.significance import select_task_means
-from comet_moe.experiments.studies.winner import Row, does_a_mixture_pay
+from comet_moe.experiments.studies.winner import winner
 
 _PAPER_NAMES = {
     "softmax": "Softmax",
@@ -41,7 +41,7 @@ _RESULT_NOTE = (
     "against the best existing gate (its name is in parentheses) and against the same gate without local "
     "search."
 )
-_DENSE_NOTE = "p vs dense: Welch's one-sided t-test against dense, the network without a mixture."
+_DENSE_NOTE = f"p vs dense: {DENSE_TEST}."
 _ROUTING_NOTE = (
     "routing: what the gates do in most of the trials used. routes: other samples run other experts. "
     "blends: the same experts run for all samples, with weights that depend on the sample. static: the same "
@@ -52,7 +52,7 @@ _ROUTING_NOTE = (
 )
 _TUNING_NOTE = (
     "Tuning: over the best {top_percent:g} % of the trials by validation loss; * where a gate is below the "
-    "best existing one with p < 0.05 in Student's one-sided t-test."
+    "best existing one with p < 0.05 in Welch's one-sided t-test."
 )
 _OTHER_NOTE = (
     "Ablation or plain runs: over all complete trials; * where a gate with local search is below the same "
@@ -67,9 +67,9 @@ KEPT_ROUTING_NOTE = (
     "expected number of effective experts. Both are means over the gates of a model."
 )
 COMPARISON_NOTE = (
-    "Mean ± standard error over seeds, on the test rows. p: one-sided t-test against dense or against "
-    "scikit-learn's boosted trees. dense: one network with the compute of the experts that one target "
-    "selects."
+    "Mean ± standard error over seeds, on the test rows. dense: one network with the compute of the experts "
+    f"that one target selects; dense-2x: twice that. {_DENSE_NOTE} p vs trees: against scikit-learn's "
+    "boosted trees."
 )
 SPEEDUP_NOTE = (
     "loss: expected test loss of the baseline with half or all of its trials. baseline trials, gate trials: "
@@ -143,10 +143,9 @@ def _routing_cells(row: Row) -> list[TextCell]:
 def result_notes(results: Sequence[tuple[Study, list[Row]]], top_percent: float) -> list[str]:
     """Whether a mixture pays in each study, and how to read the tables."""
     studies = [study for study, _ in results]
-    answers = [(study, does_a_mixture_pay(rows, format_p_equation)) for study, rows in results]
-    notes = [
-        answer if len(studies) == 1 else f"{study.title}: {answer}" for study, answer in answers if answer
-    ]
+    decisions = [(study, winner(rows)) for study, rows in results]
+    answers = [(study, " ".join([found.recommendation, found.answer]).strip()) for study, found in decisions]
+    notes = [answer if len(studies) == 1 else f"{study.title}: {answer}" for study, answer in answers]
     notes.append(_RESULT_NOTE)
     if any(row["p_dense"] is not None for _, rows in results for row in rows):
         notes.append(_DENSE_NOTE)

@@ -1,169 +1,185 @@
-"""What the comparison of gates says: whether a mixture pays, and which gate to use.
+"""Which network to use, and whether a mixture pays: the one place that decides it.
+
+The network with the lowest mean validation loss is the candidate. The test set is opened for it and one
+rival: of what costs less, the one with the lowest validation loss. For a mixture these are the dense networks
+of at most its operations, for a dense network the narrower ones, and boosted trees for any network. Without
+evidence that the candidate has the lower test loss, the rival is recommended.
 
 Rows are those of `comet_moe.experiments.studies.tables.compare_gates`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from math import ceil
+from pathlib import Path
 
-from comet_moe.experiments.studies.render import format_p_equation
-from comet_moe.experiments.studies.significance import (
-    SIGNIFICANCE_LEVEL,
-    Summary,
-    is_significant,
-    welch_t_test,
+from comet_moe.exceptions import StudyError
+from comet_moe.experiments.studies.frontier import (
+    PER_TASK,
+    SAME_COST,
+    Row,
+    best_by_validation,
+    frontier,
+    is_mixture,
+    p_below,
 )
-from comet_moe.experiments.training.records import TREES
-from comet_moe.gates.registry import DENSE_KINDS
+from comet_moe.experiments.studies.reading import Study, rank_trials
+from comet_moe.experiments.studies.render import format_p_equation
+from comet_moe.experiments.studies.significance import SIGNIFICANCE_LEVEL, is_significant
+from comet_moe.experiments.training.records import TREES, TREES_MODEL
+from comet_moe.gates.registry import dense_width, is_dense
 
 DENSE = "dense"
-"""No mixture, one expert as costly as the selected ones: what every gate is compared with."""
-PER_TASK = "dense-per-task"
-"""No mixture, one expert for each task, together as costly: what a gate may become that does not route."""
-
-SAME_COST = 1.1
-"""A network with at most so many times the operations of another is as costly.
-
-Targets with gates of their own select more experts together than each of them. So a mixture may take more
-operations than `dense`, which has the cost of the experts of one target.
-"""
-
-Row = dict[str, Any]
-
-
-def p_against_dense(row: dict[str, Any]) -> tuple[float, str] | None:
-    """The larger p-value of a row against ``dense`` and ``dense-per-task``, and which it is; None without."""
-    tests = [(row["p_dense"], DENSE), (row["p_per_task"], PER_TASK)]
-    return max(((p, name) for p, name in tests if p is not None), default=None)
-
-
-def does_a_mixture_pay(rows: list[dict[str, Any]], format_p: Callable[[float], str]) -> str | None:
-    """Whether a gate has a lower test loss than the dense networks of the same cost; None without ``dense``.
-
-    Args:
-        rows: of one study, from `compare_gates`.
-        format_p: makes text of a p-value, such as "p = 0.012".
-    """
-    mixtures = [row for row in rows if row["gate"] not in DENSE_KINDS and row["test_loss_mean"] is not None]
-    dense = next((row for row in rows if row["gate"] == DENSE), None)
-    if dense is None or dense["test_loss_mean"] is None or not mixtures:
-        return None
-    tested = [(test[0], row) for row in mixtures if (test := p_against_dense(row)) is not None]
-    question = "Does a mixture pay on this data?"
-    if not tested:
-        return f"{question} That takes two trials of {DENSE} and of another gate to test."
-    untested = [row["gate"] for row in mixtures if p_against_dense(row) is None]
-    rest = f" Not tested, with one trial or no spread: {', '.join(untested)}." if untested else ""
-    has_both = any(row["p_per_task"] is not None for row in mixtures)
-    both, either = (f"{DENSE} {word} {PER_TASK}" if has_both else DENSE for word in ("and of", "or of"))
-    p, best = min(tested, key=lambda test: (test[0], test[1]["test_loss_mean"]))
-    found = f"{format_p(p)}, {_among(len(tested))}"
-    if is_significant(p):
-        answer = f"{question} Yes: the test loss of {best['gate']} is below that of {both} ({found})."
-        return f"{answer}{_unless_it_routes(best['verdict'])}{rest}"
-    if p > 1 - SIGNIFICANCE_LEVEL:
-        closest = min((row for _, row in tested), key=lambda row: row["test_loss_mean"])
-        every = "every tested gate" if untested else "every gate"
-        reverse = format_p(1 - p)  # the largest of the p-values that dense is below a gate
-        return (
-            f"{question} No: the test loss of {either} is below that of {every} ({reverse} or less), the "
-            f"closest of which is {closest['gate']}.{rest}"
-        )
-    return (
-        f"{question} That is not shown: no test loss is significantly below that of {both}; the closest is "
-        f"that of {best['gate']} ({found}).{rest}"
-    )
-
-
-def _unless_it_routes(verdict: str | None) -> str:
-    """What to say of a gate that has the lower loss, and the same experts for nearly all samples."""
-    if verdict is None or not set(verdict.split(" / ")) <= {"static", "blends"}:
-        return ""
-    return f" But it does not route ({verdict}): something else than its choice of experts pays."
-
-
-def _among(tests: int) -> str:
-    return "the only test" if tests == 1 else f"the lowest of {tests} p-values"
 
 
 @dataclass(frozen=True)
-class Recommendation:
-    """What to use on a table.
+class Winner:
+    """What to use, and whether a mixture pays.
 
     Attributes:
-        gate: the name of the row to use, boosted trees among them; None if no run is complete.
-        sentence: what to use, and why.
+        winner: the gate of the row to use, that of boosted trees among them; None if no run is complete.
+        recommendation: what to use, and why, in a sentence.
+        rival: the row that it was compared with, or that it is used in place of; None without any.
+        p: that the candidate's test loss is not below its rival's; None without a test.
+        pays: whether the best mixture by validation loss is below the dense networks of its cost; None where
+            that cannot be told.
+        answer: the same as a sentence; "" without a mixture or without a dense network.
     """
 
-    gate: str | None
-    sentence: str
+    winner: str | None
+    recommendation: str
+    rival: str | None = None
+    p: float | None = None
+    pays: bool | None = None
+    answer: str = ""
 
 
-def recommend(rows: Sequence[Row]) -> Recommendation:
-    """What to use on this table: `compare` prints it, and `predict` uses it."""
-    complete = {row["gate"]: row for row in rows if row["test_loss_mean"] is not None}
-    if not complete:
-        return Recommendation(None, "No run is complete: see the reasons in the study folder.")
-    best = min(complete.values(), key=lambda row: row["test_loss_mean"])
-    name = best["gate"]
-    if name == TREES:
-        rivals = [row for row in complete.values() if row["gate"] != TREES]
-        shown = all(is_significant(p_below(best, loss_of(row))) for row in rivals)
-        return Recommendation(
-            name,
-            f"Use boosted trees: their test loss is the lowest"
-            f"{'' if shown else ', though not significantly below that of every network'}.",
-        )
-    against = None if name == DENSE else p_against_dense(best)
-    if against is None:
-        return Recommendation(name, f"Use {name}: its test loss is the lowest of {len(complete)}.")
-    (p, plain), found = against, format_p_equation(against[0])
-    if not is_significant(p):
-        return Recommendation(
-            plain,
-            f"Use {plain}, {_AS_COSTLY_AS_SELECTED[plain]} as costly as the selected experts: {name} has the "
-            f"lowest test loss, but not significantly lower ({found}).",
-        )
-    times = best["flops_per_sample_mean"] / complete[plain]["flops_per_sample_mean"]
-    if times <= SAME_COST:
-        return Recommendation(
-            name,
-            f"Use {name}: its test loss is below that of a dense network of the same cost ({plain}, "
-            f"{found}), and it {_routes(best)}.",
-        )
-    if name in DENSE_KINDS:
-        return Recommendation(
-            name,
-            f"Use {name}: its test loss is below that of {plain} ({found}). It takes {times:.1f} times as "
-            f"many operations.",
-        )
-    return Recommendation(
-        name,
-        f"Use {name} or a wider dense network: the test loss of {name} is below that of {plain} "
-        f"({found}), and it {_routes(best)}, but it takes {times:.1f} times as many operations. Compare it "
-        f"with a dense network as costly: --gates {plain} with a larger --set gate.k.",
+def winner(rows: Sequence[Row]) -> Winner:
+    """The decision on a study; terminal, JSON, page, `predict`, `evaluate` and `export` use it."""
+    pays, answer = _does_a_mixture_pay(rows)
+    complete = [row for row in rows if row["test_loss_mean"] is not None]
+    candidate = best_by_validation(complete)
+    if candidate is None:
+        return Winner(None, "No run is complete: see the reasons in the study folder.")
+    gate, name = candidate["gate"], _name(candidate)
+    first = f"the lowest validation loss of {len(complete)}"
+    others = [row for row in complete if row is not candidate]
+    rival = best_by_validation([row for row in others if _costs_less(row, candidate)])
+    if rival is None:
+        why = "nothing that costs less was trained" if others else "nothing else was trained"
+        return Winner(gate, f"Use {name}: it has {first}, and {why}.", None, None, pays, answer)
+
+    p, losses = _compare(candidate, rival)
+    they_have = "they have" if gate == TREES else "it has"
+    if is_significant(p):
+        sentence = f"Use {name}: {they_have} {first}, and a test loss of {losses}."
+        sentence += _beyond_the_widest(candidate, rows)
+        return Winner(gate, sentence, rival["gate"], p, pays, answer)
+    if gate == TREES:
+        evidence = "one seed of a network cannot tell" if p is None else "there is no significant difference"
+        sentence = f"Use {name}: they have {first}. On the test set {evidence}: {losses}."
+        return Winner(gate, sentence, rival["gate"], p, pays, answer)
+    instead = f"Use {_name(rival)}: {'they cost' if rival['gate'] == TREES else 'it costs'} less than {name}"
+    if p is None:
+        evidence = f"has {first}, but too few seeds to test it ({losses}): train more"
+    else:
+        evidence = f"has {first}, but no significantly lower test loss, {losses}"
+    return Winner(rival["gate"], f"{instead}, which {evidence}.", gate, p, pays, answer)
+
+
+def _compare(candidate: Row, rival: Row) -> tuple[float | None, str]:
+    """The p-value, and the losses as text; a mixture is compared with all dense networks of its cost."""
+    if is_mixture(candidate) and is_dense(rival["gate"]) and candidate["dense_rival"] is not None:
+        p, against, loss = candidate["p_dense"], candidate["dense_rival"], candidate["dense_loss"]
+    else:
+        p, against, loss = p_below(candidate, rival), _name(rival), rival["test_loss_mean"]
+    text = f"{candidate['test_loss_mean']:.2f} against {loss:.2f} of {against}"
+    return p, text if p is None else f"{text} ({format_p_equation(p)})"
+
+
+def _costs_less(row: Row, candidate: Row) -> bool:
+    """Whether ``row`` is an alternative to ``candidate`` for which one pays less.
+
+    Everything is an alternative to boosted trees, which win by their loss alone.
+    """
+    if TREES in (row["gate"], candidate["gate"]):
+        return True
+    operations = row["flops_per_sample_mean"], candidate["flops_per_sample_mean"]
+    if not is_dense(row["gate"]) or None in operations:
+        return False
+    limit = SAME_COST if is_mixture(candidate) or candidate["gate"] == PER_TASK else 1 / SAME_COST
+    return bool(operations[0] <= limit * operations[1])
+
+
+def _does_a_mixture_pay(rows: Sequence[Row]) -> tuple[bool | None, str]:
+    """Of the mixture with the lowest validation loss: yes, no or not to be told, and a sentence."""
+    judged = best_by_validation([row for row in rows if is_mixture(row)])
+    if judged is None or judged["dense_rival"] is None:
+        return None, ""
+    gate, p = judged["gate"], judged["p_dense"]
+    question = "Does a mixture pay on this data?"
+    losses = f"the test loss of {gate}, the best mixture by validation loss, is "
+    losses += f"{judged['test_loss_mean']:.2f} against {judged['dense_loss']:.2f} of {judged['dense_rival']}"
+    if p is None:
+        return None, f"{question} That takes two seeds of each to test: {losses}."
+    if judged["significant_dense"]:
+        return True, f"{question} Yes: {losses} ({format_p_equation(p)}). {_what_it_does(judged)}".strip()
+    if is_significant(p):
+        return None, f"{question} That cannot be told: no dense network of the cost of {gate} was trained."
+    if p > 1 - SIGNIFICANCE_LEVEL:
+        return False, f"{question} No: {losses} ({format_p_equation(1 - p)})."
+    return False, f"{question} That is not shown: {losses} ({format_p_equation(p)})."
+
+
+def _what_it_does(row: Row) -> str:
+    """Whether a mixture that is better routes: else something other than its routing makes it better."""
+    if row["verdict"] is None:
+        return ""
+    if set(row["verdict"].split(" / ")) <= {"static", "blends"}:
+        return f"But it does not route ({row['verdict']}): something else than its choice of experts pays."
+    return "It uses all experts." if row["verdict"] == "dense" else f"Routing: {row['verdict']}."
+
+
+def _beyond_the_widest(row: Row, rows: Sequence[Row]) -> str:
+    """What to train where ``row`` is a mixture, and no dense network is as costly."""
+    times = row["dense_reaches"]
+    if times is None or times <= SAME_COST or not is_mixture(row):
+        return ""
+    widest = frontier(rows)[-1]["gate"]
+    wider = ceil(times * (dense_width(widest) or 1.0))
+    return (
+        f" It takes {times:.2g} times the operations of {widest}, the widest dense network: add "
+        f"dense-{max(wider, 2)}x to the comparison."
     )
 
 
-_AS_COSTLY_AS_SELECTED = {"dense": "one network", "dense-per-task": "one network for each task, together"}
-"""The networks without a mixture that a gate is to be better than."""
+def _name(row: Row) -> str:
+    return "boosted trees" if row["gate"] == TREES else str(row["gate"])
 
 
-def _routes(row: Row) -> str:
-    if row["gate"] in DENSE_KINDS:
-        return "has no gate"
-    return {"routes": "routes", "dense": "uses all experts"}.get(row["verdict"], f"is {row['verdict']}")
+def winning_model(study: Study, decision: Winner) -> tuple[Path, str]:
+    """The saved model of the winner: a run folder, or the file of boosted trees; and how it was chosen.
 
-
-def loss_of(row: Row) -> Summary | None:
-    """The test loss of a row; None if it has no complete trial."""
-    if row["test_loss_mean"] is None:
-        return None
-    return Summary(row["test_loss_mean"], row["test_loss_se"], row["trials_used"])
-
-
-def p_below(row: Row, reference: Summary | None) -> float | None:
-    """One-sided p-value that the test loss of ``row`` is below ``reference``; None without a test."""
-    loss = loss_of(row)
-    return None if loss is None or reference is None else welch_t_test(loss, reference)
+    Of the runs of a network, the one with the lowest validation loss. Where the winner has no weights on this
+    machine, the best run of any network.
+    """
+    if decision.winner == TREES and (study.path / TREES_MODEL).is_file():
+        return study.path / TREES_MODEL, "boosted trees, the recommended model"
+    ranked = rank_trials(study.trials)
+    has_weights = [run is not None and (run / "model.safetensors").is_file() for run in ranked["run"]]
+    available = ranked[has_weights]
+    if available.empty:
+        raise StudyError(
+            f"{study.path} has no finished run with weights on this machine: give the folder of a run"
+        )
+    chosen = available[available["gate"] == decision.winner]
+    if chosen.empty:
+        row = available.iloc[0]
+        why = (
+            f"gate {row['gate']}, the lowest validation loss of the study, because the recommended "
+            f"{decision.winner} has no weights on this machine"
+        )
+    else:
+        row = chosen.iloc[0]
+        why = f"gate {row['gate']}, the recommended network; the lowest validation loss of {len(chosen)} runs"
+    return Path(row["run"]), why

@@ -6,7 +6,7 @@ id modulo the number of users. So an id always has the same expert.
 """
 
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -24,8 +24,9 @@ from comet_moe.experiments.data.table.encode import Encoder
 from comet_moe.experiments.data.table.schema import TableOptions
 from comet_moe.experiments.data.table.source import TableSource, find_tables
 from comet_moe.experiments.data.vocabulary import id_text
-from comet_moe.experiments.models import RatingModel
+from comet_moe.experiments.models import RatingModel, Task
 from comet_moe.experiments.models.tasks import read_schema
+from comet_moe.experiments.training.boosted_trees import BoostedTrees
 from comet_moe.experiments.training.distributed import num_threads
 from comet_moe.experiments.training.evaluate import EVALUATION_BATCH
 from comet_moe.experiments.training.recipe import LoadedRun
@@ -55,7 +56,7 @@ class Predictions:
     notes: list[str] = field(default_factory=list)
 
 
-def predict(run: LoadedRun, table: Path, keep: Sequence[str] = ()) -> Predictions:
+def predict(run: LoadedRun | BoostedTrees, table: Path, keep: Sequence[str] = ()) -> Predictions:
     """Predict all tasks of ``run`` for the rows of ``table``.
 
     The model of a table predicts the probability of the second class of a binary task. A multiclass task has
@@ -63,11 +64,13 @@ def predict(run: LoadedRun, table: Path, keep: Sequence[str] = ()) -> Prediction
     the training data. For the model of ratings see :func:`_predict_pairs`.
 
     Args:
-        run: a run of ratings or of a table.
+        run: a run of ratings or of a table, or boosted trees on a table.
         table: a .csv, .tsv or .parquet file; for the run of a table also a folder of such, or a pattern.
         keep: columns of a table that come before the predictions, such as an id.
     """
-    predict_rows = {"rating": _predict_pairs, "table": _predict_table}.get(run.model.kind)
+    if isinstance(run, BoostedTrees):
+        return _predict_table(run.meta, run.options, run.tasks, run.outputs, table, keep)
+    predict_rows = {"rating": _predict_pairs, "table": _predict_network}.get(run.model.kind)
     if predict_rows is None:
         raise RunError(f"{run.folder.path} is a run on images: give a run of ratings or of a table")
     with torch.no_grad(), num_threads(run.config.training.threads):
@@ -124,7 +127,8 @@ def _predict_pairs(run: LoadedRun, table: Path, keep: Sequence[str]) -> Predicti
         ]
         return torch.cat(embedded, -1), run.placement.move(torch.from_numpy(keys[rows]))
 
-    watched, rating = _predict_tasks(run, len(user), lambda rows: model.mix(*embed(rows)))
+    outputs = _run_batches(run, len(user), lambda rows: model.mix(*embed(rows)))
+    watched, rating = _predict_tasks(model.tasks, outputs)
     known = np.array(["neither", "user", "item", "both"])[(user >= 0) + 2 * (item >= 0)]
     frame = pairs[["user", "item"]].assign(watched=watched, rating=rating, known=known)
     counts = {name: int((known == name).sum()) for name in ("both", "user", "item", "neither")}
@@ -145,15 +149,47 @@ def _replacement_keys(ids: pd.Series, users: int) -> npt.NDArray[np.int64]:
     return np.array([zlib.crc32(id_text(name).encode()) % users for name in distinct], dtype=np.int64)[codes]
 
 
-def _predict_table(run: LoadedRun, path: Path, keep: Sequence[str]) -> Predictions:
-    """Predict for the rows of a table, whose columns may be in any order."""
-    schema = read_schema(run.meta)
-    options = TableOptions.read(run.config.data.options)
+def _predict_network(run: LoadedRun, path: Path, keep: Sequence[str]) -> Predictions:
+    """Predict for the rows of a table by the network of ``run``."""
+
+    def outputs(features: Mapping[str, npt.NDArray[Any]]) -> list[Tensor]:
+        arrays = {name: torch.from_numpy(array) for name, array in features.items()}
+
+        def forward(rows: slice) -> Any:
+            return run.model(
+                run.placement.move({name: array[rows].clone() for name, array in arrays.items()})
+            )
+
+        return _run_batches(run, len(next(iter(arrays.values()))), forward)
+
+    return _predict_table(run.meta, run.config.data.options, run.model.tasks, outputs, path, keep)
+
+
+def _predict_table(
+    meta: dict[str, Any],
+    given: Mapping[str, Any],
+    tasks: Sequence[Task],
+    outputs: Callable[[Mapping[str, npt.NDArray[Any]]], list[Tensor]],
+    path: Path,
+    keep: Sequence[str],
+) -> Predictions:
+    """Predict for the rows of a table, whose columns may be in any order.
+
+    Args:
+        meta: metadata of the data that the model was trained on.
+        given: the options of that table.
+        tasks: its targets.
+        outputs: returns (B, outputs) of each task for encoded rows.
+        path: the table.
+        keep: columns to copy.
+    """
+    schema = read_schema(meta)
+    options = TableOptions.read(given)
     source = TableSource(find_tables(path), options.encoding, options.separator, options.missing)
     missing = [name for name in schema.feature_columns if name not in source.columns]
     if missing:
         raise DataError(
-            f"{source} has no column {', '.join(missing)}, which the run was trained with; its columns are "
+            f"{source} has no column {', '.join(missing)}, which the model was trained with; its columns are "
             f"{', '.join(source.columns)}."
         )
     absent = next((name for name in keep if name not in source.columns), None)
@@ -163,7 +199,7 @@ def _predict_table(run: LoadedRun, path: Path, keep: Sequence[str]) -> Predictio
         )
     encoder = Encoder(schema)
     parts = [
-        _with_columns(batch, keep, _predict_batch(run, encoder, batch))
+        _with_columns(batch, keep, _as_columns(tasks, outputs(encoder.features(batch, False))))
         for batch in source.batches(list(dict.fromkeys([*schema.feature_columns, *keep])))
     ]
     if not parts:
@@ -187,15 +223,10 @@ def _with_columns(batch: pa.RecordBatch, keep: Sequence[str], predictions: pd.Da
     return pd.concat([batch.select(list(keep)).to_pandas(), predictions], axis=1) if keep else predictions
 
 
-def _predict_batch(run: LoadedRun, encoder: Encoder, batch: pa.RecordBatch) -> pd.DataFrame:
-    arrays = {name: torch.from_numpy(array) for name, array in encoder.features(batch, False).items()}
-
-    def forward(rows: slice) -> Any:
-        return run.model(run.placement.move({name: array[rows].clone() for name, array in arrays.items()}))
-
+def _as_columns(tasks: Sequence[Task], outputs: Sequence[Tensor]) -> pd.DataFrame:
+    """One column per task, and for a multiclass one also the probability of each class."""
     columns: dict[str, object] = {}
-    predicted = _predict_tasks(run, batch.num_rows, forward)
-    for task, values in zip(run.model.tasks, predicted, strict=True):
+    for task, values in zip(tasks, _predict_tasks(tasks, outputs), strict=True):
         if task.kind == "multiclass":
             columns[task.name] = np.array(task.classes, dtype=object)[values.argmax(1)]
             columns |= {f"{task.name}.{name}": values[:, index] for index, name in enumerate(task.classes)}
@@ -204,14 +235,15 @@ def _predict_batch(run: LoadedRun, encoder: Encoder, batch: pa.RecordBatch) -> p
     return pd.DataFrame(columns)
 
 
-def _predict_tasks(
-    run: LoadedRun, count: int, forward: Callable[[slice], Any]
-) -> Iterator[npt.NDArray[np.float32]]:
-    """The predictions of each task for ``count`` rows; ``forward`` runs the model on a slice of them."""
+def _predict_tasks(tasks: Iterable[Task], outputs: Iterable[Tensor]) -> Iterator[npt.NDArray[np.float32]]:
+    return (task.predict(output).float().numpy() for task, output in zip(tasks, outputs, strict=True))
+
+
+def _run_batches(run: LoadedRun, count: int, forward: Callable[[slice], Any]) -> list[Tensor]:
+    """The outputs of each task for ``count`` rows; ``forward`` runs the model on a slice of them."""
     outputs: list[list[Tensor]] = []
     for start in range(0, count, EVALUATION_BATCH):
         with run.placement.autocast():
             scores, _ = forward(slice(start, start + EVALUATION_BATCH))
         outputs.append([score.float().cpu() for score in scores])
-    by_task = (torch.cat(batches) for batches in zip(*outputs, strict=True))
-    return (task.predict(output).numpy() for task, output in zip(run.model.tasks, by_task, strict=True))
+    return [torch.cat(batches) for batches in zip(*outputs, strict=True)]

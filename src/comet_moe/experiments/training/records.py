@@ -62,6 +62,10 @@ class GroupsRecord(Record):
 
 TREES = "trees"
 """The name of boosted trees where results have that of a gate."""
+TREES_RESULT = "trees.json"
+"""Their result in the folder of a study, as the ``result.json`` of a run."""
+TREES_MODEL = "trees.skops"
+"""The fitted trees in the folder of a study."""
 
 
 class RoutingRecord(Record):

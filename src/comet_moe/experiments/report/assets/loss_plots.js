@@ -150,6 +150,52 @@ PLOTS.sensitivity = {
   },
 };
 
+/* Loss by operations: the dense networks as a line with its band, each mixture a point with its standard error. */
+PLOTS.frontier = {
+  controls: () => [],
+  draw(section, values, view) {
+    const { points, line: dense, trees } = section.frontier;
+    const operations = view.gates.map((gate) => points[gate].operations);
+    const ends = [Math.min(...operations) / 1.15, Math.max(...operations) * 1.15];
+    const onLine = dense.map((gate) => points[gate]);
+    const x = onLine.map((point) => point.operations);
+    const edge = (sign) => onLine.map(({ loss, error }) => loss + sign * (error ?? 0));
+    const traces = [
+      ...band(view, "dense", x, edge(-1), edge(1)),
+      { x, y: onLine.map(({ loss }) => loss), mode: "lines", line: line(view, "dense"), ...NO_HOVER },
+      ...view.gates.map((gate) => {
+        const { operations: cost, loss, error } = points[gate];
+        return {
+          x: [cost],
+          y: [loss],
+          error_y: { type: "data", array: [error ?? 0], color: view.theme.gate(gate), thickness: 1.6, width: 4 },
+          text: [escapeText(gate)],
+          textposition: cost > Math.sqrt(ends[0] * ends[1]) ? "middle left" : "middle right",
+          mode: "markers+text",
+          marker: marker(view, gate, 9),
+          hovertemplate: `${escapeText(gate)}<br>%{x:.4~s} operations<br>test loss %{y:.5~g}<extra></extra>`,
+        };
+      }),
+    ];
+    if (trees !== null) {
+      traces.push({
+        x: ends,
+        y: [trees, trees],
+        mode: "lines",
+        line: { color: view.theme.muted, dash: "dot", width: 1.6 },
+        hovertemplate: "boosted trees<br>test loss %{y:.5~g}<extra></extra>",
+      });
+    }
+    const range = ends.map(Math.log10);
+    return {
+      traces,
+      layout: makeLayout(
+        view, axis(view, "operations per sample", { ...logAxis(ends), range }), axis(view, LOSSES.test)
+      ),
+    };
+  },
+};
+
 PLOTS.seeds = {
   controls: () => [],
   draw(section, values, view) {

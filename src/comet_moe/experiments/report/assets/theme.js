@@ -24,6 +24,7 @@ const OUTLINES = {
 function gateStyle(gate) {
   const isSearched = gate.endsWith("+");
   const family = isSearched ? gate.slice(0, -1) : gate;
+  if (/^dense-[\d.]+x$/.test(family)) return { ...gateStyle("dense"), isSearched, dash: "solid" };
   const isKnown = Object.hasOwn(MARKERS, family);
   return {
     variable: `--gate-${isKnown ? family : "other"}`,
