@@ -135,7 +135,7 @@ def routing_gain(
             for repeat in range(repeats):
                 with intervene(model, kind, seed=seed + repeat, gates=gates):
                     after.append(_losses(model, batches, loss))
-            return _summary(torch.stack(after) - before)
+            return summarise_gain(torch.stack(after) - before)
 
         total = gain(names)
         by_gate = {name: gain([name]) for name in names} if len(names) > 1 else {names[0]: dict(total)}
@@ -213,8 +213,8 @@ def _losses(model: nn.Module, batches: Iterable[Any], loss: Loss) -> Tensor:
     return torch.cat([value.reshape(-1) for value in losses])
 
 
-def _summary(differences: Tensor) -> dict[str, Any]:
-    """Mean and interval of (R, N) differences."""
+def summarise_gain(differences: Tensor) -> dict[str, Any]:
+    """``gain`` and ``interval`` of (R, N) differences of losses: R repeats, N samples."""
     repeats, samples = differences.shape
     by_sample, by_repeat = differences.mean(0), differences.mean(1)
     gain = float(by_sample.mean())

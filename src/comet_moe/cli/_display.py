@@ -247,6 +247,10 @@ def print_summary(summary: "SummaryRecord", title: str) -> None:
             f"  gate of {owner}: {record.verdict}, information {record.information:.3f} nats, "
             f"{record.effective_experts:.2f} effective experts of {len(record.share_of_samples)}"
         )
+    if summary.gain is not None and summary.gain.gain is not None:
+        low, high = summary.gain.interval or (None, None)
+        interval = "" if low is None or high is None else f", 95 % interval {low:.3f} to {high:.3f}"
+        echo(f"  routing gain: {summary.gain.gain:.3f} of the loss{interval}")
     if summary.parameters_effective is not None:
         echo(
             f"  {summary.parameters_effective / 1e6:.1f} M effective parameters, "

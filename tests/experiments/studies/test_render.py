@@ -162,10 +162,10 @@ def test_a_table_of_its_own_says_how_the_gates_use_their_experts():
     assert to_markdown(table).splitlines() == [
         "**made: routing**",
         "",
-        "| gate | routing | information | effective experts | load ratio | dead experts |",
-        "| --- | --- | --- | --- | --- | --- |",
-        "| topk | routes / static | 0.600 | 4.00 | 1.50 | 3.0 |",
-        "| comet |  |  |  |  |  |",
+        "| gate | routing | routing gain | information | effective experts | load ratio | dead experts |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| topk | routes / static |  | 0.600 | 4.00 | 1.50 | 3.0 |",
+        "| comet |  |  |  |  |  |  |",
     ]
     unrecorded = made_study([trial("comet", 0, 1.0, 2.0, routing={})])
     results = [(unrecorded, compare_gates(unrecorded))]

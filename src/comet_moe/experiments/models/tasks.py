@@ -73,6 +73,11 @@ class Task:
 
     def loss(self, output: Tensor, targets: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Sum of the losses over the rows that count, and their number: (B, outputs) -> (), ()."""
+        losses, counts = self.row_losses(output, targets)
+        return losses.sum(), counts.sum()
+
+    def row_losses(self, output: Tensor, targets: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """The loss of each row times its weight, and the weight, 0 where it does not count: (B,), (B,)."""
         target = targets[self.name]
         counted = None if self.where is None else targets[self.where].to(output.dtype)
         if self.has_missing:
@@ -90,8 +95,8 @@ class Task:
             counted = factors if counted is None else counted * factors
         losses = self._losses(output, target)
         if counted is None:
-            return losses.sum(), losses.new_full((), len(losses))
-        return (losses * counted).sum(), counted.sum()
+            return losses, torch.ones_like(losses)
+        return losses * counted, counted
 
     def _losses(self, output: Tensor, target: Tensor) -> Tensor:
         """The loss of each row: (B, outputs), (B,) -> (B,)."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from comet_moe.experiments.report.format import format_scaled, round_number
+from comet_moe.experiments.report.format import format_error, format_scaled, round_number
 from comet_moe.experiments.studies.frontier import Row, best_by_validation, frontier, is_mixture
 from comet_moe.experiments.studies.winner import Winner
 from comet_moe.experiments.training.records import TREES
@@ -35,19 +35,29 @@ class Answer:
 def build_answer(rows: list[Row], decision: Winner) -> Answer:
     """The box, from the rows of `compare_gates` and their `winner`."""
     pays = "unknown" if decision.pays is None else "yes" if decision.pays else "no"
-    details = [decision.answer, _does_it_route(rows, decision), _costs(rows, decision)]
+    mixtures = [row for row in rows if is_mixture(row)]
+    shown = next((row for row in mixtures if row["gate"] == decision.winner), best_by_validation(mixtures))
+    details = [decision.answer, _does_it_route(shown), _does_routing_matter(shown), _costs(rows, decision)]
     return Answer(pays, decision.recommendation, [text for text in details if text])
 
 
-def _does_it_route(rows: list[Row], decision: Winner) -> str:
-    """Of the recommended gate; of the best mixture where no gate is recommended."""
-    mixtures = [row for row in rows if is_mixture(row)]
-    shown = next((row for row in mixtures if row["gate"] == decision.winner), best_by_validation(mixtures))
+def _does_it_route(shown: Row | None) -> str:
+    """Of the recommended mixture, or of the best one where none is recommended."""
     if shown is None or shown["verdict"] is None:
         return ""
     words = [f"{owner} {numbers['verdict']}" for owner, numbers in shown["routing"].items()]
     meaning = MEANINGS.get(shown["verdict"], f"its gates differ ({', '.join(words)})")
-    return f"Does it route? {shown['gate']}: {shown['verdict']}, {meaning}." if meaning else ""
+    return f"Does it route? {shown['gate']}: {shown['verdict']}, {meaning}."
+
+
+def _does_routing_matter(shown: Row | None) -> str:
+    if shown is None or shown["routing_gain_mean"] is None:
+        return ""
+    error = "" if shown["routing_gain_se"] is None else f" {format_error(shown['routing_gain_se'], 2)}"
+    return (
+        f"Does routing matter? The loss of {shown['gate']}, {shown['test_loss_mean']:.2f}, changes by "
+        f"{shown['routing_gain_mean']:+.2f}{error} when samples exchange their routes at random."
+    )
 
 
 def _costs(rows: list[Row], decision: Winner) -> str:

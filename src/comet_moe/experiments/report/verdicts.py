@@ -8,8 +8,8 @@ from comet_moe.experiments.report.plots import ROUTING_PLOTS, PlotView, build_pl
 from comet_moe.experiments.report.summary import MAX_TASKS
 from comet_moe.experiments.studies.frontier import Row
 
-MEASURES = ("information", "effective_experts", "load_ratio", "dead_experts")
-DECIMALS = (3, 2, 2, 1)
+MEASURES = ("routing_gain", "information", "effective_experts", "load_ratio", "dead_experts")
+DECIMALS = (2, 3, 2, 2, 1)
 
 
 @dataclass(frozen=True)

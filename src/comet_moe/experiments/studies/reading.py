@@ -38,6 +38,7 @@ METRIC_COLUMNS = (
     "test_loss",
     "experts_per_sample",
     "flops_per_sample",
+    "routing_gain",
     "parameters",
     "epochs",
     "best_epoch",

@@ -67,6 +67,7 @@ class TrialRouting(Record):
         dead_experts: number of experts that no sample selected.
         selection_information, selection_measure, shared_experts: see `RoutingRecord`; None in trials of
             version 0.2 and before.
+        routing_gain: of this gate alone, see `GainRecord`.
     """
 
     experts: PositiveInt
@@ -78,12 +79,14 @@ class TrialRouting(Record):
     selection_information: Number = None
     selection_measure: Literal["sets", "loads"] | None = None
     shared_experts: Number = None
+    routing_gain: Number = None
 
     @classmethod
-    def of_gate(cls, record: RoutingRecord) -> "TrialRouting":
+    def of_gate(cls, record: RoutingRecord, routing_gain: float | None = None) -> "TrialRouting":
         """The numbers of ``record``, which a run has in full."""
         numbers = {name: getattr(record, name) for name in _SAME_NUMBERS}
-        return cls(experts=record.choices, dead_experts=len(record.dead_experts), **numbers)
+        dead = len(record.dead_experts)
+        return cls(experts=record.choices, dead_experts=dead, routing_gain=routing_gain, **numbers)
 
     @property
     def verdict(self) -> Verdict:
@@ -124,6 +127,7 @@ class TrialRecord(Record):
         worker: HOST:PID of the last worker that started it.
         run: the run's folder, relative to the study's.
         params: the settings that were sampled, and the seed.
+        routing_gain: loss with exchanged routes, less the loss; see `GainRecord`.
         routing: each gate of the model, by task or layer; empty for a model without experts.
         validation_loss and what follows: of the run, see `ResultRecord`; None until the trial is complete.
     """
@@ -141,6 +145,7 @@ class TrialRecord(Record):
     test_loss: Number = None
     experts_per_sample: Number = None
     flops_per_sample: Number = None
+    routing_gain: Number = None
     parameters: int | None = None
     epochs: int | None = None
     best_epoch: int | None = None
@@ -150,8 +155,12 @@ class TrialRecord(Record):
     @classmethod
     def of_run(cls, gate: str, index: int, result: ResultRecord, **known: Any) -> "TrialRecord":
         """The trial ``index`` of ``gate`` with the result of its run, and what else is ``known`` of it."""
-        routing = {owner: TrialRouting.of_gate(record) for owner, record in result.routing.items()}
+        gains = {} if result.gain is None else result.gain.by_gate
+        routing = {
+            owner: TrialRouting.of_gate(record, gains.get(owner)) for owner, record in result.routing.items()
+        }
         copied = result.model_dump(include=set(RESULT_FIELDS))
+        copied["routing_gain"] = None if result.gain is None else result.gain.gain
         return cls(gate=gate, index=index, routing=routing, **copied, **known)
 
     @property

@@ -117,6 +117,7 @@ def _describe(study: Study, gate: _Gate) -> dict[str, Any]:
         "validation_loss_mean": _mean(gate.selected, "validation_loss"),
         **mean_and_se("experts_per_sample", summarise(_values(gate.selected, "experts_per_sample"))),
         "flops_per_sample_mean": _mean(gate.selected, "flops_per_sample"),
+        **mean_and_se("routing_gain", summarise(_values(gate.selected, "routing_gain"))),
         **_describe_routing(gate),
         "metrics": summarise_metrics(gate.selected["tasks"]),
     }
@@ -141,10 +142,12 @@ def _describe_routing(gate: _Gate) -> dict[str, Any]:
 def _describe_owner(records: list[TrialRouting]) -> dict[str, Any]:
     """One gate of the model over the trials; of words that are equally common, that of the best trial."""
     verdicts = Counter(record.verdict for record in records)
+    gains = [record.routing_gain for record in records if record.routing_gain is not None]
     return {
         "verdict": verdicts.most_common(1)[0][0],
         "verdicts": dict(verdicts),
         **{f"{name}_mean": fmean(getattr(record, name) for record in records) for name in ROUTING_COLUMNS},
+        "routing_gain_mean": fmean(gains) if gains else None,
     }
 
 

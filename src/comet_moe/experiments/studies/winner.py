@@ -1,8 +1,8 @@
 """Which network to use, and whether a mixture pays: the one place that decides it.
 
 The network with the lowest mean validation loss is the candidate. The test set is opened for it and one
-rival: of what costs less, the one with the lowest validation loss. For a mixture these are the dense networks
-of at most its operations, for a dense network the narrower ones, and boosted trees for any network. Without
+rival: of what costs less, the one with the lowest validation loss. For a mixture that is a dense network
+of at most its operations, for a dense network a narrower one, and boosted trees for both. Without
 evidence that the candidate has the lower test loss, the rival is recommended.
 
 Rows are those of `comet_moe.experiments.studies.tables.compare_gates`.

@@ -22,6 +22,7 @@ from comet_moe.experiments.data import Dataset, Split
 from comet_moe.experiments.models import Model, Task
 from comet_moe.experiments.models.tasks import read_schema
 from comet_moe.experiments.training.batches import evaluation_batches
+from comet_moe.experiments.training.gain import measure_gain
 from comet_moe.experiments.training.metrics import TableTaskMetrics, TaskMetrics
 from comet_moe.experiments.training.records import (
     EvaluationRecord,
@@ -49,9 +50,13 @@ def evaluate_held_out(model: Model, dataset: Dataset, placement: Placement = CPU
     """Evaluate ``model`` on the validation and the test split."""
     groups = dataset.meta.get("groups", {})
     test = _with_group_columns(dataset.test, dataset.meta)
+    on_test = evaluate(model, test, groups, with_intervals=True, placement=placement)
+    was_training = model.training
+    gain = measure_gain(model.eval(), dataset.test, placement)
+    model.train(was_training)
     return SummaryRecord.from_evaluations(
         evaluate(model, dataset.validation, placement=placement),
-        evaluate(model, test, groups, with_intervals=True, placement=placement),
+        on_test.model_copy(update={"gain": gain}),
         test_split="test",
     )
 

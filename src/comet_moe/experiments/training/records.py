@@ -68,6 +68,26 @@ TREES_MODEL = "trees.skops"
 """The fitted trees in the folder of a study."""
 
 
+class GainRecord(Record):
+    """What other routes do to the loss, on some rows of the test split.
+
+    Attributes:
+        gain: loss when samples exchange their routes at random, less the loss as it is.
+        interval: of the gain, over rows and exchanges, at 95 % confidence.
+        mean_routes: the same where every sample has the mean weights of the batch.
+        by_gate: the gain when one gate alone is changed, one gate per task or layer.
+        metrics: each metric with exchanged routes, less the metric as it is.
+        rows: number of rows that exchange their routes.
+    """
+
+    gain: Number
+    interval: list[Number] | None = None
+    mean_routes: Number = None
+    by_gate: dict[str, Number] = {}
+    metrics: dict[str, Metrics] = {}
+    rows: int
+
+
 class RoutingRecord(Record):
     """How one gate used its experts, as means over samples.
 
@@ -140,6 +160,7 @@ class EvaluationRecord(Record):
         parameters_effective: parameters of a BERT that a token uses on average.
         intervals: of the tasks of a table on the test split: [low, high] of each metric, by bootstrap over
             rows at 95 % confidence.
+        gain: whether routing matters, on the test split; None for a model without a mixture.
     """
 
     loss: Number
@@ -151,6 +172,7 @@ class EvaluationRecord(Record):
     tokens_per_second: Number = None
     parameters_effective: Number = None
     intervals: dict[str, dict[str, list[Number]]] = {}
+    gain: GainRecord | None = None
 
 
 class EpochRecord(Record):
@@ -211,6 +233,7 @@ class SummaryRecord(Record):
     tokens_per_second: Number = None
     parameters_effective: Number = None
     intervals: dict[str, dict[str, list[Number]]] = {}
+    gain: GainRecord | None = None
     routing: dict[str, RoutingRecord] = {}
 
     @classmethod

@@ -155,8 +155,8 @@ PLOTS.frontier = {
   controls: () => [],
   draw(section, values, view) {
     const { points, line: dense, trees } = section.frontier;
-    const operations = view.gates.map((gate) => points[gate].operations);
-    const ends = [Math.min(...operations) / 1.15, Math.max(...operations) * 1.15];
+    const costs = view.gates.map((gate) => points[gate].operations);
+    const ends = [Math.min(...costs) / 1.15, Math.max(...costs) * 1.15];
     const onLine = dense.map((gate) => points[gate]);
     const x = onLine.map((point) => point.operations);
     const edge = (sign) => onLine.map(({ loss, error }) => loss + sign * (error ?? 0));
@@ -164,13 +164,13 @@ PLOTS.frontier = {
       ...band(view, "dense", x, edge(-1), edge(1)),
       { x, y: onLine.map(({ loss }) => loss), mode: "lines", line: line(view, "dense"), ...NO_HOVER },
       ...view.gates.map((gate) => {
-        const { operations: cost, loss, error } = points[gate];
+        const { operations, loss, error } = points[gate];
         return {
-          x: [cost],
+          x: [operations],
           y: [loss],
           error_y: { type: "data", array: [error ?? 0], color: view.theme.gate(gate), thickness: 1.6, width: 4 },
           text: [escapeText(gate)],
-          textposition: cost > Math.sqrt(ends[0] * ends[1]) ? "middle left" : "middle right",
+          textposition: "top center",
           mode: "markers+text",
           marker: marker(view, gate, 9),
           hovertemplate: `${escapeText(gate)}<br>%{x:.4~s} operations<br>test loss %{y:.5~g}<extra></extra>`,
