@@ -27,7 +27,7 @@ COMPARISONS = {
     "--weights": ["bought=-1", "bought=nan", "bought=inf", "bought=x", "nope=1", "=", "bought=0,spend=0"],
     "--gates": ["nope", " ", ",", "topk,topk", "../x", "hash", "TOPK"],
     "--seeds": ["0", "-1", "99999999999999", "nan"],
-    "--time-budget": ["nan", "-1", "x"],
+    "--budget": ["nan", "-1m", "x", "", "10", "0s"],
     "--page": [".", "/dev/null/x.html", "/dev/null", ""],
     "--storage": ["foo", "sqlite://", "mysql://x/y", "sqlite:///customers.csv"],
     "--set": [

@@ -81,15 +81,16 @@ def test_several_targets_are_compared_with_one_expert_for_each(given, targets, r
 
 
 @pytest.mark.slow
-def test_a_time_budget_ends_with_fewer_seeds_and_a_later_command_adds_the_rest(tmp_path, table):
-    command = ("compare", table, "--targets", "bought", "--gates", "dense", "--no-trees", *QUICK)
-    command += ("--out", tmp_path / "study", "--json")
-    for more in ((), ("--resume",)):
-        done = succeed(*command, "--seeds", "3", "--time-budget", "0", *more)
-        assert [row["trials_complete"] for row in done.json["rows"]] == [1]
-        assert "time budget: 1 of 3 seeds per gate" in done.err
-    done = succeed(*command, "--seeds", "2", "--resume")
-    assert [row["trials_complete"] for row in done.json["rows"]] == [2]
+def test_a_budget_ends_with_fewer_epochs_and_seeds_and_a_later_command_adds_the_rest(tmp_path, table):
+    command = ("compare", table, "--targets", "bought", "--gates", "dense,topk", "--no-trees", *QUICK)
+    command += ("--out", tmp_path / "study", "--json", "--seeds", "3")
+    done = succeed(*command, "--budget", "0.1s")  # over before the first step
+    assert [row["trials_complete"] for row in done.json["rows"]] == [1, 1]
+    assert [row["converged"] for row in done.json["rows"]] == [False, False]
+    assert "No network has converged within the budget" in done.json["recommendation"]
+    assert "budget 0.1s: seeds of 3 per network: dense 1, topk 1" in done.err
+    done = succeed(*command, "--budget", "none", "--resume")
+    assert [row["trials_complete"] for row in done.json["rows"]] == [3, 3]
 
 
 @pytest.mark.parametrize(

@@ -51,14 +51,21 @@ def explain_stop(resume_command: str) -> Iterator[None]:
         raise storage_error(error) from error
 
 
-def train(study: StudyHandle, workers: int | None, only_gates: Sequence[str] = ()) -> None:
+def train(
+    study: StudyHandle,
+    workers: int | None,
+    only_gates: Sequence[str] = (),
+    max_seconds: float | None = None,
+) -> None:
     """Run the study, or some of its gates, to its end with workers on this machine.
+
+    A trial ends after ``max_seconds`` with what it has.
 
     Ctrl-C and SIGTERM, by which batch systems stop a job, release the trials that are running.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    size = workers or cores
-    pool = WorkerPool(study.worker_config(max(1, cores // size), only_gates), study.queue, size)
+    size = num_workers(workers)
+    config = study.worker_config(max(1, num_workers(None) // size), only_gates, max_seconds)
+    pool = WorkerPool(config, study.queue, size)
     display = StudyDisplay(study, pool)
     terminated = threading.Event()
 
@@ -78,6 +85,12 @@ def train(study: StudyHandle, workers: int | None, only_gates: Sequence[str] = (
         finally:
             with suppress(*STORAGE_ERRORS):
                 display.refresh(now=True)
+
+
+def num_workers(workers: int | None) -> int:
+    """``workers``, or the number of cores that this process may use."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return workers or cores or 1
 
 
 class _Terminated(KeyboardInterrupt):

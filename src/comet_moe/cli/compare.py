@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +16,7 @@ from comet_moe.cli._text import echo, split_names
 from comet_moe.experiments.studies.defaults import DEFAULT_GATES, FRONTIER
 
 if TYPE_CHECKING:
+    from comet_moe.experiments.studies.budget import Round
     from comet_moe.experiments.studies.definition import StudyOptions
     from comet_moe.experiments.studies.study import StudyHandle
 
@@ -52,15 +52,14 @@ def compare(
         ),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, max=10_000, help="Number of seeds per gate.")] = DEFAULT_SEEDS,
-    minutes: Annotated[
-        float | None,
+    budget: Annotated[
+        str,
         typer.Option(
-            "--time-budget",
-            metavar="MINUTES",
-            min=0.0,
-            help="Stop adding seeds when the next ones would not end within this time.",
+            metavar="TIME",
+            help="Time for all of it, such as 90s, 10m or 1h: the number of networks, then of seeds, then of "
+            "epochs is fitted to it. none: train every seed until it has converged.",
         ),
-    ] = None,
+    ] = "10m",
     trees: Annotated[
         bool, typer.Option(help="Also fit scikit-learn's boosted trees on the same rows.")
     ] = True,
@@ -87,6 +86,7 @@ def compare(
     from comet_moe.cli._study import explain_stop
     from comet_moe.cli.table import print_tables
     from comet_moe.experiments.report import check_extra, write_report
+    from comet_moe.experiments.studies.budget import RESERVED, parse_budget
     from comet_moe.experiments.studies.comparison import Comparison
     from comet_moe.experiments.studies.reading import read_studies
     from comet_moe.experiments.studies.study import open_study
@@ -98,22 +98,28 @@ def compare(
     check_extra()  # before the training, not after it
     if page is not None:
         require_file_path(page, ".html")
-    if minutes is not None and isnan(minutes):  # older versions of typer let it pass
-        raise typer.BadParameter(f"--time-budget must be at least 0 minutes, got {minutes}: give a number")
+    started = time.monotonic()
+    try:
+        limit = parse_budget(budget)
+    except ValueError as error:
+        raise typer.BadParameter(f"--budget {error}") from None
     out = out or Path("studies") / f"{Path(table.rstrip('/*')).stem}-compare"
     options = _study_options(
         table, targets, features, exclude, tasks, weights, gates, settings, out, storage, resume
     )
     given = [argument for argument in sys.argv[1:] if argument != "--resume"]
     with explain_stop(shlex.join(["comet-moe", *given, "--resume"])):
-        trials = None if resume else seeds if minutes is None else 1
+        trials = None if resume else seeds if limit is None else 1
         study = open_study(replace(options, trials=trials))
         comparison = Comparison(study)
         for note in comparison.dataset.meta.get("notes", []):
             echo(f"note: {note}", err=True)
-        _train(study, seeds, workers, minutes)
-    if trees:
-        comparison.fit_trees(lambda: echo("boosted trees", err=True))
+        if trees:
+            comparison.fit_trees(lambda: echo("boosted trees", err=True))
+        if limit is None:
+            _train_all(study, seeds, workers)
+        else:
+            _train_within(study, seeds, workers, started + (1 - RESERVED) * limit, budget)
     (finished,) = read_studies([out])
     rows = compare_gates(finished)
     decision = winner(rows)
@@ -190,23 +196,34 @@ def _gates(given: str | None, num_targets: int, resume: bool) -> list[str] | Non
     return [*FRONTIER, *(["dense-per-task"] if num_targets > 1 else []), *mixtures]
 
 
-def _train(study: "StudyHandle", seeds: int, workers: int | None, minutes: float | None) -> None:
-    """Run all seeds; with a time budget, run one seed of every gate at a time."""
+def _train_all(study: "StudyHandle", seeds: int, workers: int | None) -> None:
+    """Run all seeds of all networks."""
     from comet_moe.cli._study import train
 
-    first = study.definition.trials
-    if minutes is None and seeds > first:
-        study.add_trials(seeds - first)
-    started = time.monotonic()
+    if seeds > study.definition.trials:
+        study.add_trials(seeds - study.definition.trials)
     train(study, workers)
-    while (planned := study.definition.trials) < seeds:
-        trained = planned - first + 1
-        assert minutes is not None
-        if (time.monotonic() - started) * (trained + 1) / trained > 60 * minutes:
-            echo(f"time budget: {planned} of {seeds} seeds per gate", err=True)
-            return
+
+
+def _train_within(study: "StudyHandle", seeds: int, workers: int | None, end: float, budget: str) -> None:
+    """Run seeds of fewer and fewer networks until ``end``, a time of the monotonic clock."""
+    from comet_moe.cli._study import num_workers, train
+    from comet_moe.experiments.studies.budget import first_round, next_round
+    from comet_moe.experiments.studies.records import count_by_status
+
+    size = num_workers(workers)
+    following: Round | None = first_round(study.definition.gates, end - time.monotonic(), size)
+    while following is not None:
+        train(study, size, following.gates, following.max_seconds)
+        trained = study.summarise(following.gates)
+        following = next_round(trained, end - time.monotonic(), size)
+        if following is None or study.definition.trials >= seeds:
+            break
         study.add_trials(1)
-        train(study, workers)
+    complete = {gate: count_by_status(study.trials, gate)["complete"] for gate in study.definition.gates}
+    if min(complete.values()) < seeds:
+        counts = ", ".join(f"{gate} {count}" for gate, count in complete.items())
+        echo(f"budget {budget}: seeds of {seeds} per network: {counts}", err=True)
 
 
 def _pairs(option: str, text: str | None) -> dict[str, str]:

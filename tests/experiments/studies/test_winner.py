@@ -23,7 +23,7 @@ def rows_of(networks, seeds=3):
     rows = compare_gates(made_study(lines, kind="ablation"))
     if TREES in networks:
         validation, test, _ = networks[TREES]
-        trees = dict.fromkeys(rows[0]) | {"gate": TREES, "routing": {}, "metrics": {}, "trials_used": 1}
+        trees = dict.fromkeys(rows[0]) | {"gate": TREES, "routing": {}, "metrics": {}, "converged": True}
         rows.append(trees | {"validation_loss_mean": validation, "test_loss_mean": test})
     return rows
 

@@ -18,7 +18,7 @@ from comet_moe.experiments.data import load
 from comet_moe.experiments.training.recipe import build_trainer
 from comet_moe.experiments.training.records import EvaluationRecord, ResultRecord, SummaryRecord
 from comet_moe.experiments.training.run import RunFolder, start_run
-from comet_moe.experiments.training.trainer import Callbacks, StepLoss, Trainer
+from comet_moe.experiments.training.trainer import Callbacks, OutOfTime, StepLoss, Trainer
 from comet_moe.files import ALIGNMENT
 
 SMALL = ["data.options.train_size=400", "data.options.validation_size=200", "data.options.test_size=200"]
@@ -80,7 +80,8 @@ def test_the_result_depends_on_the_seed_alone(tmp_path, dataset):
     ("gate", "precision"), [("comet+", "float32"), ("topk", "float32"), ("comet+", "bfloat16")]
 )
 def test_a_run_that_was_stopped_resumes_to_the_same_result(tmp_path, dataset, gate, precision):
-    run = config(f"gate={gate}", "search.epochs=2", f"training.precision={precision}")
+    plateau = ["training.schedule=plateau", "training.patience=1"]
+    run = config(f"gate={gate}", "search.epochs=2", f"training.precision={precision}", *plateau)
     uninterrupted, whole = train(tmp_path / "whole", run, dataset)
 
     class Killed(Exception):
@@ -226,6 +227,47 @@ def test_a_schedule_scales_the_learning_rate_of_every_step(tmp_path):
     # The first step halves the distance from 1, the fourth one, at a learning rate of 0.5, ends it.
     assert trainer.best_epoch == 2
     assert trainer.folder.model()["w"].item() == 1
+
+
+def test_on_a_plateau_the_learning_rate_falls_until_patience_ends():
+    rates = []
+
+    def follow(record):
+        rates.append(trainer.optimizer.param_groups[0]["lr"])
+
+    # The distance from 1 changes its sign in every step and keeps its size, until the rate falls.
+    settings = {
+        "decays_on_plateau": True,
+        "patience": 6,
+        "epochs": 30,
+        "callbacks": Callbacks(on_epoch=follow),
+    }
+    trainer = line_trainer(None, **settings)
+    trainer.learning_rates = [1.0]
+    result = trainer.run()
+    # Two epochs without improvement after the first, then 0.3, with which every step improves.
+    assert rates[:4] == [1.0, 1.0, 1.0, 0.3]
+    assert result.validation_loss is None
+    assert trainer.model.w.item() == pytest.approx(1)
+    assert result.converged == (result.epochs < 30)
+
+
+@pytest.mark.parametrize(("epochs", "patience", "converged"), [(3, 3, False), (3, 1, False), (200, 3, True)])
+def test_a_run_has_converged_if_its_validation_loss_has_stopped_to_fall(epochs, patience, converged):
+    assert line_trainer(None, epochs=epochs, patience=patience).run().converged is converged
+
+
+def test_a_run_that_is_out_of_time_ends_with_the_step_and_keeps_what_it_has(tmp_path):
+    def stop(progress):
+        if (progress.epoch, progress.step) == (2, 1):
+            raise OutOfTime
+
+    folder = RunFolder(tmp_path / "run")
+    result = line_trainer(folder, callbacks=Callbacks(on_batch=stop)).run()
+    assert (result.status, result.converged, result.epochs, result.best_epoch) == ("complete", False, 2, 2)
+    # Three steps, each halves the distance from 1; the second epoch has the loss of one step.
+    assert folder.model()["w"].item() == 1 - 0.5**3
+    assert [record.train_loss for record in folder.metrics()] == [62.5, 6.25]
 
 
 def test_the_norm_of_the_gradient_is_limited(tmp_path):

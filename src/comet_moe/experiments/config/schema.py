@@ -218,7 +218,7 @@ class TrainingConfig(ConfigSection):
         "of 32 to 1,024 rows"
     )
     learning_rate: PositiveFloat = Field(description="learning rate of Adam, at first")
-    schedule: Literal["constant", "cosine"] = Field(
+    schedule: Literal["constant", "cosine", "plateau"] = Field(
         default="constant",
         description="learning rate over all epochs: `constant`, or from the first to 0 along a `cosine`",
     )

@@ -142,7 +142,8 @@ def add_dense_tests(rows: Sequence[Row]) -> list[Row]:
     dense networks reach the cost.
     """
     tests = {row["gate"]: test_against_dense(row, rows) for row in rows if row["gate"] != TREES}
-    judged = best_by_validation([row for row in rows if is_mixture(row)])
+    mixtures = [row for row in rows if is_mixture(row)]
+    judged = best_by_validation([row for row in mixtures if row["converged"]] or mixtures)
     p_values = {gate: test.p for gate, test in tests.items() if test is not None and test.p is not None}
     others = {gate: p for gate, p in p_values.items() if judged is None or gate != judged["gate"]}
     p_values |= correct_p_values(others)

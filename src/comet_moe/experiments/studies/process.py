@@ -21,6 +21,7 @@ class WorkerConfig:
         paths: of "data.path" and "teacher", the paths on this machine that differ from those that the study
             was created with.
         threads: number of threads per trial.
+        max_seconds: time after which a trial ends with what it has; None for no limit.
     """
 
     folder: Path
@@ -31,6 +32,7 @@ class WorkerConfig:
     heartbeat: int
     keep_models: bool
     only_gates: tuple[str, ...] = ()
+    max_seconds: float | None = None
 
 
 def end_with_parent(seconds: float = RELEASE_SECONDS) -> None:

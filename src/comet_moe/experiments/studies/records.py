@@ -149,6 +149,7 @@ class TrialRecord(Record):
     parameters: int | None = None
     epochs: int | None = None
     best_epoch: int | None = None
+    converged: bool | None = None
     seconds: Number = None
     tasks: dict[str, Metrics] = Field(default_factory=dict)
 

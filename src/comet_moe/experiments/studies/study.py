@@ -6,6 +6,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 from typing import Any
 
 from comet_moe.exceptions import RecipeError, StudyError
@@ -19,6 +20,7 @@ from comet_moe.experiments.config import (
     recipe_name,
 )
 from comet_moe.experiments.config.schema import absolute_path
+from comet_moe.experiments.studies.budget import Trained
 from comet_moe.experiments.studies.defaults import (
     DEFAULT_GATES,
     DEFAULT_HEARTBEAT,
@@ -91,6 +93,16 @@ class StudyHandle:
             self.trials = trials
         return [trial for trial in trials if trial.is_finished and (trial.gate, trial.index) not in known]
 
+    def summarise(self, gates: Sequence[str]) -> dict[str, Trained]:
+        """Mean validation loss and mean seconds of the complete trials of each of ``gates`` that has some."""
+        found = {}
+        for gate in gates:
+            complete = [trial for trial in self.trials if trial.gate == gate and trial.status == "complete"]
+            losses = [trial.validation_loss for trial in complete if trial.validation_loss is not None]
+            if losses:
+                found[gate] = Trained(fmean(losses), fmean(trial.seconds or 0.0 for trial in complete))
+        return found
+
     def add_trials(self, trials: int) -> None:
         """Plan more trials per gate."""
         self.queue.extend(trials)
@@ -111,7 +123,9 @@ class StudyHandle:
             )
         )
 
-    def worker_config(self, threads: int, only_gates: Sequence[str] = ()) -> WorkerConfig:
+    def worker_config(
+        self, threads: int, only_gates: Sequence[str] = (), max_seconds: float | None = None
+    ) -> WorkerConfig:
         """What a worker on this machine needs to know; with ``only_gates`` it trains no others."""
         return WorkerConfig(
             folder=self.folder.path.absolute(),
@@ -122,6 +136,7 @@ class StudyHandle:
             heartbeat=self.definition.heartbeat,
             keep_models=self.keep_models,
             only_gates=tuple(only_gates),
+            max_seconds=max_seconds,
         )
 
 

@@ -84,6 +84,8 @@ def _tree_row(like: Row, record: ResultRecord) -> Row:
         "test_loss_mean": record.test_loss if is_complete else None,
         "validation_loss_mean": record.validation_loss if is_complete else None,
         "routing": {},
+        "converged": True,
+        "seconds_mean": record.seconds,
         "lowest": False,
         "asterisk": False,
         "metrics": summarise_metrics([record.tasks] if is_complete else []),
@@ -119,6 +121,8 @@ def _describe(study: Study, gate: _Gate) -> dict[str, Any]:
         "flops_per_sample_mean": _mean(gate.selected, "flops_per_sample"),
         **mean_and_se("routing_gain", summarise(_values(gate.selected, "routing_gain"))),
         **_describe_routing(gate),
+        "converged": not (gate.selected["converged"] == False).any(),  # noqa: E712 - None is unknown
+        "seconds_mean": _mean(gate.selected, "seconds"),
         "metrics": summarise_metrics(gate.selected["tasks"]),
     }
 

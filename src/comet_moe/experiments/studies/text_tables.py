@@ -283,7 +283,7 @@ def _comparison_cells(row: Row, metrics: Sequence[str], is_best: bool) -> list[T
     values = [row["metrics"].get(name) or {"mean": None, "se": None} for name in metrics]
     return [
         TextCell(row["gate"], bold=is_best),
-        TextCell(str(row["trials_used"])),
+        TextCell(f"{row['trials_used']}{'' if row['converged'] else ' (not converged)'}"),
         number_cell(row["test_loss_mean"], row["test_loss_se"], 2, bold=is_best),
         *(number_cell(value["mean"], value["se"], _places(value["mean"])) for value in values),
         TextCell("" if flops is None else f"{flops:,.0f}"),

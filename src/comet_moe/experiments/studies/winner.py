@@ -9,7 +9,7 @@ Rows are those of `comet_moe.experiments.studies.tables.compare_gates`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 
@@ -57,10 +57,30 @@ class Winner:
 def winner(rows: Sequence[Row]) -> Winner:
     """The decision on a study; terminal, JSON, page, `predict`, `evaluate` and `export` use it."""
     pays, answer = _does_a_mixture_pay(rows)
-    complete = [row for row in rows if row["test_loss_mean"] is not None]
+    complete, unranked = _ranked(rows)
     candidate = best_by_validation(complete)
     if candidate is None:
         return Winner(None, "No run is complete: see the reasons in the study folder.")
+    decision = _decide(rows, complete, candidate, pays, answer)
+    return replace(decision, recommendation=decision.recommendation + unranked)
+
+
+def _ranked(rows: Sequence[Row]) -> tuple[list[Row], str]:
+    """The rows to choose from, those that have converged if any has; and a sentence about the others."""
+    complete = [row for row in rows if row["test_loss_mean"] is not None]
+    converged = [row for row in complete if row["converged"]]
+    others = ", ".join(_name(row) for row in complete if not row["converged"])
+    if not others:
+        return complete, ""
+    if converged:
+        return converged, f" Not converged within the budget, and not ranked: {others}."
+    return complete, " No network has converged within the budget: the ranking may change with more time."
+
+
+def _decide(
+    rows: Sequence[Row], complete: list[Row], candidate: Row, pays: bool | None, answer: str
+) -> Winner:
+    """``candidate`` against its rival among the ``complete`` rows."""
     gate, name = candidate["gate"], _name(candidate)
     first = f"the lowest validation loss of {len(complete)}"
     others = [row for row in complete if row is not candidate]
@@ -113,7 +133,7 @@ def _costs_less(row: Row, candidate: Row) -> bool:
 
 def _does_a_mixture_pay(rows: Sequence[Row]) -> tuple[bool | None, str]:
     """Of the mixture with the lowest validation loss: yes, no or not to be told, and a sentence."""
-    judged = best_by_validation([row for row in rows if is_mixture(row)])
+    judged = best_by_validation([row for row in _ranked(rows)[0] if is_mixture(row)])
     if judged is None or judged["dense_rival"] is None:
         return None, ""
     gate, p = judged["gate"], judged["p_dense"]

@@ -26,7 +26,7 @@ from comet_moe.experiments.studies.storage import STORAGE_ERRORS, Storage, stora
 from comet_moe.experiments.studies.trial import Runner, runner_for
 from comet_moe.experiments.training.records import EpochRecord, ResultRecord
 from comet_moe.experiments.training.run import RunFolder
-from comet_moe.experiments.training.trainer import Callbacks, Progress, RunPruned, validation_loss
+from comet_moe.experiments.training.trainer import Callbacks, OutOfTime, Progress, RunPruned, validation_loss
 
 FATAL_ERRORS = (StudyError, RunError, DataError, RecipeError, WriteError, OSError)
 """Errors that are not of one trial, such as a full disk or missing data: they end the worker."""
@@ -162,7 +162,14 @@ class _Worker:
                 if self.queue.should_prune(definition, claim, losses):
                     raise RunPruned(f"pruned after epoch {record.epoch} by {definition.prune}")
 
-        callbacks = Callbacks(self._on_batch, on_epoch, prune)
+        started = time.monotonic()
+
+        def on_batch(progress: Progress) -> None:
+            self._on_batch(progress)
+            if self.config.max_seconds is not None and time.monotonic() - started > self.config.max_seconds:
+                raise OutOfTime
+
+        callbacks = Callbacks(on_batch, on_epoch, prune)
         try:
             return runner.run(config, run, callbacks)
         except RecipeError as error:  # sampled values that do not fit together

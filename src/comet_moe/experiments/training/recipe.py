@@ -90,6 +90,7 @@ def make_trainer(
             parameter_groups(model, training.learning_rate), eps=ADAM_EPSILON, fused=True
         ),
         schedule=_schedule(config, len(train)),
+        decays_on_plateau=training.schedule == "plateau",
         epochs=training.epochs,
         patience=training.patience,
         seed=seed,
@@ -109,7 +110,7 @@ def make_trainer(
 
 def _schedule(config: TrainConfig, rows: int) -> Callable[[int], float] | None:
     """The factor on the learning rate by optimiser step; None if it is constant."""
-    if config.training.schedule == "constant":
+    if config.training.schedule != "cosine":
         return None
     steps = config.training.epochs * steps_per_epoch(rows, config.training.batch_size)
     return lambda step: (1 + math.cos(math.pi * step / steps)) / 2

@@ -7,7 +7,7 @@ infinity become null, which is read back as None.
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, NonNegativeFloat, PositiveInt
+from pydantic import BaseModel, ConfigDict, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from comet_moe.verdict import Verdict, verdict
 
@@ -254,6 +254,7 @@ class ResultRecord(SummaryRecord):
         parameters: number of trainable parameters.
         epochs: number of epochs trained.
         best_epoch: the epoch whose weights were kept, from 1; 0 if there is none.
+        converged: whether training ended because the validation loss did, or at the end of a schedule.
         notes: what a reader of the metrics should know of the data and of gates that do not route.
     """
 
@@ -265,6 +266,7 @@ class ResultRecord(SummaryRecord):
     parameters: int | None = None
     epochs: int | None = None
     best_epoch: int | None = None
+    converged: bool | None = None
     seconds: Number = None
     notes: list[str] = []
 
@@ -276,6 +278,8 @@ class CheckpointRecord(Record):
         epoch: epochs that are done.
         best_epoch, best_selection_loss, best_loss: the best epoch so far.
         seconds: duration of the run so far.
+        decays: how often the learning rate was lowered on a plateau.
+        stalled: epochs without improvement since the last one, or since the learning rate was lowered.
         warned: each warning so far, with the gates that it is about.
         scaler: state of the loss scaling of float16, empty without it.
         layout: checksum of the names, dtypes and shapes of the tensors, which tells what was lost.
@@ -286,6 +290,8 @@ class CheckpointRecord(Record):
     best_selection_loss: float
     best_loss: float
     seconds: NonNegativeFloat
+    decays: NonNegativeInt = 0
+    stalled: NonNegativeInt = 0
     warned: dict[str, list[str]]
     scaler: dict[str, float] = {}
     layout: str = ""

@@ -45,6 +45,8 @@ from comet_moe.statistics import RoutingStatistics
 from comet_moe.stepping import step as step_modules
 
 READ_INTERVAL = 20
+PLATEAU_FACTOR = 0.3
+"""Factor on the learning rates each time the validation loss stays on a plateau."""
 """Steps on an accelerator from one reading of the losses, which waits for them, to the next."""
 
 ROUTING_INTERVAL = 20
@@ -82,6 +84,10 @@ class Progress:
     step: int
     steps: int
     loss: float
+
+
+class OutOfTime(Exception):
+    """Raised by ``on_batch`` to end a run with this step: it is evaluated, and the best epoch is kept."""
 
 
 class RunPruned(Exception):
@@ -128,6 +134,7 @@ class Trainer:
         folder: folder of the run, already started, to which everything is written; None writes nothing.
         selection_loss: computes from an evaluation the number whose lowest value marks the best epoch.
         schedule: factor on the learning rates by optimiser step, counted from 0; None for a constant rate.
+        decays_on_plateau: lower the learning rates after a third of ``patience`` without improvement.
         clip: norm to which the gradient is clipped; None for no clipping.
         threads: number of torch's threads; None leaves it as it is.
         placement: where the model is, and the precision of a step.
@@ -154,6 +161,7 @@ class Trainer:
     folder: RunFolder | None = None
     selection_loss: Callable[[EvaluationRecord], float] = validation_loss
     schedule: Callable[[int], float] | None = None
+    decays_on_plateau: bool = False
     clip: float | None = None
     threads: int | None = None
     placement: Placement = Placement()  # noqa: RUF009 - frozen
@@ -174,6 +182,9 @@ class Trainer:
         self.best_loss = math.inf
         self.best_weights: Tensors = {}
         self.seconds = 0.0
+        self.is_out_of_time = False
+        self.decays = 0
+        self.stalled = 0
         self.warned: dict[str, list[str]] = {}  # each warning so far, with the gates that it is about
 
     def run(self) -> ResultRecord:
@@ -184,13 +195,14 @@ class Trainer:
             try:
                 if self.folder is not None:
                     self._resume(self.folder)
-                while self.epoch < self.epochs and self._patience_left() > 0:
+                while self.epoch < self.epochs and self._patience_left() > 0 and not self.is_out_of_time:
                     self._run_epoch()
             except DivergedError as error:
                 return self._end(status="failed", reason=str(error))
             except RunPruned as stop:
                 return self._end(status="pruned", reason=str(stop))
-            return self._finish()
+            is_ended = self.schedule is not None or self._patience_left() <= 0
+            return self._finish(converged=is_ended and not self.is_out_of_time)
 
     def _run_epoch(self) -> None:
         started = time.perf_counter()
@@ -229,6 +241,11 @@ class Trainer:
             self.best_epoch, self.best_selection_loss = self.epoch, selection_loss
             self.best_loss = validation_loss(validation)
             self.best_weights = {name: value.clone() for name, value in self.model.state_dict().items()}
+            self.stalled = 0
+        else:
+            self.stalled += 1
+            if self.decays_on_plateau and self.stalled >= max(1, self.patience // 3):
+                self.decays, self.stalled = self.decays + 1, 0
         return validation
 
     @without_value_checks()  # a NaN loss ends the run with a reason, not with an error
@@ -257,8 +274,14 @@ class Trainer:
                 for name, routing in losses.routings.items():
                     statistics.setdefault(name, RoutingStatistics()).add(routing)
             mean_loss = 100 * float(sums[1]) / max(read, 1)
-            self.callbacks.on_batch(Progress(self.epoch, step + 1, self.steps_per_epoch, mean_loss))
-        _, loss, aux_loss, distillation = (100 * sums / self.steps_per_epoch).tolist()
+            try:
+                self.callbacks.on_batch(Progress(self.epoch, step + 1, self.steps_per_epoch, mean_loss))
+            except OutOfTime:
+                self.is_out_of_time = True
+                break
+        if waiting:
+            sums, read = sums + self._read(waiting, read), read + len(waiting)
+        _, loss, aux_loss, distillation = (100 * sums / read).tolist()
         tau, iterations = self.searches[0].schedule if self.searches else (None, None)
         return {
             "train_loss": loss,
@@ -297,8 +320,8 @@ class Trainer:
         return routing_warnings(validation.routing, self.epoch, known)
 
     def _set_learning_rates(self, step: int) -> None:
-        if self.schedule is not None:
-            factor = self.schedule(step)
+        if self.schedule is not None or self.decays_on_plateau:
+            factor = PLATEAU_FACTOR**self.decays * (1.0 if self.schedule is None else self.schedule(step))
             for group, learning_rate in zip(self.optimizer.param_groups, self.learning_rates, strict=True):
                 group["lr"] = learning_rate * factor
 
@@ -321,6 +344,8 @@ class Trainer:
             best_selection_loss=self.best_selection_loss,
             best_loss=self.best_loss,
             seconds=self.seconds,
+            decays=self.decays,
+            stalled=self.stalled,
             warned=self.warned,
             scaler=self.scaler.state_dict(),
         )
@@ -353,22 +378,23 @@ class Trainer:
         self.epoch, self.best_epoch = state.epoch, state.best_epoch
         self.best_selection_loss, self.best_loss = state.best_selection_loss, state.best_loss
         self.seconds, self.warned = state.seconds, state.warned
+        self.decays, self.stalled = state.decays, state.stalled
         if self.scaler.is_enabled():
             self.scaler.load_state_dict(state.scaler)
         on_resume = self.callbacks.on_resume
         if on_resume is not None and self.epoch < self.epochs and self._patience_left() > 0:
             on_resume(folder.metrics()[-1])
 
-    def _finish(self) -> ResultRecord:
+    def _finish(self, converged: bool) -> ResultRecord:
         if self.best_weights:
             self.model.load_state_dict(self.best_weights)
         self.model.eval()
         if self.save_model is not None:
             self.save_model()
-        fields: dict[str, Any] = {}
+        fields: dict[str, Any] = {"converged": converged}
         if self.evaluate_held_out is not None:
             summary = self.processes.with_model(self.evaluate_held_out)
-            fields = {name: getattr(summary, name) for name in SummaryRecord.model_fields}
+            fields |= {name: getattr(summary, name) for name in SummaryRecord.model_fields}
         return self._end(status="complete", **fields)
 
     def _end(self, **fields: Any) -> ResultRecord:
