@@ -124,7 +124,8 @@ def _missing_role(path: Path, role: str, present: list[str]) -> str:
 def _holds_ids(column: pd.Series) -> bool:
     types = pd.api.types
     values = column.cat.categories if isinstance(column.dtype, pd.CategoricalDtype) else column
-    return bool(types.is_numeric_dtype(values) or types.is_string_dtype(values))
+    is_number = types.is_numeric_dtype(values) and not types.is_bool_dtype(values)
+    return bool(is_number or types.is_string_dtype(values))
 
 
 def _require_values(
