@@ -127,7 +127,7 @@ def test_a_missing_table_is_one_sentence(tmp_path):
 
 def test_trees_have_the_metrics_of_the_networks(tmp_path, table, monkeypatch):
     from comet_moe.experiments.config import load_train_config
-    from comet_moe.experiments.models.tasks import read_schema, table_tasks
+    from comet_moe.experiments.models.base import read_schema, table_tasks
     from comet_moe.experiments.training.batches import load_dataset
     from comet_moe.experiments.training.boosted_trees import train_trees
 

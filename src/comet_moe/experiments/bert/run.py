@@ -43,6 +43,12 @@ MODEL_FILES = (
 HEADS = ("classifier.", "qa_outputs.", "cls.", "pooler.", "bert.pooler.")
 """Weights that belong to the head of a task: a checkpoint may have others, or none."""
 
+# The sections of a configuration that a stage uses and no stage before it.
+_STAGE_SECTIONS = {
+    "finetune": {"model", "data", "finetune", "training"},
+    "distill": {"experts", "gate", "gates", "search", "loss", "training"},
+}
+
 
 class BertFolder(RunFolder):
     """The files of a run: ``model/`` is for ``from_pretrained``, a teacher has ``importance.safetensors``."""
@@ -135,19 +141,35 @@ def resolve_run(
         config: the configuration that is requested now.
         overrides: the settings in it that were given.
         out: the folder; None for runs/RECIPE-GATE-SEED, where the gate of a teacher is "dense".
-        resume: continue the run in the folder with its saved configuration; a setting that differs from it
-            is an error.
+        resume: continue the run in the folder with its saved configuration. A setting that differs from it is
+            an error, unless it belongs to a stage that has not begun.
     """
     folder = BertFolder(out or Path("runs") / default_name(config.recipe, config.gate_name, config.seed))
     if folder.state() == "empty":
         return folder, with_machine(config)
     folder.check_resumes(resume)
     saved = folder.config()
-    fixed: list[Override] = [([name], getattr(config, name)) for name in ("task", "stage")]
+    free = _unused_sections(folder, saved)
+    fixed: list[Override] = [override for override in overrides if override[0][0] not in free]
+    fixed += [([name], getattr(config, name)) for name in ("task", "stage")]
     if config.teacher is not None:
         fixed.append((["teacher"], config.teacher))
-    check_same_settings(saved, config.recipe, [*overrides, *fixed])
-    return folder, with_machine(saved)
+    check_same_settings(saved, config.recipe, fixed)
+    changes = [override for override in overrides if override[0][0] in free]
+    resolved = build_config(saved.model_dump(mode="json"), changes)
+    assert isinstance(resolved, BertConfig)
+    return folder, with_machine(resolved)
+
+
+def _unused_sections(folder: BertFolder, config: BertConfig) -> set[str]:
+    """The sections of a saved configuration that no stage has used yet, and that may still change."""
+    sections: set[str] = set()
+    if not folder.has_begun():
+        sections |= _STAGE_SECTIONS[config.stage]
+        teacher = BertFolder(folder.path / "teacher")  # of a run of all stages
+        if config.teacher == str(teacher.path.absolute()) and not teacher.has_begun():
+            sections |= _STAGE_SECTIONS["finetune"]
+    return sections
 
 
 def load_configuration(path: str) -> Any:

@@ -153,13 +153,14 @@ def require_fitting(path: Path, needed: float) -> None:
     require_memory(needed, str(path), "give a smaller file, or use a machine with more memory", DataError)
 
 
-def require_columns(path: Path, wanted: Iterable[str], present: Iterable[str]) -> None:
-    """Raise DataError if the table ``path`` lacks one of the ``wanted`` columns."""
+def require_columns(source: object, wanted: Iterable[str], present: Iterable[str], use: str = "") -> None:
+    """Raise DataError if the table ``source`` lacks one of the ``wanted`` columns; ``use`` says why."""
     present = list(present)
     missing = [name for name in wanted if name not in present]
     if missing:
         raise DataError(
-            f"{path} has no column {', '.join(missing)}; its columns are {', '.join(map(str, present))}."
+            f"{source} has no column {', '.join(missing)}{use}; its columns are "
+            f"{', '.join(map(str, present))}."
         )
 
 

@@ -19,7 +19,14 @@ from comet_moe.experiments.config.schema import (
     TrainConfig,
 )
 from comet_moe.experiments.data.table.schema import Target
-from comet_moe.experiments.models.base import Mixture, Model
+from comet_moe.experiments.models.base import (
+    Mixture,
+    Model,
+    image_tasks,
+    rating_tasks,
+    read_schema,
+    table_tasks,
+)
 from comet_moe.experiments.models.mixture import (
     build_experts,
     build_one_gate,
@@ -29,10 +36,8 @@ from comet_moe.experiments.models.mixture import (
     key_column,
     scale_widths,
 )
-from comet_moe.experiments.models.paper import ImageModel, RatingModel
-from comet_moe.experiments.models.table import TableModel
+from comet_moe.experiments.models.networks import ImageModel, RatingModel, TableModel
 from comet_moe.experiments.models.table_inputs import build_table_inputs
-from comet_moe.experiments.models.tasks import image_tasks, rating_tasks, read_schema, table_tasks
 from comet_moe.experts import ConvExperts, DenseExperts, MLPExperts
 from comet_moe.gates import Gate, JointSelection
 from comet_moe.local_search import PermutedGate

@@ -5,7 +5,7 @@ from math import isfinite, nan
 from pathlib import Path
 
 from comet_moe.experiments.config import TrainConfig
-from comet_moe.experiments.models.tasks import read_schema, table_tasks
+from comet_moe.experiments.models.base import read_schema, table_tasks
 from comet_moe.experiments.studies.reading import read_lines, read_studies
 from comet_moe.experiments.studies.render import TextTable
 from comet_moe.experiments.studies.significance import mean_and_se, summarise, summarise_metrics

@@ -16,7 +16,7 @@ import torch
 from comet_moe.experiments.data import Dataset, Split
 from comet_moe.experiments.data.table.schema import TableSchema
 from comet_moe.experiments.models import Task
-from comet_moe.experiments.models.tasks import read_schema
+from comet_moe.experiments.models.base import read_schema
 from comet_moe.experiments.training.batches import take_rows
 from comet_moe.experiments.training.metrics import TableTaskMetrics
 from comet_moe.experiments.training.records import TREES, ResultRecord

@@ -20,7 +20,7 @@ from comet_moe.devices import Placement
 from comet_moe.exceptions import DataError
 from comet_moe.experiments.data import Dataset, Split
 from comet_moe.experiments.models import Model, Task
-from comet_moe.experiments.models.tasks import read_schema
+from comet_moe.experiments.models.base import read_schema
 from comet_moe.experiments.training.batches import evaluation_batches
 from comet_moe.experiments.training.metrics import TableTaskMetrics, TaskMetrics
 from comet_moe.experiments.training.records import (

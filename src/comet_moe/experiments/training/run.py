@@ -172,8 +172,6 @@ class RunFolder:
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Exclude other processes from the run; RunError if one has it. A killed process releases it."""
-        if self.path.exists() and not self.path.is_dir():
-            raise RunError(f"{self.path} is a file, and a run is a folder: choose another path")
         new = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         try:
             with file_lock(self.path / ".lock"):

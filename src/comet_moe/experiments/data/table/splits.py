@@ -13,9 +13,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from comet_moe.exceptions import DataError
+from comet_moe.experiments.data.raw_files import require_columns
 from comet_moe.experiments.data.splits import SPLITS, make_rng, share_sizes
 from comet_moe.experiments.data.table.fit import NumberSample
-from comet_moe.experiments.data.table.roles import require_named_columns
 from comet_moe.experiments.data.table.scan import ColumnScan
 from comet_moe.experiments.data.table.schema import TableOptions
 from comet_moe.experiments.data.table.source import TableSource
@@ -97,7 +97,7 @@ def require_single_values(
     source: TableSource, scans: Mapping[str, ColumnScan], option: str, column: str
 ) -> None:
     """Raise DataError unless ``column``, which ``option`` names, exists and has single values."""
-    require_named_columns(source, scans, option, [column])
+    require_columns(source, [column], scans, f", which the option {option} names")
     if scans[column].is_list or not scans[column].is_readable:
         raise DataError(
             f"{source} has lists or bytes in column {column}, which the option {option} names; name a column "
