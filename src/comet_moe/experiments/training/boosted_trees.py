@@ -18,7 +18,7 @@ from comet_moe.experiments.data.table.schema import TableSchema
 from comet_moe.experiments.models import Task
 from comet_moe.experiments.models.base import read_schema
 from comet_moe.experiments.training.batches import take_rows
-from comet_moe.experiments.training.metrics import TableTaskMetrics
+from comet_moe.experiments.training.metrics import TaskMetrics
 from comet_moe.experiments.training.records import TREES, ResultRecord
 
 FILE = "trees.jsonl"
@@ -44,7 +44,7 @@ def train_trees(dataset: Dataset, tasks: Sequence[Task], seed: int) -> ResultRec
         model = _fit(task, dataset, inputs, is_categorical, seed)
         for name in losses:
             split: Split = getattr(dataset, name)
-            found = TableTaskMetrics(task)
+            found = TaskMetrics(task)
             found.add(_as_output(task, model, inputs[name]), take_rows(split, slice(0, len(split))))
             losses[name] += 100 * task.weight * found.loss()
             if name == "test":
