@@ -270,7 +270,8 @@ def describe(problem: Exception) -> str:
         return " ".join(str(problem).split())[:200] or type(problem).__name__
     first = problem.errors(include_url=False)[0]
     field = field_name(first["loc"])[:100]
-    message = f"{field}: {first['msg']}" if field else first["msg"]
+    reason = first["msg"].removeprefix("Value error, ")
+    message = f"{field}: {reason}" if field else reason
     if first["type"] in ("missing", "json_invalid"):
         return message
     return f"{message}, got {repr(first['input'])[:60]}"

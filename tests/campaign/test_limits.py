@@ -239,10 +239,3 @@ def test_spaces_around_the_names_of_gates_do_not_count():
     from comet_moe.cli._text import split_names
 
     assert split_names("topk, comet ,comet+", "--gates") == ["topk", "comet", "comet+"]
-
-
-@pytest.mark.parametrize("setting", ["gates.topk.k=1", "gates.topk={k: 1}", "gates.comet+.k=1"])
-def test_a_setting_that_changes_nothing_in_a_saved_run_is_refused(copy, setting):
-    folder = copy("stopped")
-    arguments = ["train", "multidigits", "--out", folder, "--resume", "--set", setting]
-    refuse(*arguments, says="changes nothing")

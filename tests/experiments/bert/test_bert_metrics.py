@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from comet_moe.experiments.bert.metrics import (
+from comet_moe.experiments.bert.evaluate import (
     Answer,
     Window,
     answer_metrics,

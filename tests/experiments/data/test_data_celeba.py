@@ -93,7 +93,7 @@ def test_an_image_of_another_size_is_an_error_that_suggests_resizing(tmp_path):
 def test_a_missing_image_or_attribute_list_is_an_error_that_names_it(tmp_path):
     write_celeba(tmp_path, ALL)
     (tmp_path / "img_align_celeba" / "000003.jpg").unlink()
-    with pytest.raises(DataError, match=r"000003\.jpg does not exist but is listed"):
+    with pytest.raises(DataError, match=r"000003\.jpg cannot be opened \(No such file"):
         prepare("celeba", source=tmp_path, cache=tmp_path / "c", strict=False)
     (tmp_path / "list_attr_celeba.txt").unlink()
     with pytest.raises(DataError, match=r"list_attr_celeba\.txt is not beside"):
@@ -103,11 +103,7 @@ def test_a_missing_image_or_attribute_list_is_an_error_that_names_it(tmp_path):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda text: "", "not a readable CelebA attribute list|no second line"),
-        (
-            lambda text: text.replace("30\n", "31\n", 1),
-            "announces '31' images in its first line but lists 30",
-        ),
+        (lambda text: "", "is empty"),
         (lambda text: text.replace("Male", "Man"), "no column Male; its columns are"),
         (lambda text: text.replace(" 1", " 2"), "a value other than -1 and 1 for 000001.jpg"),
         (lambda text: text[:-7], "a value other than -1 and 1 for 000030.jpg"),

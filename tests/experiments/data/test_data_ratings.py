@@ -93,7 +93,7 @@ def test_the_last_row_of_a_repeated_pair_is_kept_and_a_note_says_so(tmp_path):
 def test_a_column_of_lists_as_ids_is_an_error(tmp_path):
     pd.DataFrame({"user": [[1], [2]], "item": [1, 2]}).to_parquet(tmp_path / "t.parquet")
     with pytest.raises(
-        DataError, match=r"t\.parquet has the column user as .*; ids must be integers or text"
+        DataError, match=r"t\.parquet has the column user as .*; a user must be a number or text"
     ):
         read_pairs(tmp_path / "t.parquet")
 
@@ -117,12 +117,12 @@ def test_categories_and_numbers_are_valid_ids(tmp_path):
         (
             "t.csv",
             b"user,item,rating\na,b,good\n",
-            "has 'good' in column rating, data row 1; it must be a number",
+            "has 'good' in column rating, data row 1; it must be a finite number",
         ),
         (
             "t.csv",
             b"user,item,rating\na,b,1\na,b,inf\n",
-            "has inf in column rating, data row 2; it must be a finite number",
+            "has 'inf' in column rating, data row 2; it must be a finite number",
         ),
         ("t.csv", b"user,item,rating\n,b,1\n", "has no value in column user, data row 1; it must be an id"),
         ("t.parquet", b"user,item,rating\na,b,1\n", "not a readable Parquet file"),

@@ -365,7 +365,7 @@ ROWS = "".join(f"{i},{'ab'[i % 2]},{i % 2}\n" for i in range(60))
         ),
         ("x,z,y\n" + ROWS, {"exclude": ["x", "z"]}, "has no column left as a feature"),
         ("x,z,y\n" + ROWS, {"exclude": "w"}, "has no column w, which the option exclude names"),
-        ("x,z,y\n" + ROWS, {"columns": {"x": "number"}}, "option columns.x of the table is 'number'"),
+        ("x,z,y\n" + ROWS, {"columns": {"x": "number"}}, "option columns.x: Input should be 'categorical'"),
         ("x,z,y\n" + ROWS, {"shares": [0.9, 0.1, 0.1]}, "must be three positive numbers that sum to 1"),
         ("x,z,y\n" + ROWS, {"encoding": "utf-99"}, "option encoding is 'utf-99'"),
         ("x,z,y\n1,a,0\n2,b,1\n", {}, "has 2 rows, which leave none for the"),

@@ -67,7 +67,7 @@ def test_a_counter_stays_small_and_keeps_the_frequent(monkeypatch):
 
 
 def test_a_sample_is_bounded_and_uniform():
-    sample = NumberSample(1, np.random.default_rng(0))
+    sample = NumberSample(1, np.random.default_rng(0), size=1000)
     sample.size = 1000
     for start in range(0, 20_000, 500):
         sample.add(np.arange(start, start + 500.0)[:, None])

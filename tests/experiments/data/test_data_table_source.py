@@ -33,15 +33,15 @@ def test_what_python_writes_as_csv_is_read_back(folder, name, separator, rows):
         writer = csv.writer(file, delimiter=separator, quoting=csv.QUOTE_ALL)
         writer.writerow(["text", "unused", "number"])
         writer.writerows([text, "unused", number] for text, number in rows)
-    table = read_table(path, ["text", "number"], numbers=["number"])
+    table = read_table(path, ["text", "number"])
     assert table["text"].fillna("").tolist() == [text for text, _ in rows]
-    assert table["number"].tolist() == [number for _, number in rows]
+    assert table["number"].map(float).tolist() == [number for _, number in rows]
 
 
 def test_only_the_wanted_columns_are_converted(tmp_path):
     path = write(tmp_path, b"user,note,rating\na,\xff\xfe,1\nb,,2\n")
-    table = read_table(path, ["user", "rating"], numbers=["rating"])
-    assert table.to_dict("list") == {"user": ["a", "b"], "rating": [1.0, 2.0]}
+    table = read_table(path, ["user", "rating"])
+    assert table.to_dict("list") == {"user": ["a", "b"], "rating": ["1", "2"]}
 
 
 def test_only_the_wanted_columns_of_a_parquet_file_are_read_with_their_types(tmp_path):
@@ -64,20 +64,6 @@ def test_texts_stay_texts_and_only_an_empty_value_is_missing(tmp_path):
     ids = read_table(path, ["id"])["id"]
     assert ids[:3].tolist() == ["007", "NA", "None"]
     assert ids[3:].isna().all()
-
-
-def test_a_missing_number_is_nan(tmp_path):
-    path = write(tmp_path, b"user,rating\na,\nb, 2.5\n")
-    assert read_table(path, ["rating"], numbers=["rating"])["rating"].tolist() == pytest.approx(
-        [np.nan, 2.5], abs=0, nan_ok=True
-    )
-
-
-def test_numbers_are_floats_even_if_the_first_megabyte_has_only_integers(tmp_path):
-    rows = 300_000
-    path = write(tmp_path, b"user,rating\n" + b"a,1\n" * rows + b"a,1.5\n")
-    ratings = read_table(path, ["rating"], numbers=["rating"])["rating"]
-    assert ratings.sum() == rows + 1.5
 
 
 def test_column_names_are_without_spaces_quotes_and_byte_order_mark(tmp_path):
@@ -116,21 +102,13 @@ def test_separators_at_the_end_of_each_row_change_no_column(tmp_path, header):
         (b"user,item,rating\na,b,1\n\na,b\n", "has 2 values instead of 3 in data row 2"),
         (b"user,item,rating\na,b,1\na,b,c,2\n", "has 4 values instead of 3 in data row 2"),
         (b"user,item,rating\na,b,1,\na,b,1\n", "has 3 values instead of 4 in data row 2"),
-        (b"user,item,rating\na,b,1\na,b,good\n", "has 'good' in column rating, data row 2; it must be a num"),
-        (b'user,item,rating\na,b,"two\nlines"\n', "has 'two lines' in column rating, data row 1"),
-        (b'"the\nuser",user,item,rating\nx,a,b,good\n', "has 'good' in column rating, data row 1"),
         (
             b"user,item,rating\n" + b"a,b,1\n" * 300_000 + b"a,b,4,5\n",
             "has 4 values instead of 3 in data row 300001",
         ),
-        (
-            b"user,item,rating\n" + b"a,b,1\n" * 300_000 + b"a,b,good\n",
-            "has 'good' in column rating, data row 300001",
-        ),
         (b"user,item,rating\na,b,1\na,\xe9,1\n", "has a value in column item, data row 2, that is not UTF-8"),
         (b"user,it\xe9m,rating\na,b,1\n", "is not UTF-8 text"),
         ("user,item,rating\na,b,1\n".encode("utf-16"), "is not UTF-8 text"),
-        (b'user,item,rating\na, "b",1\n', "has a space before a quote in column item, data row 1"),
         (
             b'user,item,rating\n"a,b,1\n' + b"a,b,1\n" * 400_000,
             "has a row of more than .* look for a quote that is never closed",
@@ -141,7 +119,7 @@ def test_separators_at_the_end_of_each_row_change_no_column(tmp_path, header):
 def test_an_unreadable_text_table_is_one_sentence_that_names_file_column_and_row(tmp_path, content, reason):
     path = write(tmp_path, content)
     with pytest.raises(DataError, match=rf"t\.csv {reason}") as caught:
-        read_table(path, ["user", "item", "rating"], numbers=["rating"])
+        read_table(path, ["user", "item", "rating"])
     assert "\n" not in str(caught.value)
 
 

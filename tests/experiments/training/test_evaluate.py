@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from comet_moe.experiments.config.schema import steps_per_epoch
+from comet_moe.experiments.models import Task
 from comet_moe.experiments.training.batches import take_rows, training_batches
-from comet_moe.experiments.training.metrics import accuracy, auc
+from comet_moe.experiments.training.metrics import compute_metrics, table_metrics
 
 
 @pytest.fixture(autouse=True)
@@ -19,8 +20,13 @@ def _no_warnings():
         yield
 
 
+def metrics_of(scores, labels, kind="binary"):
+    task = Task("y", kind, 1.0)
+    return compute_metrics(table_metrics(task, np.array(scores), np.array(labels), None), len(labels))
+
+
 def test_auc_counts_ties_as_half():
-    assert auc(np.array([0.1, 0.5, 0.5, 0.9]), np.array([0, 0, 1, 1])) == 3.5 / 4
+    assert metrics_of([0.1, 0.5, 0.5, 0.9], [0, 0, 1, 1])["auc"] == 3.5 / 4
 
 
 @pytest.mark.parametrize(
@@ -34,13 +40,13 @@ def test_auc_counts_ties_as_half():
     ],
 )
 def test_auc_is_nan_where_it_is_undefined(scores, labels):
-    assert math.isnan(auc(np.array(scores), np.array(labels)))
+    assert math.isnan(metrics_of(scores, labels)["auc"])
 
 
 def test_accuracy_of_logits():
-    assert accuracy(np.array([-1.0, 2.0, 3.0]), np.array([0, 1, 0], np.uint8)) == 2 / 3
-    assert accuracy(np.array([[1.0, 0.0], [0.0, 1.0]]), np.array([0, 0])) == 0.5
-    assert math.isnan(accuracy(np.array([]), np.array([])))
+    assert metrics_of([-1.0, 2.0, 3.0], np.array([0, 1, 0], np.uint8))["accuracy"] == 2 / 3
+    assert metrics_of([[1.0, 0.0], [0.0, 1.0]], [0, 0], "multiclass")["accuracy"] == 0.5
+    assert math.isnan(metrics_of([], [])["accuracy"])
 
 
 class Split:

@@ -35,8 +35,7 @@ def test_values_are_their_own_labels_unless_they_have_others():
     split = split_of([3, 0, 3, 1])
     assert Grouping("kind", split).labels == ["0", "1", "3"]
     assert Grouping("kind", split, ["plain", "mirrored"]).labels == ["plain", "mirrored", "3"]
-    assert Grouping("kind", split).groups(0, 4).tolist() == [2, 0, 2, 1]
-    assert Grouping("kind", split).groups(1, 3).tolist() == [0, 2]
+    assert Grouping("kind", split).groups.tolist() == [2, 0, 2, 1]
     assert Grouping("kind", split_of(["b", "a"])).labels == ["a", "b"]
     assert Grouping("kind", split_of([0.5, 2.0])).labels == ["0.5", "2"]
 
@@ -45,8 +44,7 @@ def test_the_largest_groups_are_kept_and_the_others_are_one():
     column = [value for value in range(MAX_GROUPS + 5) for _ in range(1 + value)]
     grouping = Grouping("kind", split_of(column))
     assert grouping.labels == [*map(str, range(5, MAX_GROUPS + 5)), "other"]
-    groups = grouping.groups(0, len(column))
-    assert [grouping.labels[group] for group in groups] == [
+    assert [grouping.labels[group] for group in grouping.groups] == [
         "other" if value < 5 else str(value) for value in column
     ]
 

@@ -13,7 +13,7 @@ from comet_moe.experiments.config.gate_sections import (
     check_k,
 )
 from comet_moe.experiments.config.schema import SearchConfig, absolute_path
-from comet_moe.experiments.config.sections import (
+from comet_moe.experiments.config.values import (
     DEVICE,
     PRECISION,
     ConfigSection,

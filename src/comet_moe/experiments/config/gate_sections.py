@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, create_model, field_validator
 
-from comet_moe.experiments.config.sections import ConfigSection, Size
+from comet_moe.experiments.config.values import ConfigSection, Size
 from comet_moe.gates.registry import (
     DENSE_KINDS,
     NamedGate,

@@ -9,7 +9,6 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 from comet_moe.exceptions import RecipeError
@@ -58,17 +57,8 @@ def _import_file(path: Path) -> None:
     """Run ``path`` as the module of its name, so that what it defines can be pickled."""
     if not path.is_file():
         raise RecipeError(f"--import {path}: there is no such file, give a Python file or a module")
-    known = getattr(sys.modules.get(path.stem), "__file__", None)
-    if known is not None and Path(known).resolve() == path.resolve():
-        return
-    if path.stem in sys.modules:
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    module = import_module(path.stem)
+    if Path(getattr(module, "__file__", None) or "").resolve() != path.resolve():
         raise RecipeError(f"--import {path}: there is another module {path.stem} already, rename the file")
-    spec = spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise RecipeError(f"--import {path} is no Python file: give one whose name ends in .py")
-    module = sys.modules[path.stem] = module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[path.stem]
-        raise

@@ -18,8 +18,7 @@ from comet_moe.exceptions import RecipeError
 from comet_moe.experiments.config.bert_schema import BertConfig
 from comet_moe.experiments.config.gate_sections import GateConfig, GatedConfig
 from comet_moe.experiments.config.schema import TrainConfig
-from comet_moe.experiments.config.sections import ConfigSection
-from comet_moe.experiments.config.values import SettingText, read_mapping_or_text, read_yaml
+from comet_moe.experiments.config.values import ConfigSection, SettingText, read_mapping_or_text, read_yaml
 from comet_moe.files import field_name, read_text
 from comet_moe.gates.registry import find_gate, gate_names, is_dense, is_gate_name, unknown_gate
 

@@ -16,7 +16,7 @@ from pydantic import (
 )
 
 from comet_moe.experiments.config.gate_sections import DenseConfig, GateConfig, GatedConfig, check_k
-from comet_moe.experiments.config.sections import (
+from comet_moe.experiments.config.values import (
     DEVICE,
     PRECISION,
     ConfigSection,

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field, PositiveFloat, ValidationError
 
 from comet_moe.exceptions import RecipeError
 from comet_moe.experiments.config.loader import parse_setting, read_recipe, resolve_gates, validation_message
-from comet_moe.experiments.config.sections import ConfigSection
+from comet_moe.experiments.config.values import ConfigSection
 from comet_moe.gates.registry import gate_names
 
 

@@ -1,6 +1,6 @@
-"""Settings as text: YAML without what a file could abuse, and values read by the type of their setting.
+"""The base class of all sections of a configuration, and their values: YAML, read by the type of the setting.
 
-YAML has numbers, texts, lists and mappings here: no tags, dates or octal numbers; aliases may not multiply.
+YAML has numbers, texts, lists and mappings here: no tags, dates or octal numbers, and few aliases.
 
 In ``--set a.b=c`` a text setting takes the text as it is, so that a folder may be named 2024. Every other
 setting, and those in free-form mappings such as ``data.options``, take it as YAML. There 1e-4 is a number,
@@ -13,13 +13,14 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import yaml
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from comet_moe.exceptions import RecipeError
 
-MAX_NODES = 100_000
-"""Most values of a file, those behind an alias counted wherever it is used."""
+MAX_ALIASES = 50
+"""Most aliases of a file: those of aliases multiply."""
 
-_INT, _FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
+_INT, _FLOAT, _TIME = (f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "timestamp"))
 _NUMBER = re.compile(r"[-+]?[0-9][0-9_]*")
 _FLOATS = re.compile(
     r"""[-+]?(?:[0-9][0-9_]*\.[0-9_]*(?:[eE][-+]?[0-9]+)?
@@ -29,17 +30,23 @@ _FLOATS = re.compile(
         |\.(?:nan|NaN|NAN)""",
     re.VERBOSE,
 )
-_TAGS = {
-    f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float", "bool", "null", "seq", "map", "merge")
-}
 
 
 class _Loader(yaml.SafeLoader):
     """YAML 1.1 reads 1e-4 as text, YAML 1.2 as a number; so does this. Dates, 0x10 and 1:30 are text."""
 
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """As in YAML, where a key is given once."""
+        keys = [key.value for key, _ in node.value]
+        mapping = super().construct_mapping(node, deep)
+        repeated = next((key for key in keys if keys.count(key) > 1), None)
+        if repeated is not None:
+            raise yaml.YAMLError(f"the key {repeated!r} is given twice")
+        return mapping
+
 
 _Loader.yaml_implicit_resolvers = {  # without timestamps, and with numbers as below
-    first: [(tag, pattern) for tag, pattern in resolvers if tag in _TAGS - {_INT, _FLOAT}]
+    first: [(tag, pattern) for tag, pattern in resolvers if tag not in (_INT, _FLOAT, _TIME)]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _Loader.add_implicit_resolver(_INT, re.compile(rf"^(?:{_NUMBER.pattern})$"), list("-+0123456789"))
@@ -61,49 +68,22 @@ def read_yaml(text: str) -> Any:
     >>> read_yaml("[1e-3, 1_000, nan, no, 2024-01-31]")
     [0.001, 1000, 'nan', False, '2024-01-31']
     """
-    loader = _Loader(text)
+    aliases = 0
     try:
+        for event in yaml.parse(text, Loader=yaml.SafeLoader):
+            aliases += isinstance(event, yaml.AliasEvent)
+            if aliases > MAX_ALIASES:
+                raise yaml.YAMLError(f"it has more than {MAX_ALIASES} aliases")
+            if getattr(event, "tag", None) is not None:
+                raise yaml.YAMLError(f"the tag {event.tag} is not allowed")
+        loader = _Loader(text)
         node = loader.get_single_node()
-        if node is None:
-            return None
-        _count(node, {})
-        return loader.construct_document(node)
+        return None if node is None else loader.construct_object(node, deep=True)  # refuses a loop of aliases
     except yaml.YAMLError:
         raise
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise yaml.YAMLError(reason) from error
-    finally:
-        loader.dispose()
-
-
-def _count(node: Any, counts: dict[int, int]) -> int:
-    """Nodes below ``node``, with those behind aliases as often as they are named; refuses too many."""
-    if id(node) in counts:
-        if counts[id(node)] == 0:
-            raise yaml.YAMLError("an alias names what it is in")
-        return counts[id(node)]
-    if node.tag not in _TAGS:
-        raise yaml.YAMLError(f"the tag {node.tag} is not allowed")
-    counts[id(node)] = 0
-    total = 1
-    if isinstance(node, yaml.MappingNode):
-        _refuse_repeated(node)
-        for key, value in node.value:
-            total += _count(key, counts) + _count(value, counts)
-    elif isinstance(node, yaml.SequenceNode):
-        total += sum(_count(item, counts) for item in node.value)
-    if total > MAX_NODES:
-        raise yaml.YAMLError(f"it has more than {MAX_NODES:,} values")
-    counts[id(node)] = total
-    return total
-
-
-def _refuse_repeated(node: yaml.MappingNode) -> None:
-    keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.value != "<<"]
-    if len(keys) != len(set(keys)):
-        repeated = next(key for key in keys if keys.count(key) > 1)
-        raise yaml.YAMLError(f"the key {repeated!r} is given twice")
 
 
 class SettingText(str):
@@ -175,3 +155,38 @@ def _value_types(annotation: Any) -> set[type]:
     if origin in (Union, types.UnionType):
         return set().union(*(_value_types(member) for member in get_args(annotation)))
     return {origin or annotation}
+
+
+class ConfigSection(BaseModel):
+    """Base class of all sections: no unknown settings, no NaN or infinity, text read by its type."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_text(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping):
+            return values
+        return read_section(values, {name: field.annotation for name, field in cls.model_fields.items()})
+
+
+Size = Annotated[int, Field(gt=0, le=10**6)]
+"""Number of experts, features, units: what tensors are made of."""
+
+Sizes = Annotated[tuple[Size, ...], Field(max_length=64)]
+Count = Annotated[int, Field(gt=0, le=10**9)]
+"""Number of epochs or rows: what takes time."""
+
+Seed = Annotated[int, Field(ge=0, le=10**15)]
+Iterations = Annotated[int, Field(gt=0, le=100_000)]
+Threads = Annotated[int, Field(gt=0, le=1024)]
+
+DeviceName = Literal["auto", "cpu", "cuda", "mps"]
+PrecisionName = Literal["float32", "bfloat16", "float16"]
+DEVICE: Any = Field(
+    default="auto",
+    description="where the model is trained; `auto`: an accelerator if there is one, and config.yaml has it",
+)
+PRECISION: Any = Field(
+    default="float32", description="of the products of experts and heads; `float16` is for CUDA only"
+)

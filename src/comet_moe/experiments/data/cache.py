@@ -32,6 +32,8 @@ Block = tuple[str, str, str, Array]
 Count = Annotated[int, Field(gt=0, lt=2**31)]
 
 FORMAT = 1
+BLOCK_ROWS = 512
+"""Rows of a block."""
 MAX_ROWS = 10**8
 """Most rows of a data set whose rows are drawn."""
 _META = "meta.json"
@@ -69,12 +71,12 @@ class Request:
 class BlockwiseArray:
     """An array that is made block by block along its first axis, because it may not fit in memory.
 
-    ``make_blocks`` is None where the blocks come with those of other arrays, see ``RawDataset.stream``.
+    ``make_rows`` returns the rows of a slice; it is None where ``RawDataset.stream`` has the blocks.
     """
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    make_blocks: Callable[[], Iterator[Array]] | None = None
+    make_rows: Callable[[slice], Array] | None = None
 
 
 @dataclass(frozen=True)
@@ -116,9 +118,9 @@ class RawDataset:
         for split, kind, name, array in self.arrays():
             if isinstance(array, np.ndarray):
                 yield split, kind, name, array
-            elif array.make_blocks is not None:
-                for block in array.make_blocks():
-                    yield split, kind, name, block
+            elif array.make_rows is not None:
+                for start in range(0, array.shape[0], BLOCK_ROWS):
+                    yield split, kind, name, array.make_rows(slice(start, start + BLOCK_ROWS))
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@
 import hashlib
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,8 @@ def prepare(
         if dataset is not None:
             return dataset
         earlier = _find_earlier_source(spec, cache)
-        source = earlier[0] if earlier else _download(spec, cache, split)
+        source, strict = earlier or (_download(spec, cache, split), strict)
+        request = replace(request, strict=strict)
     files: dict[str, Path] = {}
     if source is not None:
         files = spec.find(source, request.options) if spec.find else find_files(source, spec.files, split)
@@ -108,12 +110,10 @@ def load(
         folder = _cache_folder(spec, None, cache, request)
         if folder.is_dir():
             return open_dataset(folder)
-        earlier = _find_earlier_source(spec, cache)
-        if earlier is None:
+        if _find_earlier_source(spec, cache) is None:
             command = f"run `comet-moe data prepare {name}`, which downloads it, or "
             remedy = (command if spec.can_download(split) else "") + spec.describe_files(split)
             raise DataError(f"{name} (seed {seed}, split {split}) is not in {cache}: {remedy}")
-        source, strict = earlier
     return prepare(name, source=source, cache=cache, seed=seed, split=split, strict=strict, **options)
 
 

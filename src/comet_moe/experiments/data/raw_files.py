@@ -1,7 +1,6 @@
 """Raw files: where they are, what they contain, and one clear sentence if something is wrong with them."""
 
 import hashlib
-import io
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -109,15 +108,12 @@ def require_checksum(path: Path, sha256: str) -> None:
         )
 
 
-def read_csv(path: Path, kind: str, content: io.BytesIO | None = None, **options: Any) -> pd.DataFrame:
-    """The rows of a publisher's text file, a ``kind``, which pandas reads with ``options``.
-
-    ``content`` is what to read in place of the file, such as a member of an archive.
-    """
+def read_csv(path: Path, kind: str, **options: Any) -> pd.DataFrame:
+    """The rows of a publisher's text file, a ``kind``, which pandas reads with ``options``."""
     if path.stat().st_size == 0:
         raise DataError(f"{path} is empty; download it again.")
     with wrap_read_errors(path, kind):
-        table = pd.read_csv(path if content is None else content, **options)
+        table = pd.read_csv(path, **options)
     require_rows(path, len(table))
     return table
 
@@ -157,13 +153,14 @@ def require_fitting(path: Path, needed: float) -> None:
     require_memory(needed, str(path), "give a smaller file, or use a machine with more memory", DataError)
 
 
-def require_columns(path: Path, wanted: Iterable[str], present: Iterable[str]) -> None:
-    """Raise DataError if the table ``path`` lacks one of the ``wanted`` columns."""
+def require_columns(source: object, wanted: Iterable[str], present: Iterable[str], use: str = "") -> None:
+    """Raise DataError if the table ``source`` lacks one of the ``wanted`` columns; ``use`` says why."""
     present = list(present)
     missing = [name for name in wanted if name not in present]
     if missing:
         raise DataError(
-            f"{path} has no column {', '.join(missing)}; its columns are {', '.join(map(str, present))}."
+            f"{source} has no column {', '.join(missing)}{use}; its columns are "
+            f"{', '.join(map(str, present))}."
         )
 
 

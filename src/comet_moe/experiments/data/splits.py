@@ -1,6 +1,7 @@
 """Seeded random choices, and splits of N rows into train, validation and test."""
 
 import zlib
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -46,7 +47,7 @@ def stratified_split(
     rows and are each in random order.
     """
     _require_nonempty(sizes)
-    flagged = _proportional_shares(int(flag.sum()), sizes)
+    flagged = share_sizes(int(flag.sum()), sizes)
     order = rng.permutation(len(flag))
     flag_in_order = flag[order]
     split = np.empty(len(flag), dtype=np.int8)
@@ -55,14 +56,13 @@ def stratified_split(
     return order[split == 0], order[split == 1], order[split == 2]
 
 
-def _proportional_shares(total: int, sizes: Sizes) -> list[int]:
-    """Round total * size / sum(sizes) down or up so that the shares sum to total (largest remainders up)."""
-    rows = sum(sizes)
-    shares = [total * size // rows for size in sizes]
-    by_remainder = sorted(range(len(sizes)), key=lambda split: -(total * sizes[split] % rows))
-    for split in by_remainder[: total - sum(shares)]:
-        shares[split] += 1
-    return shares
+def share_sizes(rows: int, shares: Sequence[float]) -> list[int]:
+    """Rows of each split: shares of ``rows``, rounded so that they sum to it (largest remainders up)."""
+    exact = np.asarray(shares, dtype=np.float64) / sum(shares) * rows
+    sizes = np.floor(exact + 1e-9).astype(int)
+    order = np.argsort(-(exact - sizes), kind="stable")
+    sizes[order[: rows - sizes.sum()]] += 1
+    return [int(size) for size in sizes]
 
 
 def _require_nonempty(sizes: Sizes) -> None:

@@ -4,9 +4,7 @@ All are a :class:`~comet_moe.experiments.models.base.Model`. :mod:`~comet_moe.ex
 one from a configuration.
 """
 
-from comet_moe.experiments.models.base import Model
-from comet_moe.experiments.models.paper import ImageModel, RatingModel
-from comet_moe.experiments.models.table import TableModel
-from comet_moe.experiments.models.tasks import Task, image_tasks, rating_tasks
+from comet_moe.experiments.models.base import Model, Task, image_tasks, rating_tasks
+from comet_moe.experiments.models.networks import ImageModel, RatingModel, TableModel
 
 __all__ = ["ImageModel", "Model", "RatingModel", "TableModel", "Task", "image_tasks", "rating_tasks"]

@@ -9,8 +9,6 @@ from math import log
 from typing import Any, cast
 
 import torch
-from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from comet_moe.exceptions import RecipeError
 from comet_moe.experiments.config.gate_sections import DenseConfig
@@ -21,7 +19,14 @@ from comet_moe.experiments.config.schema import (
     TrainConfig,
 )
 from comet_moe.experiments.data.table.schema import Target
-from comet_moe.experiments.models.base import Mixture, Model
+from comet_moe.experiments.models.base import (
+    Mixture,
+    Model,
+    image_tasks,
+    rating_tasks,
+    read_schema,
+    table_tasks,
+)
 from comet_moe.experiments.models.mixture import (
     build_experts,
     build_one_gate,
@@ -31,14 +36,12 @@ from comet_moe.experiments.models.mixture import (
     key_column,
     scale_widths,
 )
-from comet_moe.experiments.models.paper import ImageModel, RatingModel
-from comet_moe.experiments.models.table import TableModel
+from comet_moe.experiments.models.networks import ImageModel, RatingModel, TableModel
 from comet_moe.experiments.models.table_inputs import build_table_inputs
-from comet_moe.experiments.models.tasks import image_tasks, rating_tasks, read_schema, table_tasks
 from comet_moe.experts import ConvExperts, DenseExperts, MLPExperts
 from comet_moe.gates import Gate, JointSelection
 from comet_moe.local_search import PermutedGate
-from comet_moe.memory import available_memory, require_memory
+from comet_moe.memory import require_memory
 from comet_moe.mixture.moe import MultiGateMoE
 from comet_moe.mixture.ple import CGC, PLE
 
@@ -88,7 +91,7 @@ def _require_memory(build: Callable[[], Model], config: TrainConfig, copies: int
     """Raise RecipeError if ``copies`` of the weights do not fit; the model is built without memory first."""
     what, remedy = f"the model of recipe {config.recipe}", "use fewer experts or smaller sizes"
     try:
-        with torch.device("meta"), torch.random.fork_rng(devices=[]), _Meter(what, remedy):
+        with torch.device("meta"), torch.random.fork_rng(devices=[]):
             tensors = list(build().state_dict().values())
     except (RuntimeError, OverflowError, MemoryError) as error:  # sizes whose product no integer can hold
         if isinstance(error, RuntimeError) and "overflow" not in str(error):
@@ -96,23 +99,6 @@ def _require_memory(build: Callable[[], Model], config: TrainConfig, copies: int
         raise RecipeError(f"{what} is too large: {remedy}") from error
     needed = copies * sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     require_memory(needed, what, remedy, RecipeError)
-
-
-class _Meter(TorchFunctionMode):
-    """Stops a model that is being built as soon as one of its tensors is larger than memory."""
-
-    def __init__(self, what: str, remedy: str):
-        super().__init__()
-        self.what, self.remedy = what, remedy
-        self.available = available_memory()
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if isinstance(result, Tensor) and result.numel() * result.element_size() > self.available:
-            require_memory(result.numel() * result.element_size(), self.what, self.remedy, RecipeError)
-        return result
 
 
 def _build_rating_model(config: TrainConfig, meta: dict[str, Any]) -> Model:

@@ -13,7 +13,7 @@ import torch
 from comet_moe.experiments.config.gate_sections import DenseConfig, MixtureGateConfig
 from comet_moe.experiments.config.schema import TrainConfig, steps_per_epoch
 from comet_moe.experiments.data.table.schema import TableSchema
-from comet_moe.experiments.models.tasks import read_schema
+from comet_moe.experiments.models.base import read_schema
 from comet_moe.experts import Experts
 from comet_moe.gates import Gate, Regularizer, SubsetGate, build_gate
 from comet_moe.gates.registry import check_z_loss, dense_width, find_gate

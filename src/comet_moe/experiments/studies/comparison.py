@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from comet_moe.experiments.config import TrainConfig
-from comet_moe.experiments.models.tasks import read_schema, table_tasks
+from comet_moe.experiments.models.base import read_schema, table_tasks
 from comet_moe.experiments.studies.frontier import Row
 from comet_moe.experiments.studies.render import TextTable
 from comet_moe.experiments.studies.study import StudyHandle

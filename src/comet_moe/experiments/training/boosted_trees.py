@@ -25,9 +25,9 @@ from comet_moe.experiments.config.schema import LossConfig
 from comet_moe.experiments.data import Dataset, Split
 from comet_moe.experiments.data.table.schema import TableSchema
 from comet_moe.experiments.models import Task
-from comet_moe.experiments.models.tasks import read_schema, table_tasks
+from comet_moe.experiments.models.base import read_schema, table_tasks
 from comet_moe.experiments.training.batches import take_rows
-from comet_moe.experiments.training.metrics import TableTaskMetrics
+from comet_moe.experiments.training.metrics import TaskMetrics
 from comet_moe.experiments.training.records import TREES, TREES_RESULT, ResultRecord
 from comet_moe.experiments.training.run import data_meta
 from comet_moe.files import describe, write_atomically
@@ -125,7 +125,7 @@ def train_trees(dataset: Dataset, config: TrainConfig) -> tuple[BoostedTrees, Re
     for task in tasks:
         models.append(_fit(task, dataset, inputs, is_categorical))
         for name in losses:
-            found = TableTaskMetrics(task)
+            found = TaskMetrics(task)
             rows = take_rows(splits[name], slice(0, len(splits[name])))
             found.add(_as_output(task, models[-1], inputs[name]), rows)
             losses[name] += 100 * task.weight * found.loss()

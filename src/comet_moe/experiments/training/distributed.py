@@ -169,34 +169,21 @@ def _check_same(of_all: list[dict[str, object]], advice: str) -> None:
 
 def count_restarts() -> int:
     """How often ``torchrun --max-restarts`` has started the processes again."""
-    return _number_from_torchrun("TORCHELASTIC_RESTART_COUNT", 0, "restarts")
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
-def _is_number(text: str, least: int, most: int) -> bool:
-    return text.isascii() and text.isdigit() and len(text) < 10 and least <= int(text) <= most
-
-
-def _number_from_torchrun(name: str, least: int, what: str) -> int:
-    """The number in an environment variable of torchrun; ``least`` where it is not set."""
-    text = os.environ.get(name, str(least))
-    if not _is_number(text, least, 10**9):
-        raise RunError(f"{name} must be a number of {what}, got {text!r}: start with torchrun, or unset it")
-    return int(text)
-
-
-def _check_torchrun(size: int) -> None:
-    """What torchrun sets for ``size`` processes: without it they would wait for each other."""
-    for name, most in (("RANK", size - 1), ("MASTER_PORT", 65535)):
-        text = os.environ.get(name, "")
-        if not _is_number(text, 0, most):
-            raise RunError(
-                f"{name} must be a number from 0 to {most} as WORLD_SIZE is {size}, got {text!r}: start with "
-                f"torchrun, or unset WORLD_SIZE"
-            )
-    if not os.environ.get("MASTER_ADDR"):
+def _rendezvous() -> tuple[Any, int, int]:
+    """The store that all processes share, the rank of this one, and their number."""
+    try:
+        if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+            return None, 0, 1
+        store, rank, size = next(rendezvous("env://"))
+        # The store outlives a restart by torchrun: what ranks of before have written there must not be read.
+        return PrefixStore(f"comet_moe/{count_restarts()}", store), rank, size
+    except ValueError as error:
         raise RunError(
-            f"MASTER_ADDR must be set as WORLD_SIZE is {size}: start with torchrun, or unset WORLD_SIZE"
-        )
+            f"the variables of torchrun are not complete ({error}): start with torchrun, or unset WORLD_SIZE"
+        ) from error
 
 
 @contextmanager
@@ -205,14 +192,10 @@ def join_processes() -> Iterator[Processes]:
 
     Tensors on the CPU travel over gloo, those on CUDA devices over NCCL.
     """
-    size = _number_from_torchrun("WORLD_SIZE", 1, "processes")
+    store, rank, size = _rendezvous()
     if size == 1:
         yield Processes()
         return
-    _check_torchrun(size)
-    store, rank, _ = next(rendezvous("env://"))
-    # The store outlives a restart by torchrun: what ranks of before have written there must not be read.
-    store = PrefixStore(f"comet_moe/{count_restarts()}", store)
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     try:
         dist.init_process_group(backend, store=store, rank=rank, world_size=size)

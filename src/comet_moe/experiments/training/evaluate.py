@@ -12,7 +12,6 @@ from statistics import fmean
 from typing import Any, get_args
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from comet_moe.checks import without_value_checks
@@ -20,10 +19,10 @@ from comet_moe.devices import Placement
 from comet_moe.exceptions import DataError
 from comet_moe.experiments.data import Dataset, Split
 from comet_moe.experiments.models import Model, Task
-from comet_moe.experiments.models.tasks import read_schema
+from comet_moe.experiments.models.base import read_schema
 from comet_moe.experiments.training.batches import evaluation_batches
 from comet_moe.experiments.training.gain import measure_gain
-from comet_moe.experiments.training.metrics import TableTaskMetrics, TaskMetrics
+from comet_moe.experiments.training.metrics import TaskMetrics
 from comet_moe.experiments.training.records import (
     EvaluationRecord,
     GroupsRecord,
@@ -82,8 +81,7 @@ def evaluate(
     """
     was_training = model.training
     model.eval()
-    make_metrics = TableTaskMetrics if model.has_table_metrics else TaskMetrics
-    accumulators = [make_metrics(task) for task in model.tasks]
+    accumulators = [TaskMetrics(task, model.has_table_metrics) for task in model.tasks]
     statistics = {name: RoutingStatistics() for name in model.gate_names}
     by_group = _gate_groups(model.tasks, split, groups)
     flops = start = 0
@@ -117,7 +115,7 @@ def evaluate(
         intervals={
             metrics.task.name: metrics.intervals()
             for metrics in accumulators
-            if with_intervals and isinstance(metrics, TableTaskMetrics)
+            if with_intervals and model.has_table_metrics
         },
     )
 
@@ -152,6 +150,7 @@ class Grouping:
 
     Attributes:
         labels: labels of the groups in the order of their values; the last is "other" if some are pooled.
+        groups: (N,) the group of each row, as a position in ``labels``.
     """
 
     def __init__(self, name: str, split: Split, labels: Sequence[str] | None = None):
@@ -162,21 +161,15 @@ class Grouping:
                 f"{', '.join(key for key, column in columns.items() if column.ndim == 1) or 'none'}."
             )
         self.name = name
-        self._column = columns[name]
-        values, counts = np.unique(self._column, return_counts=True)
-        largest = np.argsort(-counts, kind="stable")[:MAX_GROUPS]
-        self._values = values[np.sort(largest)]
-        self.labels = [_label(value, labels) for value in self._values.tolist()]
+        # NaN, a missing class, is a value too.
+        values, codes, counts = np.unique(columns[name], return_inverse=True, return_counts=True)
+        largest = np.sort(np.argsort(-counts, kind="stable")[:MAX_GROUPS])
+        self.labels = [_label(value, labels) for value in values[largest].tolist()]
         if len(values) > MAX_GROUPS:
             self.labels.append("other")
-
-    def groups(self, start: int, stop: int) -> npt.NDArray[np.int64]:
-        """(stop - start,) the group of each of these rows, as a position in ``labels``."""
-        column = np.asarray(self._column[start:stop])
-        position = np.searchsorted(self._values, column).clip(max=len(self._values) - 1)
-        own = self._values[position]
-        is_own = (own == column) | ((own != own) & (column != column))  # NaN, a missing class, is a group too
-        return np.where(is_own, position, len(self._values)).astype(np.int64)
+        positions = np.full(len(values), MAX_GROUPS)
+        positions[largest] = np.arange(len(largest))
+        self.groups = positions[codes]
 
 
 def _label(value: object, labels: Sequence[str] | None) -> str:
@@ -197,7 +190,7 @@ class GateGroups:
         """Add the routing of the rows of the split from ``start`` on."""
         rows = routing.batch_shape[0]
         for grouping, statistics in self._parts:
-            statistics.add(routing, torch.from_numpy(grouping.groups(start, start + rows)))
+            statistics.add(routing, torch.from_numpy(grouping.groups[start : start + rows]))
 
     def records(self) -> dict[str, GroupsRecord]:
         """By the name of the column."""

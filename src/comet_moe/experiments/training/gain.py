@@ -15,7 +15,7 @@ from comet_moe.devices import Placement
 from comet_moe.experiments.data import Split
 from comet_moe.experiments.models import Model
 from comet_moe.experiments.training.batches import Batch, take_rows
-from comet_moe.experiments.training.metrics import TableTaskMetrics, TaskMetrics
+from comet_moe.experiments.training.metrics import TaskMetrics
 from comet_moe.experiments.training.records import GainRecord, Metrics
 from comet_moe.interventions import Intervention, intervene, summarise_gain
 from comet_moe.kernels.mix import weights_dtype
@@ -73,12 +73,11 @@ def _run(
     with placement.autocast(), intervene(model, kind, seed=seed, gates=gates) if kind else nullcontext():
         outputs, _ = model(placement.move(batch.features))
     total, metrics = torch.zeros(len(batch), dtype=torch.float64), {}
-    make_metrics = TableTaskMetrics if model.has_table_metrics else TaskMetrics
     for task, given in zip(model.tasks, outputs, strict=True):
         output = given.to("cpu", weights_dtype(given.dtype))
         losses, counts = task.row_losses(output, batch.targets)
         total += 100 * task.weight * len(batch) * losses.double() / counts.sum().clamp_min(1)
-        found = make_metrics(task)
+        found = TaskMetrics(task, model.has_table_metrics)
         found.add(output, batch)
         metrics[task.name] = found.metrics()
     return total, metrics

@@ -1,6 +1,6 @@
 """Metrics of tasks from the outputs of a model over batches; for tables with confidence intervals.
 
-Every metric of a table is a function of weights of the rows. With all weights 1 it is the metric itself. With
+Every metric is a function of weights of the rows. With all weights 1 it is the metric itself. With
 the numbers of times that each row was drawn it is that of a bootstrap sample. What does not depend on the
 weights, such as the order of the scores, is computed once.
 
@@ -32,14 +32,22 @@ CALIBRATION_BINS = 15
 
 
 class TaskMetrics:
-    """Accumulates loss and predictions of one task over batches."""
+    """Accumulates loss and predictions of one task over batches.
 
-    def __init__(self, task: Task):
+    Args:
+        task: the task.
+        of_table: whether it is of a table, with all of :func:`table_metrics`. Other tasks have the accuracy,
+            and the AUC of two classes; the squared error of a regression is its loss.
+    """
+
+    def __init__(self, task: Task, of_table: bool = True):
         self.task = task
+        self._of_table = of_table
         self._loss_sum = 0.0
         self._count = 0.0
         self._outputs: list[Tensor] = []
         self._targets: list[Tensor] = []
+        self._groups: list[Tensor] = []
 
     def add(self, output: Tensor, batch: Batch) -> None:
         """Add one batch: outputs (B, outputs) of the head."""
@@ -48,6 +56,8 @@ class TaskMetrics:
         self._count += float(count)
         self._outputs.append(output.squeeze(-1))
         self._targets.append(batch.targets[self.task.name])
+        if "group" in batch.features:
+            self._groups.append(batch.features["group"])
 
     def loss(self) -> float:
         """Mean over the rows that count."""
@@ -56,29 +66,12 @@ class TaskMetrics:
     def metrics(self) -> Metrics:
         """The loss and the metrics of the task's kind."""
         loss = self.loss()
-        if self.task.kind == "regression":
+        if not self._of_table and self.task.kind == "regression":
             return {"loss": loss, "mse": loss}
-        outputs, targets = torch.cat(self._outputs).numpy(), torch.cat(self._targets).numpy()
-        metrics: Metrics = {"loss": loss, "accuracy": accuracy(outputs, targets)}
-        return metrics | {"auc": auc(outputs, targets)} if self.task.kind == "binary" else metrics
-
-
-class TableTaskMetrics(TaskMetrics):
-    """Also keeps the groups of the rows; the metrics are those of :func:`table_metrics`."""
-
-    def __init__(self, task: Task):
-        super().__init__(task)
-        self._groups: list[Tensor] = []
-
-    def add(self, output: Tensor, batch: Batch) -> None:
-        """Add one batch: outputs (B, outputs) of the head."""
-        super().add(output, batch)
-        if "group" in batch.features:
-            self._groups.append(batch.features["group"])
-
-    def metrics(self) -> Metrics:
-        """The loss and the metrics of the task's kind."""
-        return {"loss": self.loss()} | compute_metrics(*self._prepared())
+        metrics, rows = self._prepared()
+        if not self._of_table:
+            metrics = {name: metrics[name] for name in ("accuracy", "auc") if name in metrics}
+        return {"loss": loss} | compute_metrics(metrics, rows)
 
     def intervals(self) -> dict[str, list[float | None]]:
         """The interval of each metric, by a bootstrap over rows."""
@@ -91,24 +84,6 @@ class TableTaskMetrics(TaskMetrics):
         groups = torch.cat(self._groups).numpy()[is_present] if self._groups else None
         metrics = table_metrics(self.task, outputs[is_present], targets[is_present], groups)
         return metrics, int(is_present.sum())
-
-
-def auc(scores: npt.NDArray[Any], labels: npt.NDArray[Any]) -> float:
-    """Area under the ROC curve, (N,) and (N,) of 0 and 1; NaN where a class is missing or a score is NaN."""
-    from sklearn.metrics import roc_auc_score
-
-    if len(np.unique(labels)) < 2 or not np.isfinite(scores).all():
-        return float("nan")
-    return float(roc_auc_score(labels, scores))
-
-
-def accuracy(logits: npt.NDArray[Any], labels: npt.NDArray[Any]) -> float:
-    """Share of rows whose class is right, from (N,) logits of class 1 or (N, classes); NaN without rows."""
-    from sklearn.metrics import accuracy_score
-
-    if not len(labels):
-        return float("nan")
-    return float(accuracy_score(labels, logits > 0 if logits.ndim == 1 else logits.argmax(-1)))
 
 
 def table_metrics(
@@ -132,7 +107,8 @@ def table_metrics(
         predicted = np.exp(outputs) if task.kind == "count" else outputs * scale + shift
         return _number_metrics(predicted, targets * scale + shift)
     logits = outputs if task.kind == "multiclass" else np.stack((np.zeros_like(outputs), outputs), 1)
-    metrics = _class_metrics(log_softmax(logits, 1), targets.astype(np.int64))
+    with np.errstate(invalid="ignore"):  # infinite logits have no probability
+        metrics = _class_metrics(log_softmax(logits, 1), targets.astype(np.int64))
     if task.kind == "multiclass":
         return metrics
     metrics["auc"] = weighted_auc(outputs, targets, np.zeros(len(targets), dtype=np.int64))

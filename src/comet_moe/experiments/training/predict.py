@@ -20,12 +20,13 @@ from torch import Tensor
 
 from comet_moe.exceptions import DataError, RunError
 from comet_moe.experiments.data import read_pairs
+from comet_moe.experiments.data.raw_files import require_columns
 from comet_moe.experiments.data.table.encode import Encoder
 from comet_moe.experiments.data.table.schema import TableOptions
 from comet_moe.experiments.data.table.source import TableSource, find_tables
 from comet_moe.experiments.data.vocabulary import id_text
 from comet_moe.experiments.models import RatingModel, Task
-from comet_moe.experiments.models.tasks import read_schema
+from comet_moe.experiments.models.base import read_schema
 from comet_moe.experiments.training.boosted_trees import BoostedTrees
 from comet_moe.experiments.training.distributed import num_threads
 from comet_moe.experiments.training.evaluate import EVALUATION_BATCH
@@ -186,17 +187,8 @@ def _predict_table(
     schema = read_schema(meta)
     options = TableOptions.read(given)
     source = TableSource(find_tables(path), options.encoding, options.separator, options.missing)
-    missing = [name for name in schema.feature_columns if name not in source.columns]
-    if missing:
-        raise DataError(
-            f"{source} has no column {', '.join(missing)}, which the model was trained with; its columns are "
-            f"{', '.join(source.columns)}."
-        )
-    absent = next((name for name in keep if name not in source.columns), None)
-    if absent is not None:
-        raise DataError(
-            f"{source} has no column {absent} to keep; its columns are {', '.join(source.columns)}."
-        )
+    require_columns(source, schema.feature_columns, source.columns, ", which the model was trained with")
+    require_columns(source, keep, source.columns, " to keep")
     encoder = Encoder(schema)
     parts = [
         _with_columns(batch, keep, _as_columns(tasks, outputs(encoder.features(batch, False))))

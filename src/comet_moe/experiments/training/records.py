@@ -7,6 +7,7 @@ infinity become null, which is read back as None.
 
 from typing import Literal
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from comet_moe.verdict import Verdict, verdict
@@ -48,14 +49,9 @@ class GroupsRecord(Record):
 
         None for an expert that no sample uses.
         """
-        total = max(sum(self.samples), 1)
-        columns = zip(*self.shares, strict=True)
-        overall = [
-            sum(count * share for count, share in zip(self.samples, column, strict=True)) / total
-            for column in columns
-        ]
+        overall = np.array(self.samples) @ np.array(self.shares) / max(sum(self.samples), 1)
         return [
-            [share / mean if mean > 0 else None for share, mean in zip(row, overall, strict=True)]
+            [share / mean if mean > 0 else None for share, mean in zip(row, overall.tolist(), strict=True)]
             for row in self.shares
         ]
 

@@ -30,7 +30,7 @@ from torch import Tensor
 
 import comet_moe
 from comet_moe.devices import resolve_device
-from comet_moe.exceptions import RecipeError, RunError, RunLockedError
+from comet_moe.exceptions import RunError, RunLockedError
 from comet_moe.experiments.config import (
     AnyConfig,
     BertConfig,
@@ -95,14 +95,7 @@ def resolve_run(
             return folder, with_machine(config)
     folder.check_resumes(resume)
     saved = folder.config()
-    overrides = [parse_setting(setting) for setting in settings]
-    for override in overrides:
-        if not resolve_gates(recipe, saved.gate.name, [override]):
-            raise RecipeError(
-                f"{'.'.join(override[0])} changes nothing in {folder.path}, whose gate is {saved.gate.name}: "
-                f"leave it out"
-            )
-    overrides = resolve_gates(recipe, saved.gate.name, overrides)
+    overrides = resolve_gates(recipe, saved.gate.name, [parse_setting(setting) for setting in settings])
     check_same_settings(saved, recipe_name(recipe), overrides)
     return folder, saved
 
@@ -179,8 +172,6 @@ class RunFolder:
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Exclude other processes from the run; RunError if one has it. A killed process releases it."""
-        if self.path.exists() and not self.path.is_dir():
-            raise RunError(f"{self.path} is a file, and a run is a folder: choose another path")
         new = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         try:
             with file_lock(self.path / ".lock"):

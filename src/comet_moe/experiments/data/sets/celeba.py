@@ -5,7 +5,7 @@ official partition. A Parquet file with one JPEG and its attributes per row is a
 """
 
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -37,7 +37,6 @@ BALANCED_ATTRIBUTES = (
 CELEBA_OPTIONS = {"attributes": list(BALANCED_ATTRIBUTES), "size": None}
 _BALANCED_NOTE = "the ten attributes are those with the most balanced labels (ours: the paper names none)"
 _OFFICIAL_IMAGES = 202_599
-_BLOCK = 256  # images that are decoded before they are written
 
 
 def build_celeba(files: Mapping[str, Path], request: Request) -> RawDataset:
@@ -59,23 +58,19 @@ def build_celeba(files: Mapping[str, Path], request: Request) -> RawDataset:
             raise DataError(f"option size is {size!r}; give two positive integers, height and width.")
     height, width = size or _decode(path / names[0], jpegs, 0, None).shape[1:]
 
-    def make_blocks(rows: Index) -> Iterator[Array]:
-        for first in range(0, len(rows), _BLOCK):
-            chosen = rows[first : first + _BLOCK].tolist()
-            block = np.empty((len(chosen), 3, height, width), dtype=np.uint8)
-            for index, row in enumerate(chosen):
-                image = _decode(path / names[row], jpegs, row, size)
-                if image.shape[1:] != (height, width):
-                    raise DataError(
-                        f"{names[row]} is {image.shape[1]}x{image.shape[2]} where {names[0]} is "
-                        f"{height}x{width}; set the option size to resize all images."
-                    )
-                block[index] = image
-            yield block
+    def make_rows(rows: Index, block: slice) -> Array:
+        images = [_decode(path / names[row], jpegs, row, size) for row in rows[block]]
+        for row, image in zip(rows[block], images, strict=True):
+            if image.shape[1:] != (height, width):
+                raise DataError(
+                    f"{names[row]} is {image.shape[1]}x{image.shape[2]} where {names[0]} is "
+                    f"{height}x{width}; set the option size to resize all images."
+                )
+        return np.stack(images)
 
     splits = []
     for own in rows:
-        image = BlockwiseArray((len(own), 3, height, width), np.dtype(np.uint8), partial(make_blocks, own))
+        image = BlockwiseArray((len(own), 3, height, width), np.dtype(np.uint8), partial(make_rows, own))
         targets = {name: (attributes[name].to_numpy()[own] == 1).astype(np.uint8) for name in attributes}
         splits.append(RawSplit({"image": image}, targets))
     meta = {"image_shape": [3, height, width], "classes": dict.fromkeys(attributes, 2), "notes": notes}
@@ -104,33 +99,11 @@ def _read_attributes(files: Mapping[str, Path], request: Request) -> tuple[pd.Da
         return table[wanted], table["jpeg"].tolist()
     if "attributes" not in files:
         raise DataError(f"list_attr_celeba.txt is not beside {path}; put it there, it holds the labels.")
-    table = _read_attribute_list(files["attributes"])
+    # Its first line is the number of images, its second the names of the attributes.
+    table = read_csv(files["attributes"], "CelebA attribute list", sep=r"\s+", skiprows=1)
     require_columns(files["attributes"], wanted, table.columns)
     require_official_count(files["attributes"], "images", len(table), _OFFICIAL_IMAGES, request.strict)
-    with wrap_read_errors(path, "folder"):
-        present = {entry.name for entry in path.iterdir()}
-    missing = next((name for name in table.index if name not in present), None)
-    if missing is not None:
-        raise DataError(
-            f"{path / missing} does not exist but is listed in {files['attributes'].name}; unpack it."
-        )
     return table[wanted], None
-
-
-def _read_attribute_list(path: Path) -> pd.DataFrame:
-    """Read list_attr_celeba.txt (number of images, attribute names, one row per image), by file name."""
-    kind = "CelebA attribute list"
-    with wrap_read_errors(path, kind), path.open(encoding="ascii") as file:
-        count, header = file.readline().strip(), file.readline().split()
-    if not header:
-        raise DataError(f"{path} has no second line with the attributes' names; download it again.")
-    names = ["file", *header]
-    table = read_csv(path, kind, sep=r"\s+", skiprows=2, header=None, names=names, index_col="file")
-    if count != str(len(table)):
-        raise DataError(
-            f"{path} announces {count!r} images in its first line but lists {len(table)}; download it again."
-        )
-    return table
 
 
 def _split_rows(

@@ -13,7 +13,7 @@ input says which of the two an image shows: experts may specialise in one.
 
 import gzip
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -69,7 +69,6 @@ MNIST_FASHION_FILES = tuple(
 )
 _MNIST_SHIFT = 4  # pixels, as in the paper
 _DEMO_SHIFT = 2
-_BLOCK = 4096  # images that are made before they are written
 
 
 def build_multimnist(files: Mapping[str, Path], request: Request) -> RawDataset:
@@ -107,8 +106,8 @@ def _build_overlays(
         size = request.get_positive_int(f"{split}_size")
         pairs: Index = request.make_rng(f"{split} pairs").integers(0, len(images), (2, size))
         kind = request.make_rng(f"{split} kinds").integers(0, 2, size) if invert else None
-        make_blocks = partial(_make_overlay_blocks, images, pairs, kind, shift)
-        image = BlockwiseArray((size, 1, height, width), np.dtype(np.uint8), make_blocks)
+        make_rows = partial(_overlay_rows, images, pairs, kind, shift)
+        image = BlockwiseArray((size, 1, height, width), np.dtype(np.uint8), make_rows)
         labels = classes.astype(np.int64)[pairs]
         features: dict[str, Array | BlockwiseArray] = {"image": image}
         if kind is not None:
@@ -123,11 +122,9 @@ def _build_overlays(
     return RawDataset(splits, meta)
 
 
-def _make_overlay_blocks(images: Images, pairs: Index, kind: Index | None, shift: int) -> Iterator[Array]:
-    for start in range(0, pairs.shape[1], _BLOCK):
-        rows = slice(start, start + _BLOCK)
-        block = overlay(images, pairs[0, rows], pairs[1, rows], shift)
-        yield block if kind is None else np.where(kind[rows, None, None, None] == 1, 255 - block, block)
+def _overlay_rows(images: Images, pairs: Index, kind: Index | None, shift: int, rows: slice) -> Array:
+    block = overlay(images, pairs[0, rows], pairs[1, rows], shift)
+    return block if kind is None else np.where(kind[rows, None, None, None] == 1, 255 - block, block)
 
 
 def overlay(images: Images, first: Index, second: Index, shift: int) -> Images:
@@ -157,8 +154,7 @@ def build_digits(files: Mapping[str, Path], request: Request) -> RawDataset:
     labels = np.concatenate([part for _, part in (*mnist, *svhn)]).astype(np.int64)
     splits = []
     for rows in _mix_rows(len(grey[0]), len(grey[1]), sum(len(part) for part, _ in svhn), request):
-        make_blocks = partial(_take_blocks, images, rows)
-        image = BlockwiseArray((len(rows), *shape), np.dtype(np.uint8), make_blocks)
+        image = BlockwiseArray((len(rows), *shape), np.dtype(np.uint8), partial(_take_rows, images, rows))
         splits.append(RawSplit({"image": image}, {"digit": labels[rows]}))
     meta = {
         "image_shape": list(shape),
@@ -182,17 +178,13 @@ def _mix_rows(mnist_train: int, mnist_test: int, svhn: int, request: Request) ->
     return [rng.permutation(np.concatenate([a, b + offset])) for a, b in zip(of_mnist, of_svhn, strict=True)]
 
 
-def _take_blocks(parts: list[Array], rows: Index) -> Iterator[Array]:
-    """Yield the images of ``rows``, counted through all ``parts`` (N, 3, 32, 32)."""
+def _take_rows(parts: list[Array], rows: Index, block: slice) -> Array:
+    """The images of ``rows[block]``, counted through all ``parts`` (N, 3, 32, 32)."""
     starts = np.cumsum([0, *(len(part) for part in parts)])
-    for first in range(0, len(rows), _BLOCK):
-        chosen = rows[first : first + _BLOCK]
-        block = np.empty((len(chosen), 3, _SVHN_SIDE, _SVHN_SIDE), dtype=np.uint8)
-        part_of_row = np.searchsorted(starts, chosen, side="right") - 1
-        for number, part in enumerate(parts):
-            selected = part_of_row == number
-            block[selected] = part[chosen[selected] - starts[number]]
-        yield block
+    chosen = rows[block]
+    part_of_row = np.searchsorted(starts, chosen, side="right") - 1
+    pairs = zip(part_of_row, chosen - starts[part_of_row], strict=True)
+    return np.stack([parts[part][row] for part, row in pairs])
 
 
 def build_mnist_fashion(files: Mapping[str, Path], request: Request) -> RawDataset:

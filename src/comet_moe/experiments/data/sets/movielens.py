@@ -84,13 +84,7 @@ def _make_tables(
     users, items = Vocabulary.build(raw["user_id"]), Vocabulary.build(raw["movie_id"])
     user, item = users.encode(raw["user_id"]), items.encode(raw["movie_id"])
     rated = make_table(user, item, raw["rating"].to_numpy(np.float32))
-    is_repeated = rated.duplicated(["user", "item"]).to_numpy()
-    if is_repeated.any():
-        row = int(is_repeated.argmax())
-        raise DataError(
-            f"{path} rates movie {raw['movie_id'].iloc[row]} by user {raw['user_id'].iloc[row]} again in row "
-            f"{row + 1}; each pair must be unique: download the file again."
-        )
+    rated = rated.drop_duplicates(["user", "item"], keep="last")
     if request.split == "authors":
         return _read_authors_split(files, rated, users, items, request), users, items, [_AUTHORS_NOTE]
     table = add_unrated_pairs(rated, len(users), len(items), request.make_rng("negatives"))

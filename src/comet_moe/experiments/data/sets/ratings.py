@@ -84,20 +84,16 @@ def read_pairs(
     chosen = _choose_columns(path, read_column_names(path), dict(columns or {}))
     if not with_rating:
         chosen.pop("rating", None)
-    raw = read_table(path, dict.fromkeys(chosen.values()), numbers={chosen.get("rating", "")})
+    raw = read_table(path, dict.fromkeys(chosen.values()))
     pairs = pd.DataFrame({role: raw[name] for role, name in chosen.items()}, copy=False)
-    for role in ("user", "item"):
-        _require_values(path, chosen[role], pairs[role], pairs[role].isna().to_numpy(), "an id")
+    for role, name in chosen.items():
         if not _holds_ids(pairs[role]):
             raise DataError(
-                f"{path} has the column {chosen[role]} as {pairs[role].dtype}; ids must be integers or text."
+                f"{path} has the column {name} as {pairs[role].dtype}; a {role} must be a number or text."
             )
+    for role in ("user", "item"):
+        _require_values(path, chosen[role], pairs[role], pairs[role].isna().to_numpy(), "an id")
     if "rating" in pairs:
-        if not _holds_ids(pairs["rating"]) or pd.api.types.is_bool_dtype(pairs["rating"]):
-            raise DataError(
-                f"{path} has the column {chosen['rating']} as {pairs['rating'].dtype}; "
-                f"ratings must be numbers."
-            )
         ratings = pd.to_numeric(pairs["rating"], errors="coerce").to_numpy(np.float32, na_value=np.nan)
         _require_values(path, chosen["rating"], pairs["rating"], ~np.isfinite(ratings), "a finite number")
         pairs["rating"] = ratings
@@ -128,7 +124,8 @@ def _missing_role(path: Path, role: str, present: list[str]) -> str:
 def _holds_ids(column: pd.Series) -> bool:
     types = pd.api.types
     values = column.cat.categories if isinstance(column.dtype, pd.CategoricalDtype) else column
-    return bool(types.is_numeric_dtype(values) or types.is_string_dtype(values))
+    is_number = types.is_numeric_dtype(values) and not types.is_bool_dtype(values)
+    return bool(is_number or types.is_string_dtype(values))
 
 
 def _require_values(

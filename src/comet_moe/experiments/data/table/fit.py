@@ -52,10 +52,10 @@ class CategoryCounter:
 
 
 class NumberSample:
-    """A random sample of rows of numbers, (N, Q), in a fixed amount of memory."""
+    """A random sample of at most ``size`` rows of numbers, (N, Q)."""
 
-    def __init__(self, columns: int, rng: np.random.Generator):
-        self.size = max(1000, min(SAMPLE_ROWS, _SAMPLE_VALUES // max(columns, 1)))
+    def __init__(self, columns: int, rng: np.random.Generator, size: int):
+        self.size = size
         self._rng = rng
         self._rows: Floats = np.empty((0, columns))
         self._priority: Floats = np.empty(0)
@@ -113,7 +113,8 @@ class SchemaFitter:
         self.notes: list[str] = []
         self._counters = {f.name: CategoryCounter() for f in features if f.kind != "numeric"}
         self._numeric = [feature for feature in features if feature.kind == "numeric"]
-        self._sample = NumberSample(len(self._numeric), make_rng(seed, "bins"))
+        size = max(1000, min(SAMPLE_ROWS, _SAMPLE_VALUES // max(len(self._numeric), 1)))
+        self._sample = NumberSample(len(self._numeric), make_rng(seed, "bins"), size)
         self._infinite: Counter[str] = Counter()
         self._lengths: dict[str, int] = {}
         self._classes = {target.name: CategoryCounter() for target in targets}

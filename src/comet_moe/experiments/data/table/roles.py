@@ -1,9 +1,10 @@
 """Which columns of a table become features and targets, and of which kind."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from comet_moe.exceptions import DataError
+from comet_moe.experiments.data.raw_files import require_columns
 from comet_moe.experiments.data.table.scan import MAX_DISTINCT, ColumnScan, sort_classes
 from comet_moe.experiments.data.table.schema import (
     ColumnKind,
@@ -34,11 +35,7 @@ def choose_targets(
     targets, notes = [], []
     for name, option in options.targets.items():
         column = option.column or name
-        if column not in scans:
-            raise DataError(
-                f"{source} has no column {column}, which is to be a target; its columns are "
-                f"{', '.join(scans)}."
-            )
+        require_columns(source, [column], scans, ", which is to be a target")
         scan = scans[column]
         _check_target(scan, name, source)
         kind = option.kind or _infer_target_kind(scan, option)
@@ -126,18 +123,6 @@ def _make_target(
     return target.model_copy(update={"classes": classes})
 
 
-def require_named_columns(
-    source: object, scans: Mapping[str, ColumnScan], option: str, names: Iterable[str]
-) -> None:
-    """Raise DataError if the table lacks one of the columns ``names`` that ``option`` names."""
-    for name in names:
-        if name not in scans:
-            raise DataError(
-                f"{source} has no column {name}, which the option {option} names; its columns are "
-                f"{', '.join(scans)}."
-            )
-
-
 def choose_features(
     scans: Mapping[str, ColumnScan],
     options: TableOptions,
@@ -148,7 +133,8 @@ def choose_features(
     """The features of all columns that are not targets and not left out, and notes on those left out."""
     for option in ("columns", "exclude", "features", "groups", "gauc", "key"):
         names = getattr(options, option) or []
-        require_named_columns(source, scans, option, [names] if isinstance(names, str) else names)
+        names = [names] if isinstance(names, str) else names
+        require_columns(source, names, scans, f", which the option {option} names")
     target_columns = {target.column for target in targets}
     used = {*options.columns, *(options.features or [])}
     for name in sorted(target_columns & used):

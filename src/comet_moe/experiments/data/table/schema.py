@@ -18,7 +18,7 @@ from pydantic import (
 )
 
 from comet_moe.exceptions import DataError
-from comet_moe.files import field_name
+from comet_moe.files import describe
 
 MISSING, UNKNOWN, RARE, FIRST_CATEGORY = range(4)
 """Codes of a categorical feature: no value; never seen in training; seen too rarely; the categories."""
@@ -210,12 +210,7 @@ class TableOptions(_Record):
         try:
             return cls.model_validate(options)
         except ValidationError as error:
-            problem = error.errors(include_url=False)[0]
-            name = field_name(problem["loc"])
-            reason = problem["msg"].removeprefix("Value error, ")
-            raise DataError(
-                f"option {name} of the table is {problem['input']!r}: {reason[0].lower()}{reason[1:]}."
-            ) from error
+            raise DataError(f"option {describe(error)}.") from error
 
 
 TABLE_OPTIONS: dict[str, Any] = {

@@ -1,7 +1,7 @@
 """A table in one or several files (.csv, .tsv, .parquet), streamed in batches of rows by Arrow."""
 
 import glob
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -69,7 +69,7 @@ class _ParquetFile:
                 pass
             self.names: list[str] = parquet.read_schema(path).names
 
-    def batches(self, columns: Sequence[str], numbers: Collection[str] = ()) -> Iterator[pa.RecordBatch]:
+    def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """The rows in order, with the types of the file."""
         # Arrow's data sets read a file ahead of a slow reader until all of it is in memory; this does not.
         file = parquet.ParquetFile(self.path, pre_buffer=False, buffer_size=_BUFFER)
@@ -137,11 +137,9 @@ def _with_decimal_points(batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.record_batch(columns, names=batch.schema.names)
 
 
-def _read_batches(
-    file: TextFile | _ParquetFile, columns: Sequence[str], numbers: Collection[str] = ()
-) -> Iterator[pa.RecordBatch]:
+def _read_batches(file: TextFile | _ParquetFile, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     _require_distinct_columns(file, columns)
-    batches = file.batches(columns, numbers)
+    batches = file.batches(columns)
     while True:
         with wrap_read_errors(file.path, file.kind):
             try:
@@ -169,41 +167,21 @@ def read_column_names(path: Path) -> list[str]:
     return _open(path, "utf-8").names
 
 
-def read_table(path: Path, columns: Iterable[str], numbers: Collection[str] = ()) -> pd.DataFrame:
+def read_table(path: Path, columns: Iterable[str]) -> pd.DataFrame:
     """Read the given columns of one file, and only these, in the order of the rows.
 
-    Spaces before a text do not belong to it, and an empty text is a missing value.
-
-    Args:
-        path: a file that ends in .csv, .tsv or .parquet; text is UTF-8.
-        columns: the names of the columns to read. DataError if one is missing.
-        numbers: the columns of a CSV or TSV file to read as float64, NaN where a value is missing. Its other
-            columns are text, so that the id 007 is not 7. Columns of a Parquet file have the file's types.
+    Columns of a CSV or TSV file, which is UTF-8, are texts: the id 007 is not 7. Spaces before a text do not
+    belong to it, and an empty text is a missing value. Columns of a Parquet file have the file's types.
     """
     wanted = list(columns)
     file = _open(path, "utf-8")
     if isinstance(file, _ParquetFile):
         with wrap_read_errors(path, file.kind):
             require_fitting(path, parquet.read_metadata(path).num_rows * ROW_BYTES)
-    batches = list(_read_batches(file, wanted, numbers))
+    batches = list(_read_batches(file, wanted))
     require_rows(path, sum(batch.num_rows for batch in batches))
     table = pa.Table.from_batches(batches).unify_dictionaries()
     if isinstance(file, TextFile):
-        for index, name in enumerate(wanted):
-            if name not in numbers:
-                table = table.set_column(index, name, _trim(path, name, table[name]))
+        trimmed = [pc.utf8_ltrim(column, " \t") for column in table.columns]
+        table = pa.table([pc.if_else(pc.equal(column, ""), None, column) for column in trimmed], wanted)
     return table.to_pandas(ignore_metadata=True)  # an index that pandas stored is a column like any other
-
-
-def _trim(path: Path, name: str, values: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Drop the spaces before each text; a text of spaces alone is missing."""
-    is_padded = pc.or_(pc.starts_with(values, " "), pc.starts_with(values, "\t"))
-    if not pc.any(is_padded).as_py():
-        return values
-    trimmed = pc.utf8_ltrim(values, " \t")
-    row = pc.index(pc.and_(is_padded, pc.starts_with(trimmed, '"')), True).as_py()
-    if row >= 0:
-        raise DataError(
-            f"{path} has a space before a quote in column {name}, data row {row + 1}; remove the space."
-        )
-    return pc.if_else(pc.equal(trimmed, ""), None, trimmed)

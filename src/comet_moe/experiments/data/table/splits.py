@@ -13,8 +13,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from comet_moe.exceptions import DataError
-from comet_moe.experiments.data.splits import SPLITS, make_rng
-from comet_moe.experiments.data.table.roles import require_named_columns
+from comet_moe.experiments.data.raw_files import require_columns
+from comet_moe.experiments.data.splits import SPLITS, make_rng, share_sizes
+from comet_moe.experiments.data.table.fit import NumberSample
 from comet_moe.experiments.data.table.scan import ColumnScan
 from comet_moe.experiments.data.table.schema import TableOptions
 from comet_moe.experiments.data.table.source import TableSource
@@ -96,21 +97,12 @@ def require_single_values(
     source: TableSource, scans: Mapping[str, ColumnScan], option: str, column: str
 ) -> None:
     """Raise DataError unless ``column``, which ``option`` names, exists and has single values."""
-    require_named_columns(source, scans, option, [column])
+    require_columns(source, [column], scans, f", which the option {option} names")
     if scans[column].is_list or not scans[column].is_readable:
         raise DataError(
             f"{source} has lists or bytes in column {column}, which the option {option} names; name a column "
             f"of single values."
         )
-
-
-def share_sizes(rows: int, shares: Sequence[float]) -> list[int]:
-    """Rows of each split: shares of ``rows``, rounded so that they sum to it (largest remainders up)."""
-    exact = np.asarray(shares, dtype=np.float64) / sum(shares) * rows
-    sizes = np.floor(exact + 1e-9).astype(int)
-    order = np.argsort(-(exact - sizes), kind="stable")
-    sizes[order[: rows - sizes.sum()]] += 1
-    return [int(size) for size in sizes]
 
 
 class _ExactDraw:
@@ -209,8 +201,7 @@ def time_assigner(source: TableSource, column: str, shares: Sequence[float], see
 
     The limits are quantiles of a sample of at most 262,144 rows, and so exact up to that size.
     """
-    rng = make_rng(seed, "time sample")
-    times, priority, rows = np.empty(0), np.empty(0), 0
+    sample, rows = NumberSample(1, make_rng(seed, "time sample"), _TIME_SAMPLE), 0
     for batch in source.batches([column]):
         found = _times(batch.column(column))
         if np.isnan(found).any():
@@ -220,11 +211,8 @@ def time_assigner(source: TableSource, column: str, shares: Sequence[float], see
                 f"needs a number or a date such as 2024-01-31 in every row: choose another column or split."
             )
         rows += len(found)
-        times, priority = np.append(times, found), np.append(priority, rng.random(len(found)))
-        if len(times) > 2 * _TIME_SAMPLE:
-            kept = np.argpartition(priority, _TIME_SAMPLE)[:_TIME_SAMPLE]
-            times, priority = times[kept], priority[kept]
-    ordered = np.sort(times)
+        sample.add(found[:, None])
+    ordered = np.sort(sample.column(0))
     sizes = np.cumsum(share_sizes(len(ordered), shares))[:-1]
     limits = ordered[np.minimum(sizes, len(ordered) - 1)]
     probe = np.searchsorted(limits, np.unique(ordered), side="right")

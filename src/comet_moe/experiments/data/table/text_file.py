@@ -9,7 +9,7 @@ import codecs
 import csv as python_csv
 import io
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -106,11 +106,9 @@ class TextFile:
         if self.has_decimal_comma:
             self.notes.append(f"{path.name} is read with commas as decimal points, as in its first rows")
 
-    def batches(self, columns: Sequence[str], numbers: Collection[str] = ()) -> Iterator[pa.RecordBatch]:
-        """The rows in order, with columns of strings, or of float64 for ``numbers``."""
-        types = {name: pa.float64() if name in numbers else pa.string() for name in columns}
-        if self._end:
-            types[self._end] = pa.string()
+    def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """The rows in order, with columns of strings."""
+        types = dict.fromkeys([*columns, *([self._end] if self._end else [])], pa.string())
         # Arrow rejects repeated names, even of columns that are not read: those are named by their number.
         names = [name if name in types else f"\0{index}" for index, name in enumerate(self.names)]
         reader = csv.open_csv(
@@ -160,13 +158,12 @@ class TextFile:
                 f"complete the row, or put quotes, with no space before them, around a value with a "
                 f"{self.separator!r}."
             )
-        value = re.search(r"column #(\d+): Row #(\d+): CSV conversion error to (\w+)(.*)", reason, re.DOTALL)
+        value = re.search(r"column #(\d+): Row #(\d+): CSV conversion error to string", reason)
         if value:
-            where = f"in column {self.names[int(value[1])]}, data row {int(value[2]) - self._lines}"
-            if value[3].endswith("string"):
-                return f"{self.path} has a value {where}, that is not {self.encoding.upper()}; {self._fix}."
-            text = " ".join(value[4].removeprefix(": invalid value ").split())[:100]
-            return f"{self.path} has {text} {where}; it must be a number."
+            return (
+                f"{self.path} has a value in column {self.names[int(value[1])]}, data row "
+                f"{int(value[2]) - self._lines}, that is not {self.encoding.upper()}; {self._fix}."
+            )
         if "straddling object" in reason:
             return (
                 f"{self.path} has a row of more than {BLOCK:,} bytes; look for a quote that is never closed."
