@@ -1,8 +1,8 @@
 """A comparison within a time budget: fewer candidates, then fewer seeds, then fewer epochs.
 
 Rounds of one seed each, as in successive halving. The first has all networks, and each of its runs may take
-an equal share of most of the time. Every later one has the dense networks and the better half of the mixtures
-of the last, by validation loss, while one more seed of them fits into what is left.
+an equal share of most of the time. Every later one has the dense networks and the better half of the last
+mixtures, by validation loss. It begins only if one more seed of them fits into what is left.
 """
 
 import re
