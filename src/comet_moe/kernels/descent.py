@@ -327,7 +327,7 @@ def _walk(
     summary[part, 0], summary[part, 1], summary[part, 2] = most_experts, visited, finite
 
 
-@jit
+@jit(is_inlined=True)
 def _logits(
     out: Any, node: Any, chain: int, k: int, weights: Any, bias: Any, width: int, x: Any, b: int
 ) -> None:
@@ -347,7 +347,7 @@ def _logits(
 # Indices are unsigned below: a signed one might count from the end, which would not vectorise.
 
 
-@jit
+@jit(is_inlined=True)
 def _logit(weights: Any, bias: Any, tree: int, node: int, x: Any, b: int) -> Any:
     """The logit of row b of x (·, p) at one node."""
     dot = x.dtype.type(0)
@@ -357,7 +357,7 @@ def _logit(weights: Any, bias: Any, tree: int, node: int, x: Any, b: int) -> Any
     return dot + bias[tree, node]
 
 
-@jit
+@jit(is_inlined=True)
 def _two_dots(weights: Any, tree: int, one: int, two: int, x: Any, b: int) -> Any:
     """The products of node ``one`` of a tree and ``two`` of the next one with row b of x (·, p)."""
     dot_one = dot_two = x.dtype.type(0)
