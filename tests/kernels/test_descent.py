@@ -220,5 +220,5 @@ def test_parameters_of_other_shapes_are_refused(name, shape):
 def test_rows_of_other_shapes_and_types_are_refused(x):
     gate = comet(5, 2, 1.0)
     trees = read_trees([gate.split_weight, gate.split_bias, gate.leaf_weight, gate.leaf_bias], torch.float64)
-    with pytest.raises(ValueError, match=r"x must have shape \(B, 6\) and dtype float64, got"):
+    with pytest.raises(ValueError, match=r"x must have shape \(B, 6\) and dtype torch.float64, got"):
         descend(x, trees, 1.0)
