@@ -63,7 +63,9 @@ class Trees(NamedTuple):
 
 def read_trees(parameters: Sequence[Tensor], dtype: torch.dtype) -> Trees:
     """The parameters of a COMET gate in the order of :class:`Trees`, themselves where possible."""
-    trees = split_weight, split_bias, leaf_weight, leaf_bias = Trees(*[_in_order(t, dtype) for t in parameters])
+    trees = split_weight, split_bias, leaf_weight, leaf_bias = Trees(
+        *[_in_order(t, dtype) for t in parameters]
+    )
     shape = k, n, p = leaf_weight.shape if leaf_weight.dim() == 3 else (0, 0, 0)
     if (
         k < 1
@@ -113,14 +115,13 @@ class Descent(NamedTuple):
 
 def descend(x: Tensor, trees: Trees, gamma: float) -> Descent:
     """Walk ``x`` (B, p), on the CPU and of the type of the trees, down the trees."""
-    k, n, p = trees.leaf_weight.shape
-    x = _read_rows(x, trees)
-    rows = len(x)
+    k, n, p = sizes = tuple(trees.leaf_weight.shape)
+    x, rows = _read_rows(x, trees), x.shape[0]
     shape = rows, k * min(SLOTS_PER_TREE, n)
     expert, weight = np.zeros(shape, np.int64), np.zeros(shape, _NUMPY_TYPES[x.dtype])
     work = rows * k * n.bit_length() * p
     outputs = (expert, weight, _NO_INDICES, _NO_INDICES)
-    most_experts, visited, finite = _walk_rows(rows, work, x, trees, gamma, *outputs)
+    most_experts, visited, finite = _walk_rows(rows, work, x, trees, sizes, gamma, *outputs)
     return Descent(expert, weight, most_experts, visited, finite)
 
 
@@ -135,13 +136,13 @@ def descend_again(x: Tensor, trees: Trees, gamma: float, first: Descent) -> tupl
     expert, weight = np.empty((1, len(sample)), np.int64), np.empty((1, len(sample)), first.weight.dtype)
     expert[0, fits[sample]], weight[0, fits[sample]] = first.expert[used], first.weight[used]
     chosen = np.flatnonzero(~fits)
-    work = int(count[chosen].sum()) * x.shape[1]
-    _walk_rows(len(chosen), work, x, trees, gamma, expert, weight, offsets, chosen)
+    sizes, work = trees.leaf_weight.shape, int(count[chosen].sum()) * x.shape[1]
+    _walk_rows(len(chosen), work, x, trees, sizes, gamma, expert, weight, offsets, chosen)
     return torch.from_numpy(sample), torch.from_numpy(expert[0]), torch.from_numpy(weight[0])
 
 
 def _walk_rows(
-    rows: int, work: int, x: Tensor, trees: Trees, gamma: float, *outputs: Any
+    rows: int, work: int, x: Tensor, trees: Trees, sizes: Sequence[int], gamma: float, *outputs: Any
 ) -> tuple[int, int, bool]:
     """:func:`_walk` in threads: the most experts of a row, nodes visited, whether all logits are finite.
 
@@ -149,8 +150,8 @@ def _walk_rows(
     """
     parts = count_threads(rows, work)
     summary = np.empty((parts, 3), np.int64)
-    addresses = x.data_ptr(), *[tensor.data_ptr() for tensor in trees]
-    over_rows(_walk, parts, rows, *addresses, len(x), *trees.leaf_weight.shape, gamma, *outputs, summary)
+    addresses = [tensor.data_ptr() for tensor in (x, *trees)]
+    over_rows(_walk, parts, rows, *addresses, x.shape[0], *sizes, gamma, *outputs, summary)
     if parts == 1:
         most_experts, visited, finite = summary[0].tolist()
         return most_experts, visited, bool(finite)
@@ -161,9 +162,7 @@ def _read_rows(x: Tensor, trees: Trees) -> Tensor:
     """``x`` (B, p), contiguous."""
     p, dtype = trees.leaf_weight.shape[2], trees.leaf_weight.dtype
     if x.dim() != 2 or x.shape[1] != p or x.dtype is not dtype:
-        raise ValueError(
-            f"x must have shape (B, {p}) and dtype {dtype}, got {tuple(x.shape)} and {x.dtype}"
-        )
+        raise ValueError(f"x must have shape (B, {p}) and dtype {dtype}, got {tuple(x.shape)} and {x.dtype}")
     return _in_order(x, dtype)
 
 
