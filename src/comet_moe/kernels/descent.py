@@ -173,13 +173,16 @@ def array_at(address: int, size: int, dtype: Any) -> Any:
 
 @extends_numba
 def _define_array_at() -> None:
+    from llvmlite.ir import IRBuilder
     from numba import carray, types
     from numba.extending import intrinsic, overload
+
+    to_pointer = IRBuilder.inttoptr  # looked up here: where it has moved, torch's operators run
 
     @intrinsic
     def pointer_to(context: Any, address: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            return builder.inttoptr(values[0], context.get_value_type(types.voidptr))
+            return to_pointer(builder, values[0], context.get_value_type(types.voidptr))
 
         return types.voidptr(types.int64), generate
 
