@@ -174,22 +174,24 @@ def array_at(address: int, size: int, dtype: Any) -> Any:
 @extends_numba
 def _define_array_at() -> None:
     from llvmlite.ir import IRBuilder
-    from numba import carray, types
+    from numba import carray, types  # type: ignore[attr-defined, unused-ignore]
     from numba.extending import intrinsic, overload
 
-    to_pointer = IRBuilder.inttoptr  # looked up here: where it has moved, torch's operators run
+    convert = IRBuilder.inttoptr  # looked up here: where it has moved, torch's operators run
 
     @intrinsic
     def pointer_to(context: Any, address: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            return to_pointer(builder, values[0], context.get_value_type(types.voidptr))
+            return convert(builder, values[0], context.get_value_type(types.voidptr))
 
         return types.voidptr(types.int64), generate
+
+    to_pointer: Any = pointer_to
 
     @overload(array_at)
     def _array_at(address: Any, size: Any, dtype: Any) -> Any:
         def make(address: Any, size: Any, dtype: Any) -> Any:
-            return carray(pointer_to(address), (size,), dtype)
+            return carray(to_pointer(address), (size,), dtype)
 
         return make
 

@@ -150,7 +150,8 @@ class Loop:
 
     def __init__(self, function: Callable[..., Any], reassociates: bool, is_inlined: bool):
         self._function = function
-        self._options = {"fastmath": FASTMATH if reassociates else {"contract"}, "forceinline": is_inlined}
+        fastmath = FASTMATH if reassociates else {"contract"}
+        self._options: dict[str, Any] = {"fastmath": fastmath, "forceinline": is_inlined}
         self._compiled: Any = None
 
     def __call__(self, *arguments: Any) -> Any:
