@@ -29,7 +29,7 @@ def measure_gate(quick: bool) -> Iterator[Result]:
     The operators alone have no module call, no checks of the input and no ``Routing``: on one row these are
     most of the cost of a gate.
     """
-    widths, batches = ((256,), (1, 4096)) if quick else ((256, 768), (1, 32, 4096))
+    widths, batches = ((256,), (1, 32, 4096)) if quick else ((256, 768), (1, 32, 4096))
     experts = (16, 1024) if quick else (16, 64, 256, 1024, 4096, 16384)
     for p in widths:
         for rows in batches:

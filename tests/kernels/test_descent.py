@@ -88,6 +88,20 @@ def test_descent_takes_rows_of_any_layout_and_refuses_nan():
             gate(x.reshape(12, 6))
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+def test_parameters_and_rows_may_have_any_layout(transposed):
+    """The walk reads memory by address: what is strided, negated by a flag or expanded has to be copied."""
+    gate, x = comet(8, 2, 1.0), torch.randn(5, 6, **DOUBLE)
+    strided = gate.leaf_weight.detach().transpose(0, 2).contiguous().transpose(0, 2)
+    trees = [-gate.split_weight.detach(), torch.zeros(2, 1, **DOUBLE).expand(2, 7), strided, gate.leaf_bias]
+    wanted = descend(x, read_trees([tree.detach().clone() for tree in trees], x.dtype), 1.0)
+    trees[0] = torch._neg_view(gate.split_weight.detach())
+    rows = torch._neg_view(-x).T.contiguous().T if transposed else torch._neg_view(-x)
+    got = descend(rows, read_trees(trees, x.dtype), 1.0)
+    assert (got.expert == wanted.expert).all()
+    assert (got.weight == wanted.weight).all()
+
+
 def test_logits_that_are_not_finite_are_not_routed_as_if_they_were():
     gate, x = comet(32, 1, 30.0, torch.float32), torch.randn(2, 6)
     with torch.no_grad():
@@ -220,5 +234,5 @@ def test_parameters_of_other_shapes_are_refused(name, shape):
 def test_rows_of_other_shapes_and_types_are_refused(x):
     gate = comet(5, 2, 1.0)
     trees = read_trees([gate.split_weight, gate.split_bias, gate.leaf_weight, gate.leaf_bias], torch.float64)
-    with pytest.raises(ValueError, match=r"x must have shape \(B, 6\) and dtype float64, got"):
+    with pytest.raises(ValueError, match=r"x must have shape \(B, 6\) and dtype torch.float64, got"):
         descend(x, trees, 1.0)

@@ -96,10 +96,9 @@ class CometGate(TrainableGate):
             return self._route_dense(x, mask)
         if needs_operator(x):
             return self._route_as_operator(x)
-        if can_run_compiled(descent_work(x, self.leaf_bias), x):
-            parameters = self._read_parameters()
-            if all(map(is_plain_cpu, parameters)):
-                return self._route_by_descent(x, parameters)
+        parameters = self._read_parameters()
+        if can_run_compiled(descent_work(x, parameters[-1]), x) and all(map(is_plain_cpu, parameters)):
+            return self._route_by_descent(x, parameters)
         return self._route_dense(x, mask)
 
     def _read_parameters(self) -> list[Tensor]:
@@ -131,7 +130,7 @@ class CometGate(TrainableGate):
 
     def _route_by_descent(self, x: Tensor, parameters: list[Tensor]) -> Routing:
         batch_shape = x.shape[:-1]
-        rows = x if x.dim() == 2 else x.reshape(-1, self.in_features)
+        rows = x if len(batch_shape) == 1 else x.reshape(-1, self.in_features)
         trees = read_trees(parameters, x.dtype)
         descent = descend(rows, trees, self.gamma)
         if not descent.finite:

@@ -21,8 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.flop_counter import register_flop_formula
 
-from comet_moe.kernels.autograd import as_array, parameters_as_arrays
-from comet_moe.kernels.jit import is_plain_cpu, is_worth_compiling, jit, why_not_numba
+from comet_moe.kernels.jit import extends_numba, is_plain_cpu, is_worth_compiling, jit, why_not_numba
 from comet_moe.kernels.soft_trees import _first_deep, _leaf_at, _log_sides, soft_trees
 from comet_moe.kernels.threads import count_threads, over_rows
 
@@ -40,6 +39,7 @@ MORE_ROWS = 128
 """Rows by which a batch counts as larger: single rows are routed one after the other, many times."""
 
 _NO_INDICES = np.empty(0, np.int64)
+_NUMPY_TYPES = {torch.float32: np.float32, torch.float64: np.float64}
 
 
 def descent_work(x: Tensor, leaf_bias: Tensor) -> int:
@@ -48,36 +48,46 @@ def descent_work(x: Tensor, leaf_bias: Tensor) -> int:
 
 
 class Trees(NamedTuple):
-    """Parameters of k trees as contiguous arrays of one type.
+    """Parameters of k trees, contiguous and of one type.
 
     Attributes:
         split_weight, split_bias: (k, n-1, p), (k, n-1).
         leaf_weight, leaf_bias: (k, n, p), (k, n).
     """
 
-    split_weight: Any
-    split_bias: Any
-    leaf_weight: Any
-    leaf_bias: Any
+    split_weight: Tensor
+    split_bias: Tensor
+    leaf_weight: Tensor
+    leaf_bias: Tensor
 
 
 def read_trees(parameters: Sequence[Tensor], dtype: torch.dtype) -> Trees:
-    """The parameters of a COMET gate in the order of :class:`Trees`, as views of memory where possible."""
-    converted = [t if t.dtype is dtype else t.to(dtype) for t in parameters]
-    trees = split_weight, split_bias, leaf_weight, leaf_bias = Trees(*parameters_as_arrays(*converted))
-    k, n, p = leaf_weight.shape if leaf_weight.ndim == 3 else (0, 0, 0)
+    """The parameters of a COMET gate in the order of :class:`Trees`, themselves where possible."""
+    trees = split_weight, split_bias, leaf_weight, leaf_bias = Trees(
+        *[_in_order(t, dtype) for t in parameters]
+    )
+    shape = k, n, p = leaf_weight.shape if leaf_weight.dim() == 3 else (0, 0, 0)
     if (
         k < 1
         or n < 1
         or split_weight.shape != (k, n - 1, p)
         or split_bias.shape != (k, n - 1)
-        or leaf_bias.shape != (k, n)
+        or leaf_bias.shape != shape[:2]
     ):
         raise ValueError(
             "split_weight, split_bias, leaf_weight and leaf_bias must have shapes (k, n-1, p), (k, n-1), "
-            f"(k, n, p) and (k, n), got {', '.join(str(array.shape) for array in trees)}"
+            f"(k, n, p) and (k, n), got {', '.join(str(tuple(tensor.shape)) for tensor in trees)}"
         )
     return trees
+
+
+def _in_order(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """``tensor`` if its memory holds the values of this type one after the other, else a copy that does."""
+    if tensor.dtype is not dtype:
+        tensor = tensor.to(dtype)
+    if tensor.is_neg():  # a lazy negation
+        tensor = tensor.resolve_neg()
+    return tensor if tensor.is_contiguous() else tensor.contiguous()
 
 
 class Descent(NamedTuple):
@@ -105,51 +115,85 @@ class Descent(NamedTuple):
 
 def descend(x: Tensor, trees: Trees, gamma: float) -> Descent:
     """Walk ``x`` (B, p), on the CPU and of the type of the trees, down the trees."""
-    k, n, p = trees.leaf_weight.shape
-    rows = _read_rows(x, trees)
-    shape = len(rows), k * min(SLOTS_PER_TREE, n)
-    expert, weight = np.zeros(shape, np.int64), np.zeros(shape, rows.dtype)
+    k, n, p = sizes = tuple(trees.leaf_weight.shape)
+    x, rows = _read_rows(x, trees), x.shape[0]
+    shape = rows, k * min(SLOTS_PER_TREE, n)
+    expert, weight = np.zeros(shape, np.int64), np.zeros(shape, _NUMPY_TYPES[x.dtype])
+    work = rows * k * n.bit_length() * p
     outputs = (expert, weight, _NO_INDICES, _NO_INDICES)
-    most_experts, visited, finite = _walk_rows(
-        len(rows), len(rows) * k * n.bit_length() * p, rows, *trees, gamma, *outputs
-    )
+    most_experts, visited, finite = _walk_rows(rows, work, x, trees, sizes, gamma, *outputs)
     return Descent(expert, weight, most_experts, visited, finite)
 
 
 def descend_again(x: Tensor, trees: Trees, gamma: float, first: Descent) -> tuple[Tensor, Tensor, Tensor]:
     """All pairs (sample, expert, weight), ordered by sample, after a descent without enough slots."""
-    p = trees.leaf_weight.shape[2]
-    rows = _read_rows(x, trees)
+    x = _read_rows(x, trees)
     fits = first.expert[:, 0] >= 0
     used = fits[:, None] & (first.weight != 0)
     count = np.where(fits, used.sum(1), -first.expert[:, 0])
     offsets = np.concatenate(([0], count.cumsum()))
     sample = np.repeat(np.arange(len(count)), count)
-    expert, weight = np.empty((1, len(sample)), np.int64), np.empty((1, len(sample)), rows.dtype)
+    expert, weight = np.empty((1, len(sample)), np.int64), np.empty((1, len(sample)), first.weight.dtype)
     expert[0, fits[sample]], weight[0, fits[sample]] = first.expert[used], first.weight[used]
     chosen = np.flatnonzero(~fits)
-    work = int(count[chosen].sum()) * p
-    _walk_rows(len(chosen), work, rows, *trees, gamma, expert, weight, offsets, chosen)
+    sizes, work = trees.leaf_weight.shape, int(count[chosen].sum()) * x.shape[1]
+    _walk_rows(len(chosen), work, x, trees, sizes, gamma, expert, weight, offsets, chosen)
     return torch.from_numpy(sample), torch.from_numpy(expert[0]), torch.from_numpy(weight[0])
 
 
-def _walk_rows(rows: int, work: int, *arguments: Any) -> tuple[int, int, bool]:
-    """:func:`_walk` in threads: the most experts of a row, nodes visited, whether all logits are finite."""
+def _walk_rows(
+    rows: int, work: int, x: Tensor, trees: Trees, sizes: Sequence[int], gamma: float, *outputs: Any
+) -> tuple[int, int, bool]:
+    """:func:`_walk` in threads: the most experts of a row, nodes visited, whether all logits are finite.
+
+    Inputs go by their addresses: on one row, arrays of them would take as long as the walk.
+    """
     parts = count_threads(rows, work)
     summary = np.empty((parts, 3), np.int64)
-    over_rows(_walk, parts, rows, *arguments, summary)
+    addresses = [tensor.data_ptr() for tensor in (x, *trees)]
+    over_rows(_walk, parts, rows, *addresses, x.shape[0], *sizes, gamma, *outputs, summary)
     if parts == 1:
         most_experts, visited, finite = summary[0].tolist()
         return most_experts, visited, bool(finite)
     return int(summary[:, 0].max()), int(summary[:, 1].sum()), bool(summary[:, 2].all())
 
 
-def _read_rows(x: Tensor, trees: Trees) -> Any:
-    """``x`` as an array (B, p)."""
-    rows, p, dtype = as_array(x), trees.leaf_weight.shape[2], trees.leaf_weight.dtype
-    if rows.ndim != 2 or rows.shape[1] != p or rows.dtype != dtype:
-        raise ValueError(f"x must have shape (B, {p}) and dtype {dtype}, got {rows.shape} and {rows.dtype}")
-    return rows
+def _read_rows(x: Tensor, trees: Trees) -> Tensor:
+    """``x`` (B, p), contiguous."""
+    p, dtype = trees.leaf_weight.shape[2], trees.leaf_weight.dtype
+    if x.dim() != 2 or x.shape[1] != p or x.dtype is not dtype:
+        raise ValueError(f"x must have shape (B, {p}) and dtype {dtype}, got {tuple(x.shape)} and {x.dtype}")
+    return _in_order(x, dtype)
+
+
+def array_at(address: int, size: int, dtype: Any) -> Any:
+    """The array of ``size`` numbers that begins at ``address``; for compiled functions only."""
+    raise NotImplementedError
+
+
+@extends_numba
+def _define_array_at() -> None:
+    from llvmlite.ir import IRBuilder
+    from numba import carray, types  # type: ignore[attr-defined, unused-ignore]
+    from numba.extending import intrinsic, overload
+
+    convert = IRBuilder.inttoptr  # looked up here: where it has moved, torch's operators run
+
+    @intrinsic
+    def pointer_to(context: Any, address: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            return convert(builder, values[0], context.get_value_type(types.voidptr))
+
+        return types.voidptr(types.int64), generate
+
+    to_pointer: Any = pointer_to
+
+    @overload(array_at)
+    def _array_at(address: Any, size: Any, dtype: Any) -> Any:
+        def make(address: Any, size: Any, dtype: Any) -> Any:
+            return carray(to_pointer(address), (size,), dtype)
+
+        return make
 
 
 @jit
@@ -157,11 +201,15 @@ def _walk(
     part: int,
     first: int,
     last: int,
-    x: Any,
-    split_weight: Any,
-    split_bias: Any,
-    leaf_weight: Any,
-    leaf_bias: Any,
+    x_address: int,
+    split_weight_address: int,
+    split_bias_address: int,
+    leaf_weight_address: int,
+    leaf_bias_address: int,
+    rows: int,
+    k: int,
+    n: int,
+    p: int,
     gamma: float,
     out_expert: Any,
     out_weight: Any,
@@ -176,9 +224,10 @@ def _walk(
     Args:
         part: row of ``summary`` to write.
         first, last: rows of x, or indices into ``chosen``.
-        x: (rows, p); as the next four, contiguous and of one floating-point type.
-        split_weight, split_bias: (k, n-1, p), (k, n-1).
-        leaf_weight, leaf_bias: (k, n, p), (k, n).
+        x_address: of x (rows, p); as the next four, contiguous and of the type of ``out_weight``.
+        split_weight_address, split_bias_address: (k, n-1, p), (k, n-1).
+        leaf_weight_address, leaf_bias_address: (k, n, p), (k, n).
+        rows, k, n, p: these sizes.
         gamma: width of the smooth-step.
         out_expert, out_weight: (rows, capacity), zeros at the start; with offsets (1, all pairs). A row that
             reaches more experts than its capacity gets minus their number in its first slot.
@@ -187,8 +236,15 @@ def _walk(
         summary: (parts, 3): the largest number of experts of a row, the number of nodes and leaves visited,
             and 1 if all logits are finite, else 0.
     """
-    k, n, _ = leaf_weight.shape
-    kind = x.dtype.type
+    dtype = out_weight.dtype
+    x = array_at(x_address, rows * p, dtype)
+    split_weight = array_at(split_weight_address, k * (n - 1) * p, dtype)
+    split_bias = array_at(split_bias_address, k * (n - 1), dtype)
+    leaf_weight, leaf_bias = (
+        array_at(leaf_weight_address, k * n * p, dtype),
+        array_at(leaf_bias_address, k * n, dtype),
+    )
+    kind = dtype.type
     half, scale = kind(0.5), kind(1 / gamma)
     first_deep = _first_deep(n)
     levels = 0  # ceil(log2 n), the splits on the longest path from the root
@@ -196,14 +252,14 @@ def _walk(
         levels += 1
     depth = k * levels + levels  # nodes on a stack at most: of each tree, and of the tree walked last
     chains, stack_size, leaf_count = GROUP * k, GROUP * depth, max(k * n, GROUP * GROUP_LEAVES)
-    node, log_v, logit = np.empty(chains, np.int64), np.empty(chains, x.dtype), np.empty(chains, x.dtype)
+    node, log_v, logit = np.empty(chains, np.int64), np.empty(chains, dtype), np.empty(chains, dtype)
     row, stacked, leaves = np.empty(GROUP, np.int64), np.empty(GROUP, np.int64), np.empty(GROUP, np.int64)
     current, current_tree = np.empty(GROUP, np.int64), np.empty(GROUP, np.int64)
-    current_log_v = np.empty(GROUP, x.dtype)
+    current_log_v = np.empty(GROUP, dtype)
     stack_node, stack_tree = np.empty(stack_size, np.int64), np.empty(stack_size, np.int64)
-    stack_log_v = np.empty(stack_size, x.dtype)
-    leaf_expert, leaf_logit = np.empty(leaf_count, np.int64), np.empty(leaf_count, x.dtype)
-    mass = np.empty(n, x.dtype)
+    stack_log_v = np.empty(stack_size, dtype)
+    leaf_expert, leaf_logit = np.empty(leaf_count, np.int64), np.empty(leaf_count, dtype)
+    mass = np.empty(n, dtype)
     for i in range(n):
         mass[i] = 0
     most_experts = 0
@@ -223,7 +279,7 @@ def _walk(
         # All trees to one leaf each: at a soft node on the likelier side, the other one goes on the stack.
         for _ in range(levels):
             for g in range(size):
-                _logits(logit, node, g * k, k, split_weight, split_bias, n - 1, x, row[g])
+                _logits(logit, node, g * k, k, split_weight, split_bias, n - 1, x, row[g], p)
                 for j in range(k):
                     c = g * k + j
                     q = node[c]
@@ -244,7 +300,7 @@ def _walk(
         for c in range(size * k):
             node[c] = _leaf_at(node[c], n, first_deep)
         for g in range(size):
-            _logits(logit, node, g * k, k, leaf_weight, leaf_bias, n, x, row[g])
+            _logits(logit, node, g * k, k, leaf_weight, leaf_bias, n, x, row[g], p)
         visits += size * k
         for g in range(size):
             current[g], leaves[g] = -1, k
@@ -267,7 +323,7 @@ def _walk(
                 q, j, b = current[g], current_tree[g], row[g]
                 visits += 1
                 if q < n - 1:
-                    u = _logit(split_weight, split_bias, j, q, x, b) * scale
+                    u = _logit(split_weight, split_bias, j * (n - 1) + q, x, b, p) * scale
                     current[g] = 2 * q + 1 + (u < 0)
                     if not (u >= half or u <= -half):
                         finite &= u == u
@@ -282,7 +338,7 @@ def _walk(
                     i = _leaf_at(q, n, first_deep)
                     leaf = g * leaf_capacity + leaves[g]
                     leaf_expert[leaf] = i
-                    leaf_logit[leaf] = _logit(leaf_weight, leaf_bias, j, i, x, b) + current_log_v[g]
+                    leaf_logit[leaf] = _logit(leaf_weight, leaf_bias, j * n + i, x, b, p) + current_log_v[g]
                     leaves[g] += 1
                     current[g] = -1
                 else:
@@ -327,46 +383,46 @@ def _walk(
     summary[part, 0], summary[part, 1], summary[part, 2] = most_experts, visited, finite
 
 
-@jit
+@jit(is_inlined=True)
 def _logits(
-    out: Any, node: Any, chain: int, k: int, weights: Any, bias: Any, width: int, x: Any, b: int
+    out: Any, node: Any, chain: int, k: int, weights: Any, bias: Any, width: int, x: Any, b: int, p: int
 ) -> None:
     """out[chain + j] = the logit of row b at node[chain + j] of tree j, where that is below ``width``."""
     for j in range(0, k, 2):
-        one = node[chain + j]
-        if j + 1 < k and one < width and node[chain + j + 1] < width:
-            two = node[chain + j + 1]
-            dot_one, dot_two = _two_dots(weights, j, one, two, x, b)
-            out[chain + j], out[chain + j + 1] = dot_one + bias[j, one], dot_two + bias[j + 1, two]
+        one = j * width + node[chain + j]
+        if j + 1 < k and node[chain + j] < width and node[chain + j + 1] < width:
+            two = (j + 1) * width + node[chain + j + 1]
+            dot_one, dot_two = _two_dots(weights, one, two, x, b, p)
+            out[chain + j], out[chain + j + 1] = dot_one + bias[one], dot_two + bias[two]
         else:
             for tree in range(j, min(j + 2, k)):
                 if node[chain + tree] < width:
-                    out[chain + tree] = _logit(weights, bias, tree, node[chain + tree], x, b)
+                    out[chain + tree] = _logit(weights, bias, tree * width + node[chain + tree], x, b, p)
 
 
-# Indices are unsigned below: a signed one might count from the end, which would not vectorise.
+# All arrays below are flat. Indices are unsigned: a signed one might count from the end, which would not
+# vectorise.
 
 
-@jit
-def _logit(weights: Any, bias: Any, tree: int, node: int, x: Any, b: int) -> Any:
-    """The logit of row b of x (·, p) at one node."""
+@jit(is_inlined=True)
+def _logit(weights: Any, bias: Any, node: int, x: Any, b: int, p: int) -> Any:
+    """The logit of row b of x (·, p) at row ``node`` of weights (·, p)."""
     dot = x.dtype.type(0)
-    tree_index, node_index, row = np.uint64(tree), np.uint64(node), np.uint64(b)
-    for c in range(np.uint64(x.shape[1])):
-        dot += weights[tree_index, node_index, c] * x[row, c]
-    return dot + bias[tree, node]
+    start, x_start = node * p, b * p
+    for c in range(p):
+        dot += weights[np.uint64(start + c)] * x[np.uint64(x_start + c)]
+    return dot + bias[node]
 
 
-@jit
-def _two_dots(weights: Any, tree: int, one: int, two: int, x: Any, b: int) -> Any:
-    """The products of node ``one`` of a tree and ``two`` of the next one with row b of x (·, p)."""
+@jit(is_inlined=True)
+def _two_dots(weights: Any, one: int, two: int, x: Any, b: int, p: int) -> Any:
+    """The products of rows ``one`` and ``two`` of weights (·, p) with row b of x (·, p)."""
     dot_one = dot_two = x.dtype.type(0)
-    tree_index, next_index, row = np.uint64(tree), np.uint64(tree + 1), np.uint64(b)
-    one_index, two_index = np.uint64(one), np.uint64(two)
-    for c in range(np.uint64(x.shape[1])):
-        value = x[row, c]
-        dot_one += weights[tree_index, one_index, c] * value
-        dot_two += weights[next_index, two_index, c] * value
+    one_start, two_start, x_start = one * p, two * p, b * p
+    for c in range(p):
+        value = x[np.uint64(x_start + c)]
+        dot_one += weights[np.uint64(one_start + c)] * value
+        dot_two += weights[np.uint64(two_start + c)] * value
     return dot_one, dot_two
 
 

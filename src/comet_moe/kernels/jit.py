@@ -8,7 +8,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import cache, partial
 from hashlib import blake2b
 from importlib import metadata
 from importlib.util import find_spec
@@ -90,8 +90,9 @@ def can_run_compiled(work: int, *tensors: Tensor) -> bool:
         return False
     if in_forward_mode() or in_tracer():
         return False
-    if not all(is_plain_cpu(tensor) and tensor.dtype in COMPILED_TYPES for tensor in tensors):
-        return False
+    for tensor in tensors:  # a generator would take half of the time of this function
+        if not is_plain_cpu(tensor) or tensor.dtype not in COMPILED_TYPES:
+            return False
     return is_worth_compiling(work) and not why_not_numba()
 
 
@@ -143,11 +144,14 @@ class Loop:
     Args:
         function: what to compile.
         reassociates: False if its sums must be computed in the order in which they are written.
+        is_inlined: True for a helper that other loops call many times. A call that is not inlined counts the
+            references to its arrays by atomic instructions, which take as long as a sum of 256 products.
     """
 
-    def __init__(self, function: Callable[..., Any], reassociates: bool):
+    def __init__(self, function: Callable[..., Any], reassociates: bool, is_inlined: bool):
         self._function = function
-        self._reassociates = reassociates
+        fastmath = FASTMATH if reassociates else {"contract"}
+        self._options: dict[str, Any] = {"fastmath": fastmath, "forceinline": is_inlined}
         self._compiled: Any = None
 
     def __call__(self, *arguments: Any) -> Any:
@@ -171,16 +175,19 @@ class Loop:
         # holds the function, so it would load stale code after a change of a helper in another file.
         self._function.__qualname__ += f"_{_source_checksum()}"
         # As in numpy, a division by zero is no error: checks for it would keep loops from vectorising.
-        fastmath = FASTMATH if self._reassociates else {"contract"}
-        compiled: Any = numba.njit(nogil=True, error_model="numpy", fastmath=fastmath)(self._function)
+        compiled: Any = numba.njit(nogil=True, error_model="numpy", **self._options)(self._function)
         with suppress(RuntimeError):  # no folder to write to: compiled anew in each process
             compiled.enable_caching()
         return compiled
 
 
-def jit(function: Callable[..., Any] | None = None, reassociates: bool = True) -> Any:
+def jit(
+    function: Callable[..., Any] | None = None, *, reassociates: bool = True, is_inlined: bool = False
+) -> Any:
     """Decorates a function that becomes a :class:`Loop`."""
-    return Loop(function, reassociates) if function else lambda given: Loop(given, reassociates)
+    if function is None:
+        return partial(jit, reassociates=reassociates, is_inlined=is_inlined)
+    return Loop(function, reassociates, is_inlined)
 
 
 @cache
