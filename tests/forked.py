@@ -24,8 +24,13 @@ PRELOADED = [
 ]
 
 
-def server_context():
+def preload():
+    """What the server imports when it starts, with the first process."""
     multiprocessing.set_forkserver_preload(PRELOADED)
+
+
+def server_context():
+    preload()
     return multiprocessing.get_context("forkserver")
 
 
