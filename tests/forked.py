@@ -10,8 +10,10 @@ import signal
 import sys
 import tempfile
 import time
+from multiprocessing import forkserver
 from pathlib import Path
 from subprocess import TimeoutExpired
+from unittest import mock
 
 PRELOADED = [
     "comet_moe.cli.app",
@@ -25,8 +27,10 @@ PRELOADED = [
 
 
 def preload():
-    """What the server imports when it starts, with the first process."""
+    """Start the server, if it does not run yet: with one thread, as a child process of a test."""
     multiprocessing.set_forkserver_preload(PRELOADED)
+    with mock.patch.dict(os.environ, {"OMP_NUM_THREADS": "1"}):
+        forkserver.ensure_running()
 
 
 def server_context():

@@ -47,7 +47,7 @@ def start_browser():
     for option in OPTIONS:
         options.add_argument(option)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    browser = webdriver.Chrome(options=options, service=Service(driver), keep_alive=False)
+    browser = webdriver.Chrome(options=options, service=Service(driver))
     browser.command_executor.client_config.timeout = PATIENCE
     return browser
 
