@@ -10,6 +10,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+import forked
+from comet_moe.experiments.studies import pool
 from comet_moe.gates import registry
 from comet_moe.kernels import jit
 
@@ -28,6 +30,14 @@ COMPILED = ("experts", "gates", "kernels", "local_search", "mixture")
 def _compiled_loops(request, monkeypatch):
     if request.path.relative_to(Path(__file__).parent).parts[0] in COMPILED:
         monkeypatch.setattr(jit, "SMALL_WORK", 0)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _forked_workers():
+    """Workers of studies in this process are forked; those of studies in child processes are spawned."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pool, "multiprocessing", forked.Workers)
+        yield
 
 
 @pytest.fixture(autouse=True)

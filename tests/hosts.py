@@ -17,7 +17,7 @@ DATABASE = "postgresql://postgres@10.99.0.1:5432/postgres"
 
 def run(*words):
     return subprocess.run(
-        list(map(str, words)), capture_output=True, text=True, check=True, timeout=60
+        list(map(str, words)), capture_output=True, text=True, check=True, timeout=300
     ).stdout
 
 

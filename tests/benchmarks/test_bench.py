@@ -133,6 +133,7 @@ def test_operations_by_closed_form_are_those_counted():
     assert all(result.met for result in results)
 
 
+@pytest.mark.slow
 def test_the_steps_of_the_network_run_as_they_say():
     for gate, execution, most in ((soft_gate, "dense", 16), (hard_gate, "sparse", 2.1)):
         model = network([gate(), gate()])
@@ -183,6 +184,7 @@ def test_the_pictures_show_the_times_that_were_measured(tmp_path):
     assert draw_results([], tmp_path / "none") == []
 
 
+@pytest.mark.slow
 def test_the_steps_with_a_monitor_have_one_batch_in_their_statistics():
     logged = []
     steps = make_monitored_steps(network([hard_gate(), hard_gate()]), log=logged.append)

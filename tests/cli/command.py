@@ -56,11 +56,6 @@ def refusal(*arguments):
     return lines[0]
 
 
-def start(*arguments, **options):
-    """Start ``comet-moe`` in a child process with one thread."""
-    return start_python("-m", "comet_moe", *arguments, **options)
-
-
 def start_python(*arguments, before=(), **options):
     """Start Python in a child process that stops on Ctrl-C; its outputs are pipes of text.
 

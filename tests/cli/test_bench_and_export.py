@@ -92,6 +92,7 @@ def test_the_benchmarks_of_a_clone_are_found_from_any_folder(tmp_path):
     assert Path(done.stdout.strip()) == source.parent / "benchmarks" / "__init__.py"
 
 
+@pytest.mark.slow
 def test_export_writes_an_onnx_file_and_reports_the_check(run):
     onnxruntime = pytest.importorskip("onnxruntime")
     message = succeed("export", run).out
@@ -103,6 +104,7 @@ def test_export_writes_an_onnx_file_and_reports_the_check(run):
     np.testing.assert_allclose(top_left.sum(-1), 1, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_export_as_a_torch_program_that_runs_only_selected_experts(run, tmp_path):
     path = tmp_path / "model.pt2"
     summary = succeed("export", run, "--format", "torch", "--execution", "sparse", "-o", path, "--json").json

@@ -14,6 +14,6 @@ def test_a_child_stops_on_ctrl_c_even_if_its_parent_ignores_it():
         signal.signal(signal.SIGINT, before)
     assert child.stdout.readline() == "ready\n"
     child.send_signal(signal.SIGINT)
-    _, err = child.communicate(timeout=50)  # shorter than the sleep: a child that ignores SIGINT fails
+    _, err = child.communicate()
     assert child.returncode == -signal.SIGINT
     assert "KeyboardInterrupt" in err

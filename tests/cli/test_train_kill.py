@@ -5,8 +5,9 @@ import random
 import signal
 import time
 
-import command
 import pytest
+
+from forked import Forked
 
 SETTINGS = [
     *("gate=comet+", "search.epochs=3", "training.epochs=6", "training.batch_size=64", "training.threads=1"),
@@ -17,11 +18,11 @@ KILLS = 3
 
 def start(out, *arguments):
     sets = [part for setting in SETTINGS for part in ("--set", setting)]
-    return command.start("train", "multidigits", *sets, "--out", out, *arguments)
+    return Forked("train", "multidigits", *sets, "--out", out, *arguments)
 
 
 def finish(process):
-    out, err = process.communicate(timeout=300)
+    out, err = process.communicate()
     assert process.returncode == 0, err
     return json.loads(out)
 
@@ -69,7 +70,7 @@ def test_ctrl_c_says_how_to_resume(tmp_path):
     while lines(out / "metrics.jsonl") < 1 and process.poll() is None:
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate()
     assert process.returncode == 130
     assert f"comet-moe train multidigits --out {out} --resume" in err
     assert "Traceback" not in err

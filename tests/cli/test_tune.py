@@ -1,11 +1,14 @@
 """``comet-moe tune`` and ``ablate``: the folder that they write, and that killed workers lose nothing."""
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import yaml
@@ -14,6 +17,7 @@ from command import comet_moe, refusal, start_python, succeed
 from comet_moe.experiments.studies.definition import StudyOptions
 from comet_moe.experiments.studies.study import open_study
 from comet_moe.experiments.training.records import ResultRecord
+from storages import NEEDS_POSTGRES
 
 SMALL = [
     *("data.options.train_size=400", "data.options.validation_size=200", "data.options.test_size=200"),
@@ -31,12 +35,6 @@ def start(*words, before=()):
     return start_python("-m", "comet_moe", *words, before=before, start_new_session=True, env=None)
 
 
-def finish(process):
-    out, err = process.communicate(timeout=600)
-    assert process.returncode == 0, err
-    return json.loads(out)
-
-
 def trials(out):
     return [json.loads(line) for line in (out / "trials.jsonl").read_text().splitlines()]
 
@@ -47,13 +45,30 @@ def results(out):
     return [{name: value for name, value in row.items() if name not in changing} for row in trials(out)]
 
 
-def wait_for(condition, process, seconds=600):
-    deadline = time.monotonic() + seconds
+def wait_for(condition, has_ended):
+    """The value of ``condition`` once it is true, unless the study ends before; a test has a limit itself."""
     while not (value := condition()):
-        assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < deadline
+        assert not has_ended()
         time.sleep(0.01)
     return value
+
+
+def ended(process):
+    """For `wait_for`: whether ``process`` has ended."""
+    return lambda: process.poll() is not None
+
+
+def succeed_beside(act, *words):
+    """Run the command in this process, and ``act(has_ended)`` beside it; what the command says."""
+    end = threading.Event()
+    with ThreadPoolExecutor(1) as threads:
+        acting = threads.submit(act, end.is_set)
+        try:
+            done = succeed(*words)
+        finally:
+            end.set()
+        acting.result()
+    return done
 
 
 def interrupted_run(out):
@@ -62,32 +77,33 @@ def interrupted_run(out):
     return next((run.name for run in runs if not (run / "result.json").exists()), None)
 
 
-def worker_pids(process):
-    listed = subprocess.run(
-        ["ps", "-ww", "-o", "pid=,args=", "--ppid", str(process.pid)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    lines = [line.split(None, 1) for line in listed.stdout.splitlines()]
-    return [int(pid) for pid, args in lines if "spawn_main" in args]
+def end_workers(out, number, has_ended, is_meant=bool):
+    """Send signal ``number`` to the workers of a study in this process, in a trial that has a checkpoint.
+
+    ``is_meant`` tells by its name whether a trial will do. Returns this name.
+    """
+    while True:
+        wait_for(lambda: is_meant(interrupted_run(out)), has_ended)
+        pids = [process.pid for process in multiprocessing.active_children()]
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        name = interrupted_run(out)  # on a busy machine the trial may have ended since
+        for pid in pids:
+            if is_meant(name):
+                os.kill(pid, number)
+            os.kill(pid, signal.SIGCONT)
+        if is_meant(name):
+            return name
 
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
     """A study with one worker that ran without interruption."""
     out = tmp_path_factory.mktemp("uninterrupted") / "study"
-    environment = os.environ | {"COMET_MOE_CACHE": str(out.parent / "cache")}
     words = arguments("tune", out, "--gates", "topk,comet+", "--trials", 2, "--workers", 1, "--json")
-    done = subprocess.run(
-        [sys.executable, "-m", "comet_moe", *words],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return out, json.loads(done.stdout)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COMET_MOE_CACHE", str(out.parent / "cache"))
+        return out, succeed(*words).json
 
 
 @pytest.mark.slow
@@ -138,14 +154,12 @@ def test_table_curves_and_report_need_only_study_json_and_trials_jsonl(uninterru
 @pytest.mark.slow
 def test_a_killed_worker_loses_nothing(uninterrupted, tmp_path):
     out = tmp_path / "study"
-    process = start(
-        *arguments("tune", out, "--gates", "topk,comet+", "--trials", 2, "--workers", 2), "--json"
+    names = []
+    succeed_beside(
+        lambda has_ended: names.append(end_workers(out, signal.SIGKILL, has_ended)),
+        *arguments("tune", out, "--gates", "topk,comet+", "--trials", 2, "--workers", 2),
     )
-    name = wait_for(lambda: interrupted_run(out), process)
-    workers = wait_for(lambda: len(worker_pids(process)) == 2 and worker_pids(process), process)
-    for pid in workers:
-        os.kill(pid, signal.SIGKILL)
-    finish(process)
+    (name,) = names
     assert results(out) == results(uninterrupted[0])
     attempts = {row["run"]: row["attempts"] for row in trials(out)}
     assert attempts[f"runs/{name}"] == 2
@@ -161,10 +175,10 @@ def test_a_study_resumes_after_all_its_processes_were_killed(uninterrupted, tmp_
         *("--storage", storage_url, "--heartbeat", "1", "--json"),
     ]
     process = start(*words)
-    wait_for(lambda: interrupted_run(out), process)
+    wait_for(lambda: interrupted_run(out), ended(process))
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
-    resumed = finish(start(*words, "--resume"))
+    resumed = succeed(*words, "--resume").json
     assert results(out) == results(uninterrupted[0])
     assert [row["trials_complete"] for row in resumed["rows"]] == [2, 2]
     assert succeed(*words, "--resume").json == resumed
@@ -179,11 +193,11 @@ def test_ctrl_c_and_sigterm_release_the_trials_and_print_the_command_to_resume(
     uninterrupted, tmp_path, number, to_group, code
 ):
     out = tmp_path / "study"
-    words = arguments("tune", out, "--gates", "topk,comet+", "--trials", 2, "--workers", 2)
+    words = arguments("tune", out, "--gates", "topk,comet+", "--trials", 2, "--workers", 1)
     process = start(*words)
-    wait_for(lambda: interrupted_run(out), process)
+    wait_for(lambda: interrupted_run(out), ended(process))
     (os.killpg if to_group else os.kill)(process.pid, number)
-    _, err = process.communicate(timeout=600)
+    _, err = process.communicate()
     assert process.returncode == code
     assert not [row for row in trials(out) if row["status"] == "running"]
     assert f"comet-moe tune multidigits --out {out} --resume`" in err
@@ -196,28 +210,29 @@ def test_ctrl_c_and_sigterm_release_the_trials_and_print_the_command_to_resume(
 @pytest.mark.slow
 def test_a_terminated_worker_is_replaced(uninterrupted, tmp_path):
     out = tmp_path / "study"
-    process = start(
-        *arguments("tune", out, "--gates", "topk,comet+", "--trials", 2, "--workers", 1), "--json"
+    succeed_beside(
+        lambda has_ended: end_workers(out, signal.SIGTERM, has_ended),
+        *arguments("tune", out, "--gates", "topk,comet+", "--trials", 2, "--workers", 1),
     )
-    wait_for(lambda: interrupted_run(out), process)
-    (worker,) = worker_pids(process)
-    os.kill(worker, signal.SIGTERM)
-    finish(process)
     assert results(out) == results(uninterrupted[0])
 
 
 @pytest.mark.slow
 def test_two_machines_share_one_study(uninterrupted, tmp_path, storage_url):
     outs = [tmp_path / name / "study" for name in ("one", "two")]
-    processes = [
-        start(
+    one, two = (
+        [
             *arguments("tune", out, "--gates", "topk,comet+", "--trials", 2, "--workers", 1),
-            *("--storage", storage_url, "--json"),
-        )
+            *("--storage", storage_url),
+        ]
         for out in outs
-    ]
-    for process in processes:
-        finish(process)
+    )
+    process = start(*one)
+    # The second begins while the first has trials left.
+    wait_for(lambda: interrupted_run(outs[0]), ended(process))
+    succeed(*two)
+    _, err = process.communicate()
+    assert process.returncode == 0, err
     assert results(outs[0]) == results(outs[1]) == results(uninterrupted[0])
     assert {row["attempts"] for row in trials(outs[0])} == {1}
     here = [{path.name for path in out.glob("runs/*")} for out in outs]
@@ -432,6 +447,7 @@ def test_resuming_needs_the_option_and_the_same_arguments(uninterrupted):
     assert (out / "trials.jsonl").read_text() == before
 
 
+@pytest.mark.slow
 def test_a_missing_optuna_is_named_with_its_extra(tmp_path):
     code = "import sys; sys.modules['optuna'] = None; from comet_moe.cli import main; main()"
     words = ("tune", "multidigits", "--gates", "topk", "--out", str(tmp_path / "study"))
@@ -464,19 +480,18 @@ def allow_connections(url):
 
 
 @pytest.mark.slow
-def test_a_study_survives_a_restart_of_its_storage(uninterrupted, tmp_path, storage_url):
-    if storage_url.startswith("sqlite"):
-        pytest.skip("a file is not shut down")
+@NEEDS_POSTGRES
+def test_a_study_survives_a_restart_of_its_storage(uninterrupted, tmp_path, postgres_url):
     out = tmp_path / "study"
     process = start(
-        *arguments("tune", out, "--gates", "topk,comet+", "--trials", 2, "--workers", 2),
-        *("--storage", storage_url, "--heartbeat", "1", "--json"),
+        *arguments("tune", out, "--gates", "topk,comet+", "--trials", 2, "--workers", 1),
+        *("--storage", postgres_url, "--heartbeat", "1", "--json"),
     )
-    wait_for(lambda: interrupted_run(out), process)
-    refuse_connections(storage_url)
-    time.sleep(2.0)  # in which all processes meet the closed storage
-    allow_connections(storage_url)
-    _, err = process.communicate(timeout=600)
+    wait_for(lambda: interrupted_run(out), ended(process))
+    refuse_connections(postgres_url)
+    time.sleep(2.0)  # in which the processes meet the closed storage, by their heartbeats at the latest
+    allow_connections(postgres_url)
+    _, err = process.communicate()
     assert process.returncode == 0, err
     assert "Traceback" not in err
     assert results(out) == results(uninterrupted[0])

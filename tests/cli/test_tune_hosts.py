@@ -10,7 +10,7 @@ import signal
 from contextlib import ExitStack, suppress
 
 import pytest
-from test_tune import arguments, interrupted_run, results, start, trials, wait_for
+from test_tune import arguments, ended, interrupted_run, results, start, trials, wait_for
 
 from hosts import DATABASE
 
@@ -47,15 +47,15 @@ def test_a_host_that_is_cut_off_loses_nothing_and_counts_nothing_twice(two_hosts
     outs = {name: tmp_path / name / "study" for name in ("one", "two")}
     with ExitStack() as stack:
         two = start_on(hosts, "two", outs["two"], stack)
-        run = wait_for(lambda: interrupted_run(outs["two"]), two)
+        run = wait_for(lambda: interrupted_run(outs["two"]), ended(two))
         hosts.cut("two")
         one = start_on(hosts, "one", outs["one"], stack)
-        wait_for((outs["one"] / "runs" / run).exists, one)
+        wait_for((outs["one"] / "runs" / run).exists, ended(one))
         assert two.poll() is None  # it waits for the network
         assert not (outs["two"] / "runs" / run / "result.json").exists()
         hosts.connect("two")
         for process in (one, two):
-            out, err = process.communicate(timeout=600)
+            out, err = process.communicate()
             assert process.returncode == 0, err
             (row,) = json.loads(out)["rows"]
             assert (row["trials_complete"], row["trials_failed"]) == (TRIALS, 0)

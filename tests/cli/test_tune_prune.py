@@ -1,13 +1,12 @@
 """``comet-moe tune --prune``: poor trials are really stopped, and count nowhere."""
 
 import json
-import os
 import signal
 
 import numpy as np
 import pytest
 from command import refusal, succeed
-from test_tune import arguments, finish, interrupted_run, results, start, trials, wait_for, worker_pids
+from test_tune import arguments, end_workers, results, succeed_beside, trials
 
 TRIALS, EPOCHS, STARTUP = 8, 3, 5
 SETTINGS = [f"training.epochs={EPOCHS}"]
@@ -42,14 +41,12 @@ def test_pruned_trials_are_marked_left_out_and_not_repeated(tmp_path):
     succeed(*words(whole))
     expected = median_rule([losses(whole / row["run"]) for row in trials(whole)])
     assert any(expected), "the test needs a trial that is pruned"
-    process = start(*words(out, "--prune", "median"))
-    try:
-        wait_for(lambda: interrupted_run(out) in ("topk-005", "topk-006", "topk-007"), process)
-        (worker,) = worker_pids(process)
-        os.kill(worker, signal.SIGKILL)
-        (summary,) = finish(process)["rows"]
-    finally:
-        process.kill()
+    late = ("topk-005", "topk-006", "topk-007")
+    done = succeed_beside(
+        lambda has_ended: end_workers(out, signal.SIGKILL, has_ended, is_meant=late.__contains__),
+        *words(out, "--prune", "median"),
+    )
+    (summary,) = done.json["rows"]
 
     rows = trials(out)
     assert [row["epochs"] if row["status"] == "pruned" else None for row in rows] == expected

@@ -27,6 +27,7 @@ def fixed_search():
     return search
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GATES)
 @pytest.mark.parametrize("permuted", [False, True])
 def test_gates_export_with_a_dynamic_batch(name, permuted):
@@ -41,6 +42,7 @@ def test_gates_export_with_a_dynamic_batch(name, permuted):
         torch.testing.assert_close(program.module()(x), module(x), atol=1e-6, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STEPPED)
 def test_a_compiled_mixture_trains_and_steps_as_the_plain_one(name):
     def train(compiled):

@@ -114,6 +114,7 @@ def train(bias_update, score, seed=0):
         return moe.eval()(torch.randn(4096, p) + common)[1].statistics()["load_ratio"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("score", ["softmax", "sigmoid"])
 def test_skewed_inputs_are_balanced_with_the_bias_and_are_not_without(score):
     assert train(0.0, score) > 3

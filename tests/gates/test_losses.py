@@ -22,6 +22,7 @@ GATES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GATES)
 def test_regularised_gates_keep_every_law(name):
     check_gate(GATES[name])
@@ -133,6 +134,7 @@ def top_2():
     return TopKGate(16, 16, k=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("losses", [{}, {"load_balance": 1.0}, {"information": 20.0}])
 def test_balancing_evens_the_load_on_skewed_inputs(losses):
     statistics = train(RegularizedGate(top_2(), **losses))

@@ -7,6 +7,7 @@ import torch.multiprocessing as mp
 
 import comet_moe
 from comet_moe.gates import ExpertChoiceGate, ReluGate, TopKGate
+from forked import preload
 
 ROWS = torch.tensor([[3.0, 0, 0, 0], [3.0, 0, 0, 0], [0, 3.0, 0, 0], [0, 0, 3.0, 0]])
 
@@ -36,7 +37,8 @@ def step_as_rank(rank, folder):
 
 @pytest.mark.slow
 def test_all_ranks_move_by_the_rows_of_all(tmp_path):
-    mp.start_processes(step_as_rank, args=(str(tmp_path),), nprocs=2, start_method="spawn")
+    preload()
+    mp.start_processes(step_as_rank, args=(str(tmp_path),), nprocs=2, start_method="forkserver")
     for rank in range(2):
         state = torch.load(tmp_path / str(rank))
         assert state["top_k.balance_bias"].tolist() == [-0.5, 0, 0, 0.5]

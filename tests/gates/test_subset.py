@@ -27,6 +27,7 @@ GATES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GATES)
 def test_gates_over_some_experts_keep_every_law(name):
     check_gate(GATES[name])

@@ -31,11 +31,13 @@ def stepped(make, steps):
     return build
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GATES)
 def test_gates_in_warm_up_keep_every_law(name):
     check_gate(stepped(GATES[name], 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["topk", "comet"])
 def test_gates_after_their_warm_up_keep_every_law(name):
     check_gate(stepped(GATES[name], 3))

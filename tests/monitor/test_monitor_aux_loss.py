@@ -190,6 +190,7 @@ class Remembering(nn.Identity):
         return sum(output() is not None for output in self.outputs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_read", [True, False])
 def test_no_graph_is_kept(x, is_read):
     remembering = Remembering()

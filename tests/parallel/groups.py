@@ -1,6 +1,6 @@
 """Starts a group of processes once, runs many checks in it, and keeps what each check said.
 
-Starting a process and importing torch takes seconds, a check milliseconds; so one group of 2 and one of
+Starting a process takes long, a check milliseconds; so one group of 2 and one of
 4 processes run all checks that pass, also for all workers of pytest-xdist, of which the first one starts it.
 """
 
@@ -20,10 +20,12 @@ import torch.multiprocessing as mp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
-TIMEOUT = 150
-"""Seconds that a group may take. A collective that hangs fails after 30."""
+from forked import preload
 
-TOTAL_TIMEOUT = 400
+TIMEOUT = 300
+"""Seconds that a group may take, on a busy machine too. A collective that hangs fails after 120."""
+
+TOTAL_TIMEOUT = 500
 """Seconds that all groups of one size may take, less than a test may."""
 
 
@@ -61,11 +63,12 @@ def run_group(size, folder):
 
 def _start_group(size, folder, checks):
     """Run a group until all ranks have ended, one has failed or time is over; returns how it ended."""
+    preload()
     processes = mp.start_processes(
         _run_rank,
         args=(size, str(folder), free_port(), checks),
         nprocs=size,
-        start_method="spawn",
+        start_method="forkserver",
         join=False,
     )
     try:
@@ -96,7 +99,7 @@ def _run_rank(rank, size, folder, port, checks):
         "GLOO_SOCKET_IFNAME": "lo",
     }
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=30))
+    dist.init_process_group("gloo", timeout=timedelta(seconds=120))
     mesh = init_device_mesh("cpu", (size,), mesh_dim_names=("ep",))
     functions = import_module("all_checks").CHECKS[size]
     with open(Path(folder, f"{rank}.passed"), "w") as passed:

@@ -16,6 +16,7 @@ from transformers import AutoModelForQuestionAnswering, AutoModelForSequenceClas
 
 from comet_moe.bert import CometBertForQuestionAnswering, CometBertForSequenceClassification
 from comet_moe.experiments.bert.run import BertFolder
+from forked import Forked
 from tiny_bert import LAYERS, NEURONS, save_checkpoint, sets, where, write_rte
 
 
@@ -124,11 +125,7 @@ def test_a_run_killed_in_both_stages_ends_like_one_that_was_not_interrupted(work
     out = tmp_path / "killed"
     # In the teacher's second epoch, and in the student's.
     for metrics in (out / "teacher" / "metrics.jsonl", out / "metrics.jsonl"):
-        process = subprocess.Popen(
-            [sys.executable, "-m", "comet_moe", *map(str, command), "--out", str(out)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
+        process = Forked(*command, "--out", out)
         while not metrics.exists() and process.poll() is None:
             time.sleep(0.005)
         process.kill()
@@ -250,7 +247,7 @@ def test_without_the_extra_one_sentence_says_how_to_get_it():
         "import sys; sys.modules['transformers'] = None; sys.argv = ['comet-moe', 'bert', 'importance', 'x'];"
         "from comet_moe.cli import main; main()"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 2
     assert (
         done.stderr.strip() == "comet-moe: comet_moe.bert needs transformers, which is not installed: "

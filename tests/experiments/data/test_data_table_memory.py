@@ -1,13 +1,10 @@
 """The memory that preparing a table takes does not grow with the number of its rows."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from comet_moe.experiments.data import __file__ as package
+from forked import Forked
 from made_tables import customers
 
 ROWS, REPEATS = 20_000, 20
@@ -27,9 +24,10 @@ print(1024 * int(lines["VmHWM"].split()[0]))
 
 def peak_memory(path, store):
     """Bytes that a process of its own has in memory at most while it prepares the table."""
-    environment = os.environ | {"PYTHONPATH": str(Path(package).parents[3]), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", PROGRAM, str(path), str(store)]
-    return int(subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True).stdout)
+    process = Forked("-c", PROGRAM, path, store)
+    out, err = process.communicate()
+    assert process.returncode == 0, err
+    return int(out)
 
 
 @pytest.mark.slow

@@ -29,6 +29,10 @@ return [...document.querySelectorAll('figure[data-plot]')].map((figure) => ({
 """
 
 
+PATIENCE = 500
+"""Seconds that the browser may take on a busy machine, less than a test may."""
+
+
 def start_browser():
     """Start a browser that logs everything; skip the test where none is installed."""
     binary = next(filter(None, map(shutil.which, BROWSERS)), None)
@@ -43,7 +47,9 @@ def start_browser():
     for option in OPTIONS:
         options.add_argument(option)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    return webdriver.Chrome(options=options, service=Service(driver))
+    browser = webdriver.Chrome(options=options, service=Service(driver))
+    browser.command_executor.client_config.timeout = PATIENCE
+    return browser
 
 
 def serious_findings(page):
@@ -51,7 +57,7 @@ def serious_findings(page):
     import axe_core_python
 
     page.run((Path(axe_core_python.__file__).parent / "axe.min.js").read_text(encoding="utf-8"))
-    page.driver.set_script_timeout(120)
+    page.driver.set_script_timeout(PATIENCE)
     found = page.driver.execute_async_script(
         "const done = arguments[0]; axe.run().then((results) => done(results.violations))"
     )
@@ -106,7 +112,7 @@ class Page:
 
     def scroll_to(self, *kinds):
         """Scroll to the figures of these kinds, and wait until they are drawn."""
-        self.driver.set_script_timeout(120)
+        self.driver.set_script_timeout(PATIENCE)
         script = """
             const [kinds, done] = arguments;
             (async () => {
@@ -122,7 +128,7 @@ class Page:
 
     def wait_for(self, condition):
         """Wait until the JavaScript expression ``condition`` is true: some events are one frame late."""
-        self.driver.set_script_timeout(120)
+        self.driver.set_script_timeout(PATIENCE)
         self.driver.execute_async_script(f"""
             const [done] = arguments;
             (async () => {{

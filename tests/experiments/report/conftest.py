@@ -1,11 +1,8 @@
 """Fixtures of the report's tests: a browser, random studies, trained runs, and their pages."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 from browser import Page, start_browser
+from command import succeed
 from studies import add_runs, write_run, write_study
 
 from comet_moe.experiments.report import write_report
@@ -27,15 +24,12 @@ def page(driver):
 def trained_runs(tmp_path_factory):
     """Run folders of two gates, from the command line."""
     folder = tmp_path_factory.mktemp("trained")
-    for gate in ("topk", "comet+"):
-        settings = (f"gate={gate}", "training.epochs=3", "search.epochs=2", "training.threads=1")
-        options = [part for setting in settings for part in ("--set", setting)]
-        subprocess.run(
-            [sys.executable, "-m", "comet_moe", "train", "multidigits", *options, "--out", folder / gate],
-            check=True,
-            capture_output=True,
-            env=os.environ | {"COMET_MOE_CACHE": str(folder.parent / "cache"), "OMP_NUM_THREADS": "1"},
-        )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COMET_MOE_CACHE", str(folder.parent / "cache"))
+        for gate in ("topk", "comet+"):
+            settings = (f"gate={gate}", "training.epochs=3", "search.epochs=2", "training.threads=1")
+            options = [part for setting in settings for part in ("--set", setting)]
+            succeed("train", "multidigits", *options, "--out", folder / gate)
     return folder
 
 

@@ -7,9 +7,9 @@ import resource
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
+from command import refusal, succeed
 from studies import GATES, MARKUP, add_runs, link_runs, write_run, write_study
 
 from comet_moe.exceptions import MissingExtraError, StudyError, WriteError
@@ -55,10 +55,8 @@ assert "torch" not in sys.modules
 def test_eight_gates_of_500_trials_with_every_epoch_stay_below_15_megabytes(tmp_path):
     folder = write_study(tmp_path / "study", gates=GATES, trials=500, epochs=100)
     link_runs(folder, tmp_path / "runs_of_gates", epochs=100)
-    started = time.process_time()
     file = write_report([folder], tmp_path / "page.html")
     assert file.stat().st_size < 15e6
-    assert time.process_time() - started < 60  # of this process alone; it takes less than ten
     assert all(len(trials["test"]) == 500 for trials in data_of(file)["sections"][0]["trials"].values())
 
 
@@ -216,23 +214,17 @@ def test_writing_to_a_folder_is_an_error(study, tmp_path):
         write_report([study], tmp_path)
 
 
-def comet_moe(*arguments):
-    return subprocess.run([sys.executable, "-m", "comet_moe", *arguments], capture_output=True, text=True)
-
-
 def test_the_command_prints_the_path_and_the_size(study, tmp_path):
     page = tmp_path / "new" / "page.html"
-    done = comet_moe("report", study, "-o", page, "--json")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == {"file": str(page), "bytes": page.stat().st_size}
+    assert succeed("report", study, "-o", page, "--json").json == {
+        "file": str(page),
+        "bytes": page.stat().st_size,
+    }
 
 
 def test_the_command_rejects_a_folder_without_studies_in_one_sentence(tmp_path):
-    done = comet_moe("report", tmp_path, "-o", tmp_path / "page.html")
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert done.stderr.count("\n") == 1
-    assert f"{tmp_path} has neither a study" in done.stderr
+    sentence = refusal("report", tmp_path, "-o", tmp_path / "page.html")
+    assert f"{tmp_path} has neither a study" in sentence
 
 
 def test_every_text_is_escaped(tmp_path):

@@ -1,6 +1,5 @@
 """The queue on SQLite and PostgreSQL: each trial is claimed once, and none is lost."""
 
-import multiprocessing
 import os
 import sys
 import time
@@ -19,6 +18,7 @@ from comet_moe.experiments.studies.queue import TrialQueue
 from comet_moe.experiments.studies.records import RESULT_FIELDS
 from comet_moe.experiments.studies.storage import STORAGE_ERRORS, Storage, without_password
 from comet_moe.experiments.training.records import ResultRecord
+from forked import server_context
 from storages import NEEDS_POSTGRES
 
 RESULT = ResultRecord(
@@ -232,14 +232,14 @@ def claim_all(url, taken):
 
 @pytest.mark.slow
 def test_processes_that_start_together_share_the_trials(storage_url):
-    context = multiprocessing.get_context("spawn")
+    context = server_context()
     taken = context.Queue()
     processes = [context.Process(target=claim_all, args=(storage_url, taken)) for _ in range(3)]
     for process in processes:
         process.start()
-    claims = [taken.get(timeout=600) for _ in range(12)]
+    claims = [taken.get() for _ in range(12)]
     for process in processes:
-        process.join(600)
+        process.join()
         assert process.exitcode == 0
     assert taken.empty()
     assert sorted(claims) == [(gate, index) for gate in ("comet", "topk") for index in range(6)]
