@@ -68,16 +68,23 @@ def test_gates_and_trees_are_compared_and_the_comparison_resumes(tmp_path, table
 
 
 @pytest.mark.parametrize(
-    ("given", "targets", "resume", "gates"),
+    ("given", "targets", "has_key", "resume", "gates"),
     [
-        (None, 1, False, [*FRONTIER, "softmax", "topk", "sigmoid", "comet", "comet+"]),
-        (None, 2, False, [*FRONTIER, "dense-per-task", "softmax", "topk", "sigmoid", "comet", "comet+"]),
-        (None, 2, True, None),
-        ("topk,comet", 2, True, ["topk", "comet"]),
+        (None, 1, False, False, [*FRONTIER, "softmax", "topk", "sigmoid", "comet", "comet+"]),
+        (
+            None,
+            2,
+            False,
+            False,
+            [*FRONTIER, "dense-per-task", "softmax", "topk", "sigmoid", "comet", "comet+"],
+        ),
+        (None, 1, True, False, [*FRONTIER, "softmax", "topk", "sigmoid", "comet", "comet+", "hash"]),
+        (None, 2, False, True, None),
+        ("topk,comet", 2, True, True, ["topk", "comet"]),
     ],
 )
-def test_several_targets_are_compared_with_one_expert_for_each(given, targets, resume, gates):
-    assert _gates(given, targets, resume) == gates
+def test_the_gates_follow_from_the_targets_and_the_key(given, targets, has_key, resume, gates):
+    assert _gates(given, targets, has_key, resume) == gates
 
 
 @pytest.mark.slow

@@ -116,6 +116,7 @@ def test_a_hash_gate_routes_by_the_key():
     frame, city = make_frame()
     classifier = MoEClassifier("hash", **FAST, key="city").fit(frame, city)
     assert classifier.routing_["y"]["experts_per_sample"] == 1
+    assert classifier.routing_gain_["gain"] > 0
 
 
 def test_a_new_category_is_an_unknown_one():
@@ -137,6 +138,9 @@ def test_several_tasks_are_learned_at_once():
     assert predicted["visits"].min() >= 0
     assert {name: p.shape[1] for name, p in model.predict_proba(frame).items()} == {"rome": 2, "town": 3}
     assert set(model.routing_) == set(model.result_["tasks"]) == set(KINDS)
+    assert set(model.routing_gain_["by_gate"]) == set(KINDS)
+    low, high = model.routing_gain_["interval"]
+    assert low <= model.routing_gain_["gain"] <= high
     assert 0.8 < model.score(frame, Y) <= 1
 
 

@@ -40,6 +40,7 @@ def test_a_saved_estimator_is_loaded_as_it_was(kind, table, tmp_path):
     np.testing.assert_array_equal(np.asarray(loaded.predict(table[0])), np.asarray(model.predict(table[0])))
     assert loaded.get_params() == model.get_params()
     assert loaded.routing_ == model.routing_
+    assert loaded.routing_gain_ == model.routing_gain_
     assert loaded.n_features_in_ == 2
     assert loaded.feature_names_in_.tolist() == ["age", "city"]
     assert len(loaded.history_) == loaded.n_iter_ == 2

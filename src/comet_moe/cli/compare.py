@@ -43,12 +43,16 @@ def compare(
         str | None,
         typer.Option(help="Weights of the tasks' losses, as in income=2,hours=1.", show_default="equal"),
     ] = None,
+    key: Annotated[
+        str | None,
+        typer.Option(help="Column whose values choose the experts of a hash gate, which is added."),
+    ] = None,
     gates: Annotated[
         str | None,
         typer.Option(
             help="Gates to compare, separated by commas (+ is local search).",
             show_default=f"{','.join(DEFAULT_GATES['comparison'])}; also dense-per-task if there are several "
-            "targets",
+            "targets, and hash with --key",
         ),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, max=10_000, help="Number of seeds per gate.")] = DEFAULT_SEEDS,
@@ -105,7 +109,7 @@ def compare(
         raise typer.BadParameter(f"--budget {error}") from None
     out = out or Path("studies") / f"{Path(table.rstrip('/*')).stem}-compare"
     options = _study_options(
-        table, targets, features, exclude, tasks, weights, gates, settings, out, storage, resume
+        table, targets, features, exclude, tasks, weights, key, gates, settings, out, storage, resume
     )
     given = [argument for argument in sys.argv[1:] if argument != "--resume"]
     with explain_stop(shlex.join(["comet-moe", *given, "--resume"])):
@@ -147,6 +151,7 @@ def _study_options(
     exclude: str | None,
     tasks: str | None,
     weights: str | None,
+    key: str | None,
     gates: str | None,
     settings: Sequence[str] | None,
     out: Path,
@@ -165,6 +170,8 @@ def _study_options(
     }
     if features is not None:
         given["data.options.features"] = split_names(features, "--features")
+    if key is not None:
+        given["data.options.key"] = key
     if exclude is not None:
         given["data.options.exclude"] = split_names(exclude, "--exclude")
     for name, weight in _pairs("--weights", weights).items():
@@ -179,21 +186,22 @@ def _study_options(
         kind="ablation",
         recipe="table",
         out=out,
-        gates=_gates(gates, len(names), resume),
+        gates=_gates(gates, len(names), key is not None, resume),
         settings=[*(f"{key}={_as_text(value)}" for key, value in given.items()), *(settings or [])],
         storage=storage,
         resume=resume,
     )
 
 
-def _gates(given: str | None, num_targets: int, resume: bool) -> list[str] | None:
+def _gates(given: str | None, num_targets: int, has_key: bool, resume: bool) -> list[str] | None:
     """The gates to compare; None for those of the study that is resumed."""
     if given is not None:
         return split_names(given, "--gates")
     if resume:
         return None
     mixtures = [gate for gate in DEFAULT_GATES["comparison"] if gate not in FRONTIER]
-    return [*FRONTIER, *(["dense-per-task"] if num_targets > 1 else []), *mixtures]
+    per_task = ["dense-per-task"] if num_targets > 1 else []
+    return [*FRONTIER, *per_task, *mixtures, *(["hash"] if has_key else [])]
 
 
 def _train_all(study: "StudyHandle", seeds: int, workers: int | None) -> None:

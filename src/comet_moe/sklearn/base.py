@@ -139,7 +139,7 @@ class BaseMoE(BaseEstimator):
             Split(*({name: array[rows] for name, array in part.items()} for part in (arrays, targets)))
             for rows in (~held_out, held_out)
         ]
-        self.history_, evaluation, result = train(
+        self.history_, evaluation, self.routing_gain_, result = train(
             model, splits[0], splits[1] if held_out.any() else None, config
         )
         self._columns = list(batch.schema.names)

@@ -21,7 +21,7 @@ from comet_moe.sklearn.training import build_network, plain
 KEY = "comet_moe.sklearn"
 """Name of the JSON in the metadata of the file."""
 
-_FITTED = ("n_features_in_", "n_iter_", "history_", "routing_", "result_")
+_FITTED = ("n_features_in_", "n_iter_", "history_", "routing_", "routing_gain_", "result_")
 _TUPLES = ("units", "head")
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from pydantic import ValidationError
 
-from comet_moe.devices import make_placement
+from comet_moe.devices import Placement, make_placement
 from comet_moe.exceptions import DivergedError, RecipeError
 from comet_moe.experiments.config.schema import TrainConfig, rows_per_step
 from comet_moe.experiments.data import Split
@@ -20,8 +20,9 @@ from comet_moe.experiments.models import Model
 from comet_moe.experiments.models.build import build_model
 from comet_moe.experiments.training.distributed import num_threads
 from comet_moe.experiments.training.evaluate import evaluate
+from comet_moe.experiments.training.gain import measure_gain
 from comet_moe.experiments.training.recipe import make_trainer
-from comet_moe.experiments.training.records import EpochRecord, EvaluationRecord
+from comet_moe.experiments.training.records import EpochRecord, EvaluationRecord, GainRecord
 from comet_moe.gates.registry import gate_names, is_gate_name
 
 _MODEL = ("experts", "units", "head", "dropout", "input_dropout", "embedding", "numeric", "numeric_embedding")
@@ -110,7 +111,7 @@ def build_network(config: TrainConfig, schema: TableSchema, rows: int) -> Model:
 
 def train(
     model: Model, train_rows: Split, validation: Split | None, config: TrainConfig
-) -> tuple[list[dict[str, Any]], EvaluationRecord, dict[str, Any]]:
+) -> tuple[list[dict[str, Any]], EvaluationRecord, dict[str, Any] | None, dict[str, Any]]:
     """Train ``model`` in place, up to the last epoch or until the validation loss no longer falls.
 
     With validation rows the model ends with the weights of the best epoch, else with the last ones. The
@@ -118,7 +119,7 @@ def train(
 
     Returns:
         ``history_`` of the estimators, the model on the validation rows (on the train rows where there are
-        none), and what ``result_`` has about the training.
+        none), its routing gain on the same rows, and what ``result_`` has about the training.
     """
     started = time.perf_counter()
     placement = make_placement(config.training.device, config.training.precision, source="")
@@ -134,6 +135,8 @@ def train(
     if evaluation.loss is None or not math.isfinite(evaluation.loss):
         raise DivergedError(f"the loss after training is {evaluation.loss}: {ADVICE}")
     model.cpu().eval()
+    with num_threads(config.training.threads):
+        gain = measure_gain(model, train_rows if validation is None else validation, Placement())
     result = {
         "epochs": len(trainer.history),
         "best_epoch": trainer.best_epoch,
@@ -144,7 +147,22 @@ def train(
         "seconds": time.perf_counter() - started,
         "notes": ended.notes,
     }
-    return [_describe_epoch(record) for record in trainer.history], evaluation, result
+    history = [_describe_epoch(record) for record in trainer.history]
+    return history, evaluation, None if gain is None else _describe_gain(gain), result
+
+
+def _describe_gain(gain: GainRecord) -> dict[str, Any]:
+    """``routing_gain_``, with losses as they are, not times 100."""
+    return {
+        "gain": _share(gain.gain),
+        "interval": None if gain.interval is None else [_share(end) for end in gain.interval],
+        "mean_routes": _share(gain.mean_routes),
+        "by_gate": {name: _share(loss) for name, loss in gain.by_gate.items()},
+    }
+
+
+def _share(loss: float | None) -> float | None:
+    return None if loss is None else loss / 100
 
 
 def _describe_epoch(record: EpochRecord) -> dict[str, Any]:
