@@ -15,7 +15,14 @@ from comet_moe.gates.registry import NotNegative, Positive, Size, register_gate
 from comet_moe.kernels.descent import descend, descend_again, descend_op, descent_work, read_trees
 from comet_moe.kernels.jit import can_run_compiled, is_plain_cpu, needs_operator
 from comet_moe.kernels.soft_trees import soft_trees, soft_trees_torch
-from comet_moe.routing import Pairs, Routing
+from comet_moe.kernels.sparse_trees import WALK_EXPERTS, softmax_by_row, visit_trees, walk_trees
+from comet_moe.memory import in_words
+from comet_moe.routing import Pairs, Routing, TreePairs
+
+MOST_DENSE_BYTES = 2**30
+"""Memory of a pass over all nodes, beyond which soft trees are refused where rows could walk."""
+DENSE_TENSORS = 11
+"""Tensors (B, k, n) of a training step over all nodes."""
 
 
 @register_gate("comet")
@@ -35,9 +42,9 @@ class CometGate(SteppedGate):
     ``balance`` makes every node halve the rows that reach it, so that loads are even without a loss. The
     bias of a split is then no parameter. "normalize" normalises the logits w·x of a node by their mean and
     deviation over the rows of the batch. A row has the weight of its probability to reach the node.
-    Evaluation uses running statistics, as batch normalisation does. "median" sets the bias to minus the running median
-    of w·x over these rows, in training too, so that rows stay independent. Call :func:`comet_moe.step` after
-    each optimiser step: it moves the statistics, by the rows of all ranks.
+    Evaluation uses running statistics, as batch normalisation does. "median" sets the bias to minus the
+    running median of w·x over these rows, in training too, so that rows stay independent. Call
+    :func:`comet_moe.step` after each optimiser step: it moves the statistics, by the rows of all ranks.
 
     ``gamma=(start, end)`` changes the width in ``gamma_steps`` optimiser steps, t of which are done:
 
@@ -53,6 +60,8 @@ class CometGate(SteppedGate):
         entropy: weight λ of the entropy loss, which makes trees one-hot.
         balance: how nodes halve their rows, `normalize` or `median`; null leaves them as they are trained.
         scale: factor on the weights, whose sum it is.
+        sparse: whether the gradients of ``split_weight`` and ``leaf_weight`` are sparse tensors, of the rows
+            that were visited, as those of ``nn.Embedding(sparse=True)``; for ``torch.optim.SparseAdam``.
         gamma_steps: optimiser steps from the first width to the last.
 
     Attributes:
@@ -93,6 +102,7 @@ class CometGate(SteppedGate):
         entropy: NotNegative = 0.0,
         balance: Literal["normalize", "median"] | None = None,
         scale: Positive = 1.0,
+        sparse: bool = False,
         gamma_steps: Size | None = None,
     ):
         super().__init__(in_features, num_experts)
@@ -106,6 +116,7 @@ class CometGate(SteppedGate):
         self.scale = checks.positive("scale", scale)
         self.max_weight_sum = self.scale
         self.sums_to_one = scale == 1
+        self.sparse = sparse
         nodes = k, num_experts - 1
         self.split_weight = nn.Parameter(torch.empty(*nodes, in_features))
         if balance is None:
@@ -167,10 +178,11 @@ class CometGate(SteppedGate):
         return {name for name, _ in self.named_parameters()} if self.num_experts == 1 else set()
 
     def forward(self, x: Tensor, keys: Tensor | None = None, mask: Tensor | None = None) -> Routing:
-        """In evaluation without gradients the trees are descended; otherwise every node is evaluated."""
+        """Rows descend the trees where compiled loops run; otherwise every node is evaluated."""
         width = self.width
         if self.training or self.keeps_contributions or torch.is_grad_enabled() or isinstance(width, Tensor):
-            return self._route_dense(x, mask, width)
+            routing = self._route_by_walk(x, mask, width)
+            return self._route_dense(x, mask, width) if routing is None else routing
         if needs_operator(x):
             return self._route_as_operator(x, width)
         if can_run_compiled(descent_work(x, self.leaf_bias), x):
@@ -213,6 +225,46 @@ class CometGate(SteppedGate):
         if self.training and self.entropy > 0:
             aux_loss = self.entropy * masked_mean(entropy, mask, self.ranks)
         return Routing(weights=weights, aux_loss=aux_loss, selectors=paths, contributions=contributions)
+
+    def _route_by_walk(self, x: Tensor, mask: Tensor | None, width: float | Tensor) -> Routing | None:
+        """The routing from visited nodes only, in pairs; None where every node is to be evaluated."""
+        if isinstance(width, Tensor) or self.num_experts < WALK_EXPERTS or self.balance == "normalize":
+            return None
+        parameters = [self.split_weight, self.split_bias, self.leaf_weight, self.leaf_bias]
+        is_plain = all(is_plain_cpu(tensor) and tensor.dtype == x.dtype for tensor in parameters)
+        if self.keeps_contributions or not (
+            is_plain and can_run_compiled(descent_work(x, self.leaf_bias), x)
+        ):
+            return None
+        rows, row_mask = x.reshape(-1, self.in_features), None if mask is None else mask.flatten()
+        with_sums = self.training and self.balance is not None
+        walk = walk_trees(rows, parameters, width, row_mask, with_sums)
+        if walk is None:
+            self._require_dense_memory(rows)
+        if walk is None or not walk.finite:
+            return None
+        if walk.sums is not None:
+            self.split_sums.add_(walk.sums)
+        leaf_logit, log_path = visit_trees(walk, rows, parameters, width, self.sparse)
+        tree, expert = walk.leaf_node // self.num_experts, walk.leaf_node % self.num_experts
+        contribution = self.scale * softmax_by_row(leaf_logit, walk.leaf_row, len(rows))
+        leaves = TreePairs(walk.leaf_row, tree, expert, log_path.exp(), contribution, self.k)
+        aux_loss = None
+        if self.training and self.entropy > 0:
+            aux_loss = self.entropy * masked_mean(leaves.entropy(len(rows)), row_mask, self.ranks)
+        routing = Routing.from_trees(leaves, x.shape[:-1], self.num_experts, aux_loss)
+        routing.gate_flops = 2 * self.in_features * walk.visited
+        return routing
+
+    def _require_dense_memory(self, rows: Tensor) -> None:
+        """Refuse to evaluate every node of trees that are too soft to walk and too large for memory."""
+        needed = DENSE_TENSORS * len(rows) * self.leaf_bias.numel() * rows.element_size()
+        if needed > MOST_DENSE_BYTES:
+            raise ValueError(
+                f"the trees are soft, so that {len(rows)} rows visit most of {self.num_experts} experts, and "
+                f"training would need {in_words(needed)} of memory, more than {in_words(MOST_DENSE_BYTES)}: "
+                f"start with a smaller gamma than {self.width:g}, which makes splits hard, or use fewer rows"
+            )
 
     def _balance(self, splits: Tensor, mask: Tensor | None, width: float | Tensor) -> Tensor:
         """Logits (B, k, n-1) as ``balance`` wants them; in training, what a step needs is added up."""
