@@ -222,6 +222,10 @@ class Routing:
             self._selectors = selectors
         return self._selectors
 
+    @selectors.setter
+    def selectors(self, selectors: Tensor | None) -> None:
+        self._selectors = selectors
+
     @property
     def contributions(self) -> Tensor | None:
         """See the attributes of the class."""
@@ -232,6 +236,10 @@ class Routing:
                 return contributions
             self._contributions = contributions
         return self._contributions
+
+    @contributions.setter
+    def contributions(self, contributions: Tensor | None) -> None:
+        self._contributions = contributions
 
     @property
     def aux_loss(self) -> Tensor:

@@ -246,7 +246,7 @@ def _weight_grad(weight: Tensor, node: Tensor, row: Tensor, grad: Any, rows: Any
     values = weight.new_zeros(len(visited), weight.shape[-1])
     _add_by_target(target, row, grad, rows, values.numpy())
     indices = torch.stack((visited // weight.shape[1], visited % weight.shape[1]))
-    return torch.sparse_coo_tensor(indices, values, weight.shape, is_coalesced=True)
+    return torch.sparse_coo_tensor(indices, values, weight.shape, check_invariants=False, is_coalesced=True)
 
 
 def _add_by_target(target: Tensor, source: Tensor, factor: Any, values: Any, out: Any) -> None:
