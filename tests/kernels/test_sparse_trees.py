@@ -250,15 +250,15 @@ def test_no_tensor_of_all_rows_and_experts_is_made_in_a_training_step():
 def test_soft_trees_of_many_experts_are_refused_with_the_memory_and_the_setting(monkeypatch):
     monkeypatch.setattr(comet, "WALK_EXPERTS", 32)
     monkeypatch.setattr(sparse_trees, "WALK_SHARE", 0.25)
-    gate = CometGate(4, 2**16, k=1)
-    with pytest.raises(
-        ValueError, match=r"65536 experts, .* need 3\.0 GB of memory, .* a smaller gamma than 1"
+    x = torch.randn(1024, 4)
+    for balance, remedy in (
+        (None, 'use balance="median" and gamma=0.01'),
+        ("median", "use a gamma below 1000"),
     ):
-        gate(torch.randn(1024, 4))
-    with torch.no_grad():
-        gate.split_weight.normal_(std=1e4)
-    routing = gate(torch.randn(1024, 4))
-    assert routing.in_pairs
+        gate = CometGate(4, 2**16, k=1, gamma=1e3, balance=balance)
+        with pytest.raises(ValueError, match=rf"65536 experts, .* need 3\.0 GB of memory, .* {remedy}"):
+            gate(x)
+    assert CometGate(4, 2**16, k=1, gamma=0.01, balance="median")(x).in_pairs
 
 
 @pytest.mark.parametrize("n", [1, 2, 33, 100])
@@ -280,6 +280,34 @@ def test_nan_in_the_input_or_a_parameter_is_not_hidden():
     with torch.no_grad():
         gate.split_weight[0, 0, 0] = float("nan")
     assert gate(x.nan_to_num()).weights.isnan().all()
+
+
+@pytest.mark.slow
+def test_sixteen_million_experts_train_over_what_rows_visit():
+    gate = CometGate(1, 2**24, k=1, gamma=1e-9, sparse=True)
+    torch.nn.init.normal_(gate.split_weight)
+    routing = gate(torch.randn(40, 1))
+    routing.held_weights.sum().backward()
+    assert routing.in_pairs
+    assert gate.leaf_weight.grad._nnz() <= 40
+
+
+def test_sparse_adam_leaves_alone_what_adam_moves_by_momentum():
+    """The difference between the two optimisers, in rows that only the first batch visits."""
+    moved = []
+    for sparse in (False, True):
+        gate = trees(64, 2, 1e-6, torch.float32, sparse=sparse)
+        optimizer = (torch.optim.SparseAdam if sparse else torch.optim.Adam)([gate.leaf_weight], lr=0.1)
+        for row in (torch.ones(1, P), -torch.ones(1, P)):  # no leaf in common
+            before = gate.leaf_weight.detach().clone()
+            optimizer.zero_grad()
+            routing = gate(row)
+            routing.pairs().weight[0].backward()
+            optimizer.step()
+        others = torch.ones(2, 64, dtype=torch.bool)
+        others[routing.tree_pairs.tree, routing.tree_pairs.expert] = False
+        moved.append(bool((gate.leaf_weight != before)[others].any()))
+    assert moved == [True, False]
 
 
 def test_top_k_has_no_tree_pairs():

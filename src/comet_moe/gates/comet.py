@@ -19,7 +19,7 @@ from comet_moe.kernels.sparse_trees import WALK_EXPERTS, softmax_by_row, visit_t
 from comet_moe.memory import in_words
 from comet_moe.routing import Pairs, Routing, TreePairs
 
-MOST_DENSE_BYTES = 2**30
+MOST_DENSE_BYTES = 10**9
 """Memory of a pass over all nodes, beyond which soft trees are refused where rows could walk."""
 DENSE_TENSORS = 11
 """Tensors (B, k, n) of a training step over all nodes."""
@@ -134,12 +134,18 @@ class CometGate(SteppedGate):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Splits Uniform(±γ/100), leaves Uniform(±0.05): trees start soft and near uniform."""
-        limit = (self.gamma[0] if isinstance(self.gamma, tuple) else self.gamma) / 100
-        self.split_weight.uniform_(-limit, limit)
+        """Splits Uniform(±γ/100), leaves Uniform(±0.05): trees start soft and near uniform.
+
+        Balanced splits start Uniform(±sqrt(3 / p)): for inputs of unit variance their logits have a
+        deviation of 1, and trees with a small γ are hard from the first step.
+        """
         if self.balance is None:
-            self.split_bias.uniform_(-limit, limit)
+            limit = (self.gamma[0] if isinstance(self.gamma, tuple) else self.gamma) / 100
+            for split in (self.split_weight, self.split_bias):
+                split.uniform_(-limit, limit)
         else:
+            limit = (3 / self.in_features) ** 0.5
+            self.split_weight.uniform_(-limit, limit)
             self.split_deviation.fill_(1)
             for zero in (self.split_bias, self.split_steps, self.split_sums):
                 zero.zero_()
@@ -260,10 +266,12 @@ class CometGate(SteppedGate):
         """Refuse to evaluate every node of trees that are too soft to walk and too large for memory."""
         needed = DENSE_TENSORS * len(rows) * self.leaf_bias.numel() * rows.element_size()
         if needed > MOST_DENSE_BYTES:
+            smaller = f"a gamma below {self.width:g}"
+            remedy = smaller if self.balance else 'balance="median" and gamma=0.01, which start hard'
             raise ValueError(
                 f"the trees are soft, so that {len(rows)} rows visit most of {self.num_experts} experts, and "
                 f"training would need {in_words(needed)} of memory, more than {in_words(MOST_DENSE_BYTES)}: "
-                f"start with a smaller gamma than {self.width:g}, which makes splits hard, or use fewer rows"
+                f"use {remedy}, or fewer rows"
             )
 
     def _balance(self, splits: Tensor, mask: Tensor | None, width: float | Tensor) -> Tensor:

@@ -17,12 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from comet_moe.kernels.autograd import as_array, differentiable_backward
-from comet_moe.kernels.descent import GROUP, Trees, _logit, _logits, read_trees
+from comet_moe.kernels.autograd import as_array, differentiable_backward, parameters_as_arrays
 from comet_moe.kernels.jit import jit
 from comet_moe.kernels.soft_trees import _first_deep, _leaf_at, _log_sides, log_smooth_step_sides
 from comet_moe.kernels.threads import count_threads, over_rows
 
+GROUP = 8
+"""Rows that walk together, so that the processor loads the weights of their next nodes at the same time."""
 WALK_EXPERTS = 32
 """Number of experts from which rows walk; with fewer, one product for all nodes is as fast."""
 WALK_SHARE = 0.25
@@ -72,13 +73,13 @@ def walk_trees(
 
     Args:
         x: on the CPU, of the type of the parameters.
-        parameters: weights and biases of splits and leaves, as :class:`~comet_moe.kernels.descent.Trees`.
+        parameters: weights and biases of splits and leaves: (k, n-1, p), (k, n-1), (k, n, p), (k, n).
         gamma: width of the smooth step.
         mask: (B,) bool, False for rows that do not count in ``sums``; None if all do.
         with_sums: whether to compute ``sums``.
     """
-    trees, rows = read_trees(parameters, x.dtype), as_array(x)
-    k, n, p = trees.leaf_weight.shape
+    (k, n, p), rows = parameters[2].shape, as_array(x)
+    trees = _read_nodes(parameters)
     share = min(int(WALK_SHARE * k * (2 * n - 1)), MOST_VISITS // max(len(rows), 1))
     limit = max(2 * k * n.bit_length(), share)  # visits of a row on average
     is_row = np.empty(0, np.bool_) if mask is None else as_array(mask)
@@ -96,6 +97,7 @@ def walk_trees(
             len(rows),
             rows,
             *trees,
+            k,
             gamma,
             is_row,
             capacity,
@@ -122,6 +124,11 @@ def walk_trees(
     node_sums = torch.from_numpy(sums.sum(0)) if with_sums else None
     visits += [node_sums, int(summary[:, 4].sum()), bool(summary[:, 3].all())]
     return Walk(*visits)
+
+
+def _read_nodes(parameters: Sequence[Tensor]) -> list[Any]:
+    """Weights (m, p) and biases (m,) of all splits and all leaves, as arrays."""
+    return parameters_as_arrays(*(tensor.flatten(0, 1) for tensor in parameters))
 
 
 def _join(array: Any, starts: Any, counts: Any) -> Any:
@@ -200,17 +207,18 @@ class _VisitTrees(torch.autograd.Function):
             outer = (grad_logit, grad_log_path)
             return *differentiable_backward(definition, inputs, outer, needed), None, None, None
         x, *parameters = inputs
-        trees = Trees(*map(as_array, parameters))
+        split_weight, split_bias, leaf_weight, _ = _read_nodes(parameters)
         rows, alphas = as_array(x), as_array(grad_logit)
-        splits = _split_grads(walk, rows, trees, ctx.gamma, as_array(grad_logit + grad_log_path))
+        by_path = as_array(grad_logit + grad_log_path)
+        splits = _split_grads(walk, rows, split_weight, split_bias, ctx.gamma, by_path)
         grads: list[Tensor | None] = [None] * 5
         if needed[0]:
             by_row = np.zeros_like(rows)
             for node, row, grad, weight in (
-                (walk.leaf_node, walk.leaf_row, alphas, trees.leaf_weight),
-                (walk.soft_node, walk.soft_row, splits, trees.split_weight),
+                (walk.leaf_node, walk.leaf_row, alphas, leaf_weight),
+                (walk.soft_node, walk.soft_row, splits, split_weight),
             ):
-                _add_by_target(row, node, grad, weight.reshape(-1, weight.shape[-1]), by_row)
+                _add_by_target(row, node, grad, weight, by_row)
             grads[0] = torch.from_numpy(by_row)
         for first, node, row, grad in (
             (1, walk.soft_node, walk.soft_row, splits),
@@ -225,13 +233,11 @@ class _VisitTrees(torch.autograd.Function):
         return *grads, None, None, None
 
 
-def _split_grads(walk: Walk, rows: Any, trees: Trees, gamma: float, grad_log_path: Any) -> Any:
+def _split_grads(walk: Walk, rows: Any, weight: Any, bias: Any, gamma: float, grad_log_path: Any) -> Any:
     """(S,) gradients of the logits of soft splits, from those of log v of the leaves (L,)."""
     grad = np.empty(len(walk.soft_row), rows.dtype)
     edges = np.zeros(2 * len(grad), rows.dtype)
     softs = (as_array(part) for part in (walk.soft_row, walk.soft_node, walk.soft_edge))
-    p = rows.shape[1]
-    weight, bias = trees.split_weight.reshape(-1, p), trees.split_bias.reshape(-1)
     _climb(rows, weight, bias, gamma, *softs, as_array(walk.leaf_edge), grad_log_path, edges, grad)
     return grad
 
@@ -307,11 +313,7 @@ def _climb(
         by_left, by_right = grad_edge[2 * s], grad_edge[2 * s + 1]
         if edge[s] >= 0:
             grad_edge[edge[s]] += by_left + by_right
-        dot = kind(0)
-        of, b = np.uint64(node[s]), np.uint64(row[s])
-        for c in range(np.uint64(x.shape[1])):
-            dot += weight[of, c] * x[b, c]
-        u = (dot + bias[node[s]]) * scale
+        u = _logit(weight, bias, node[s], x, row[s]) * scale
         left, right = half + u, half - u
         slope_left = two / left - two / (three - two * left)
         slope_right = two / right - two / (three - two * right)
@@ -328,6 +330,7 @@ def _walk(
     split_bias: Any,
     leaf_weight: Any,
     leaf_bias: Any,
+    k: int,
     gamma: float,
     is_row: Any,
     capacity: int,
@@ -343,12 +346,12 @@ def _walk(
     sums: Any,
     summary: Any,
 ) -> None:
-    """Walk rows first..last-1 of x, groups of them one level at a time; see :mod:`.descent`.
+    """Walk rows first..last-1 of x, groups of them one level at a time.
 
     Visits are written from index first · capacity on. ``summary`` (parts, 6) gets the numbers of soft splits
     and leaves, DONE, FULL or TOO_SOFT, whether all logits are finite, nodes visited, and that index.
     """
-    k, n, _ = leaf_weight.shape
+    n = len(leaf_bias) // k
     kind = x.dtype.type
     half, scale = kind(0.5), kind(1 / gamma)
     first_deep = _first_deep(n)
@@ -357,7 +360,7 @@ def _walk(
         levels += 1
     chains = GROUP * k
     node, edge, logit = np.empty(chains, np.int64), np.empty(chains, np.int64), np.empty(chains, x.dtype)
-    log_v = np.empty(chains, x.dtype)
+    visit, log_v = np.empty(chains, np.int64), np.empty(chains, x.dtype)
     stack_size = (chains + 1) * max(levels, 1)
     stack_node, stack_edge = np.empty(stack_size, np.int64), np.empty(stack_size, np.int64)
     stack_chain, stack_log_v = np.empty(stack_size, np.int64), np.empty(stack_size, x.dtype)
@@ -375,8 +378,9 @@ def _walk(
             node[c], edge[c], log_v[c] = 0, -1, 0
         # Each chain to one leaf: at a soft split on the likelier side, the other one goes on the stack.
         for _ in range(levels):
-            for g in range(size):
-                _logits(logit, node, g * k, k, split_weight, split_bias, n - 1, x, group + g)
+            for c in range(size * k):
+                visit[c] = (c % k) * (n - 1) + node[c] if node[c] < n - 1 else -1
+            _logits(logit, visit, size * k, k, split_weight, split_bias, x, group)
             for c in range(size * k):
                 q, j, b = node[c], c % k, group + c // k
                 if q >= n - 1:
@@ -393,7 +397,7 @@ def _walk(
                         break
                     log_left, log_right = _log_sides(u)
                     is_right = int(u < 0)
-                    _put(soft_row, soft_node, soft_edge, start + softs, b, j * (n - 1) + q, edge[c])
+                    _put(soft_row, soft_node, soft_edge, start + softs, b, visit[c], edge[c])
                     stack_node[stacked], stack_chain[stacked] = 2 * q + 2 - is_right, c
                     stack_edge[stacked] = 2 * softs + 1 - is_right
                     stack_log_v[stacked] = log_v[c] + (log_left if is_right else log_right)
@@ -408,13 +412,12 @@ def _walk(
         if status != DONE:
             break
         for c in range(size * k):
-            node[c] = _leaf_at(node[c], n, first_deep)
-        for g in range(size):
-            _logits(logit, node, g * k, k, leaf_weight, leaf_bias, n, x, group + g)
+            visit[c] = (c % k) * n + _leaf_at(node[c], n, first_deep)
+        _logits(logit, visit, size * k, k, leaf_weight, leaf_bias, x, group)
         for c in range(size * k):
             finite &= abs(logit[c]) < np.inf
             to = start + leaves
-            _put(leaf_row, leaf_node, leaf_edge, to, group + c // k, (c % k) * n + node[c], edge[c])
+            _put(leaf_row, leaf_node, leaf_edge, to, group + c // k, visit[c], edge[c])
             leaf_logit[to], leaf_log_path[to] = logit[c] + log_v[c], log_v[c]
             leaves += 1
         visited += size * k
@@ -428,7 +431,7 @@ def _walk(
             )
             j, b = c % k, group + c // k
             while q < n - 1:
-                t = _logit(split_weight, split_bias, j, q, x, b)
+                t = _logit(split_weight, split_bias, j * (n - 1) + q, x, b)
                 visited += 1
                 if has_sums and (len(is_row) == 0 or is_row[b]):
                     _add_sums(sums[part], j, q, t, path)
@@ -454,11 +457,11 @@ def _walk(
                 status = FULL
             if status != DONE:
                 break
-            i = _leaf_at(q, n, first_deep)
-            alpha = _logit(leaf_weight, leaf_bias, j, i, x, b)
+            leaf = j * n + _leaf_at(q, n, first_deep)
+            alpha = _logit(leaf_weight, leaf_bias, leaf, x, b)
             finite &= abs(alpha) < np.inf
             to = start + leaves
-            _put(leaf_row, leaf_node, leaf_edge, to, b, j * n + i, e)
+            _put(leaf_row, leaf_node, leaf_edge, to, b, leaf, e)
             leaf_logit[to], leaf_log_path[to] = alpha + path, path
             leaves += 1
             visited += 1
@@ -466,6 +469,37 @@ def _walk(
             break
     summary[part, 0], summary[part, 1], summary[part, 2] = softs, leaves, status
     summary[part, 3], summary[part, 4], summary[part, 5] = finite, visited, start
+
+
+@jit
+def _logits(out: Any, node: Any, chains: int, k: int, weights: Any, bias: Any, x: Any, group: int) -> None:
+    """out[c] = the logit at node[c] of row group + c // k, for each chain c with a node; two at a time."""
+    for c in range(0, chains, 2):
+        if c + 1 < chains and node[c] >= 0 and node[c + 1] >= 0:
+            dot_one = dot_two = x.dtype.type(0)
+            one, row_one = np.uint64(node[c]), np.uint64(group + c // k)
+            two, row_two = np.uint64(node[c + 1]), np.uint64(group + (c + 1) // k)
+            for feature in range(np.uint64(x.shape[1])):
+                dot_one += weights[one, feature] * x[row_one, feature]
+                dot_two += weights[two, feature] * x[row_two, feature]
+            out[c], out[c + 1] = dot_one + bias[one], dot_two + bias[two]
+        else:
+            for chain in range(c, min(c + 2, chains)):
+                if node[chain] >= 0:
+                    out[chain] = _logit(weights, bias, node[chain], x, group + chain // k)
+
+
+# Indices are unsigned: a signed one might count from the end, which would not vectorise.
+
+
+@jit
+def _logit(weights: Any, bias: Any, node: int, x: Any, row: int) -> Any:
+    """The logit of a row of x (·, p) at row ``node`` of weights (·, p)."""
+    dot = x.dtype.type(0)
+    of, b = np.uint64(node), np.uint64(row)
+    for feature in range(np.uint64(x.shape[1])):
+        dot += weights[of, feature] * x[b, feature]
+    return dot + bias[of]
 
 
 @jit
