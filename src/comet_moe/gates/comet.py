@@ -234,13 +234,13 @@ class CometGate(SteppedGate):
 
     def _route_by_walk(self, x: Tensor, mask: Tensor | None, width: float | Tensor) -> Routing | None:
         """The routing from visited nodes only, in pairs; None where every node is to be evaluated."""
-        if isinstance(width, Tensor) or self.num_experts < WALK_EXPERTS or self.balance == "normalize":
+        needs_all = self.num_experts < WALK_EXPERTS or self.keeps_contributions or self.balance == "normalize"
+        # A dispatch mode, such as the FLOP counter, sees operators only.
+        if needs_all or isinstance(width, Tensor) or not checks.is_plain_eager(x):
             return None
         parameters = [self.split_weight, self.split_bias, self.leaf_weight, self.leaf_bias]
         is_plain = all(is_plain_cpu(tensor) and tensor.dtype == x.dtype for tensor in parameters)
-        if self.keeps_contributions or not (
-            is_plain and can_run_compiled(descent_work(x, self.leaf_bias), x)
-        ):
+        if not (is_plain and can_run_compiled(descent_work(x, parameters[-1]), x)):
             return None
         rows, row_mask = x.reshape(-1, self.in_features), None if mask is None else mask.flatten()
         with_sums = self.training and self.balance is not None
