@@ -136,8 +136,8 @@ class CometGate(SteppedGate):
     def reset_parameters(self) -> None:
         """Splits Uniform(±γ/100), leaves Uniform(±0.05): trees start soft and near uniform.
 
-        Balanced splits start Uniform(±sqrt(3 / p)): for inputs of unit variance their logits have a
-        deviation of 1, and trees with a small γ are hard from the first step.
+        Balanced splits start Uniform(±sqrt(3 / p)). For inputs of unit variance their logits have a deviation
+        of 1, and trees with a small γ are hard from the first step.
         """
         if self.balance is None:
             limit = (self.gamma[0] if isinstance(self.gamma, tuple) else self.gamma) / 100

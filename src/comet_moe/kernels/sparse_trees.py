@@ -47,8 +47,8 @@ class Walk(NamedTuple):
         leaf_row, leaf_node, leaf_edge: (L,) int64. Leaf i of tree j is j n + i.
         leaf_logit: (L,) α + log v.
         leaf_log_path: (L,) log v.
-        sums: (3, k, n-1) sums over all visits of r, r sign(d) and r |d| for each split with logit d and
-            probability r to be reached; None if not asked for.
+        sums: (3, k, n-1) sums of r, r sign(d) and r |d| over all visits of each split. d is its logit and r
+            the probability that the row reaches it. None if not asked for.
         visited: number of nodes and leaves that were evaluated.
         finite: whether all their logits are finite; if not, the rest is undefined.
     """
