@@ -312,3 +312,16 @@ def test_sparse_adam_leaves_alone_what_adam_moves_by_momentum():
 
 def test_top_k_has_no_tree_pairs():
     assert TopKGate(P, 4)(torch.randn(2, P)).tree_pairs is None
+
+
+@given(seed=st.integers(0, 40))
+def test_splits_at_the_edge_of_the_smooth_step_have_finite_gradients(seed):
+    """Two orders of summing may disagree on which side of ±γ/2 a logit is."""
+    torch.manual_seed(seed)
+    gate = trees(8, 2, 1.0, torch.float32, seed, entropy=0.1)
+    x = torch.randn(1, P)
+    with torch.no_grad():
+        logits = gate.split_weight @ x[0]
+        gate.split_bias.copy_(torch.nextafter(torch.tensor(0.5), torch.tensor(0.0)) - logits)
+    found = results(gate, x.expand(60, P))
+    assert all(torch.isfinite(value).all() for value in found.values())

@@ -44,6 +44,7 @@ class Walk(NamedTuple):
     Attributes:
         soft_row, soft_node, soft_edge: (S,) int64, a visit after that of the soft split above it. Node q of
             tree j is j (n-1) + q.
+        soft_share: (S,) logit / γ of the split, within ±1/2.
         leaf_row, leaf_node, leaf_edge: (L,) int64. Leaf i of tree j is j n + i.
         leaf_logit: (L,) α + log v.
         leaf_log_path: (L,) log v.
@@ -56,6 +57,7 @@ class Walk(NamedTuple):
     soft_row: Tensor
     soft_node: Tensor
     soft_edge: Tensor
+    soft_share: Tensor
     leaf_row: Tensor
     leaf_node: Tensor
     leaf_edge: Tensor
@@ -87,7 +89,7 @@ def walk_trees(
     capacity = min(FIRST_SLOTS * k, limit)
     while True:
         shape = len(rows) * capacity
-        softs = [np.empty(shape, np.int64) for _ in range(3)]
+        softs = [np.empty(shape, kind) for kind in (*3 * (np.int64,), rows.dtype)]
         leaves = [np.empty(shape, kind) for kind in (*3 * (np.int64,), rows.dtype, rows.dtype)]
         sums = np.zeros((parts, 3, k, n - 1 if with_sums else 0), rows.dtype)
         summary = np.zeros((parts, 6), np.int64)
@@ -207,10 +209,10 @@ class _VisitTrees(torch.autograd.Function):
             outer = (grad_logit, grad_log_path)
             return *differentiable_backward(definition, inputs, outer, needed), None, None, None
         x, *parameters = inputs
-        split_weight, split_bias, leaf_weight, _ = _read_nodes(parameters)
+        split_weight, _, leaf_weight, _ = _read_nodes(parameters)
         rows, alphas = as_array(x), as_array(grad_logit)
         by_path = as_array(grad_logit + grad_log_path)
-        splits = _split_grads(walk, rows, split_weight, split_bias, ctx.gamma, by_path)
+        splits = _split_grads(walk, ctx.gamma, by_path)
         grads: list[Tensor | None] = [None] * 5
         if needed[0]:
             by_row = np.zeros_like(rows)
@@ -233,12 +235,12 @@ class _VisitTrees(torch.autograd.Function):
         return *grads, None, None, None
 
 
-def _split_grads(walk: Walk, rows: Any, weight: Any, bias: Any, gamma: float, grad_log_path: Any) -> Any:
+def _split_grads(walk: Walk, gamma: float, grad_log_path: Any) -> Any:
     """(S,) gradients of the logits of soft splits, from those of log v of the leaves (L,)."""
-    grad = np.empty(len(walk.soft_row), rows.dtype)
-    edges = np.zeros(2 * len(grad), rows.dtype)
-    softs = (as_array(part) for part in (walk.soft_row, walk.soft_node, walk.soft_edge))
-    _climb(rows, weight, bias, gamma, *softs, as_array(walk.leaf_edge), grad_log_path, edges, grad)
+    grad = np.empty(len(walk.soft_row), grad_log_path.dtype)
+    edges = np.zeros(2 * len(grad), grad.dtype)
+    visits = (as_array(part) for part in (walk.soft_share, walk.soft_edge, walk.leaf_edge))
+    _climb(gamma, *visits, grad_log_path, edges, grad)
     return grad
 
 
@@ -291,29 +293,19 @@ def _sum_segments(
 
 @jit
 def _climb(
-    x: Any,
-    weight: Any,
-    bias: Any,
-    gamma: float,
-    row: Any,
-    node: Any,
-    edge: Any,
-    leaf_edge: Any,
-    grad_leaf: Any,
-    grad_edge: Any,
-    grad: Any,
+    gamma: float, share: Any, edge: Any, leaf_edge: Any, grad_leaf: Any, grad_edge: Any, grad: Any
 ) -> None:
     """Gradients of soft splits, last visit first: grad_edge collects those of the two sides."""
-    kind = x.dtype.type
+    kind = grad.dtype.type
     half, two, three, scale = kind(0.5), kind(2), kind(3), kind(1 / gamma)
     for leaf in range(len(leaf_edge)):
         if leaf_edge[leaf] >= 0:
             grad_edge[leaf_edge[leaf]] += grad_leaf[leaf]
-    for s in range(len(node) - 1, -1, -1):
+    for s in range(len(edge) - 1, -1, -1):
         by_left, by_right = grad_edge[2 * s], grad_edge[2 * s + 1]
         if edge[s] >= 0:
             grad_edge[edge[s]] += by_left + by_right
-        u = _logit(weight, bias, node[s], x, row[s]) * scale
+        u = share[s]
         left, right = half + u, half - u
         slope_left = two / left - two / (three - two * left)
         slope_right = two / right - two / (three - two * right)
@@ -338,6 +330,7 @@ def _walk(
     soft_row: Any,
     soft_node: Any,
     soft_edge: Any,
+    soft_share: Any,
     leaf_row: Any,
     leaf_node: Any,
     leaf_edge: Any,
@@ -398,6 +391,7 @@ def _walk(
                     log_left, log_right = _log_sides(u)
                     is_right = int(u < 0)
                     _put(soft_row, soft_node, soft_edge, start + softs, b, visit[c], edge[c])
+                    soft_share[start + softs] = u
                     stack_node[stacked], stack_chain[stacked] = 2 * q + 2 - is_right, c
                     stack_edge[stacked] = 2 * softs + 1 - is_right
                     stack_log_v[stacked] = log_v[c] + (log_left if is_right else log_right)
@@ -445,6 +439,7 @@ def _walk(
                     break
                 log_left, log_right = _log_sides(u)
                 _put(soft_row, soft_node, soft_edge, start + softs, b, j * (n - 1) + q, e)
+                soft_share[start + softs] = u
                 stack_node[stacked], stack_chain[stacked] = 2 * q + 2, c
                 stack_edge[stacked], stack_log_v[stacked] = 2 * softs + 1, path + log_right
                 stacked += 1
