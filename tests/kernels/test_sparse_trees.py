@@ -251,12 +251,10 @@ def test_soft_trees_of_many_experts_are_refused_with_the_memory_and_the_setting(
     monkeypatch.setattr(comet, "WALK_EXPERTS", 32)
     monkeypatch.setattr(sparse_trees, "WALK_SHARE", 0.25)
     x = torch.randn(1024, 4)
-    for balance, remedy in (
-        (None, 'use balance="median" and gamma=0.01'),
-        ("median", "use a gamma below 1000"),
-    ):
+    median = 'use balance="median" and gamma=0.01'
+    for balance, remedy in ((None, median), ("normalize", median), ("median", "use a gamma below 1000")):
         gate = CometGate(4, 2**16, k=1, gamma=1e3, balance=balance)
-        with pytest.raises(ValueError, match=rf"65536 experts, .* need 3\.0 GB of memory, .* {remedy}"):
+        with pytest.raises(ValueError, match=rf"65536 experts, which needs 3\.0 GB of memory, .* {remedy}"):
             gate(x)
     assert CometGate(4, 2**16, k=1, gamma=0.01, balance="median")(x).in_pairs
 

@@ -234,15 +234,18 @@ class CometGate(SteppedGate):
 
     def _route_by_walk(self, x: Tensor, mask: Tensor | None, width: float | Tensor) -> Routing | None:
         """The routing from visited nodes only, in pairs; None where every node is to be evaluated."""
-        needs_all = self.num_experts < WALK_EXPERTS or self.keeps_contributions or self.balance == "normalize"
+        is_small = self.num_experts < WALK_EXPERTS or self.keeps_contributions
         # A dispatch mode, such as the FLOP counter, sees operators only.
-        if needs_all or isinstance(width, Tensor) or not checks.is_plain_eager(x):
+        if is_small or isinstance(width, Tensor) or not checks.is_plain_eager(x):
             return None
         parameters = [self.split_weight, self.split_bias, self.leaf_weight, self.leaf_bias]
         is_plain = all(is_plain_cpu(tensor) and tensor.dtype == x.dtype for tensor in parameters)
         if not (is_plain and can_run_compiled(descent_work(x, parameters[-1]), x)):
             return None
         rows, row_mask = x.reshape(-1, self.in_features), None if mask is None else mask.flatten()
+        if self.balance == "normalize":
+            self._require_dense_memory(rows)
+            return None
         with_sums = self.training and self.balance is not None
         walk = walk_trees(rows, parameters, width, row_mask, with_sums)
         if walk is None:
@@ -263,15 +266,17 @@ class CometGate(SteppedGate):
         return routing
 
     def _require_dense_memory(self, rows: Tensor) -> None:
-        """Refuse to evaluate every node of trees that are too soft to walk and too large for memory."""
+        """Refuse to evaluate every node where that needs too much memory, and another setting avoids it."""
         needed = DENSE_TENSORS * len(rows) * self.leaf_bias.numel() * rows.element_size()
         if needed > MOST_DENSE_BYTES:
-            smaller = f"a gamma below {self.width:g}"
-            remedy = smaller if self.balance else 'balance="median" and gamma=0.01, which start hard'
+            reason = "balance is normalize" if self.balance == "normalize" else "the splits are soft"
+            remedy = 'balance="median" and gamma=0.01, which start hard'
+            if self.balance == "median":
+                remedy = f"a gamma below {self.width:g}"
             raise ValueError(
-                f"the trees are soft, so that {len(rows)} rows visit most of {self.num_experts} experts, and "
-                f"training would need {in_words(needed)} of memory, more than {in_words(MOST_DENSE_BYTES)}: "
-                f"use {remedy}, or fewer rows"
+                f"{reason}, so that {len(rows)} rows visit most nodes of {self.num_experts} experts, which "
+                f"needs {in_words(needed)} of memory, more than {in_words(MOST_DENSE_BYTES)}: use {remedy}, "
+                "or fewer rows"
             )
 
     def _balance(self, splits: Tensor, mask: Tensor | None, width: float | Tensor) -> Tensor:
