@@ -36,8 +36,9 @@ class CometGate(SteppedGate):
 
     computed as one softmax over trees and leaves of α + log v, times ``scale``. Once every tree is one-hot,
     at most k weights are nonzero. Evaluation under ``torch.no_grad()`` descends the trees: O(k p log n) per
-    sample, no tensor of size (B, n), and no ``selectors``. In training the auxiliary loss is
-    ``entropy`` · mean_b Σ_j Σ_i -v log(v + 1e-6).
+    sample, no tensor of size (B, n), and no ``selectors``. So does training on the CPU from 32 experts on,
+    where rows visit both sides of soft splits (:mod:`comet_moe.kernels.sparse_trees`). In training the
+    auxiliary loss is ``entropy`` · mean_b Σ_j Σ_i -v log(v + 1e-6).
 
     ``balance`` makes every node halve the rows that reach it, so that loads are even without a loss. The
     bias of a split is then no parameter. "normalize" normalises the logits w·x of a node by their mean and
