@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterator
 
 from benchmarks.dispatch import measure_dispatch, measure_mixtral, measure_sparse
-from benchmarks.gates import measure_gate, measure_growth, measure_memory, measure_soft_paths
+from benchmarks.gates import measure_gate, measure_memory, measure_soft_paths
+from benchmarks.growth import measure_growth
 from benchmarks.monitor import measure_monitor
 from benchmarks.network import measure_movielens
 from benchmarks.operations import measure_operations

@@ -80,7 +80,7 @@ def measure_soft_paths(quick: bool) -> Iterator[Result]:
 
 
 @torch.no_grad()
-def measure_growth(quick: bool) -> Iterator[Result]:
+def measure_inference_growth(quick: bool) -> Iterator[Result]:
     """Time at n=16384 / time at n=64."""
     p = 256
     for rows, target in ((32, 3.0), (4096, 5.0)):

@@ -75,6 +75,11 @@ def divide(a: Ratio, b: Ratio) -> Ratio:
     return Ratio(a.value / b.value, a.low / b.value, a.high / b.value, a.seconds, b.seconds, a.pairs)
 
 
+def invert(a: Ratio) -> Ratio:
+    """The reference of ``a`` by what it was measured against."""
+    return Ratio(1 / a.value, 1 / a.high, 1 / a.low, a.reference_seconds, a.seconds, a.pairs)
+
+
 def _summarize(times: list[float], reference: list[float]) -> Ratio:
     ratios = [a / b for a, b in zip(times, reference, strict=True)]
     low, _, high = quantiles(ratios, n=4)

@@ -22,6 +22,45 @@ class Pairs(NamedTuple):
     weight: Tensor
 
 
+class TreePairs(NamedTuple):
+    """The leaves that rows reach in k trees, in any order; all other leaves have probability 0.
+
+    Attributes:
+        sample, tree, expert: (L,) int64, flattened rows, trees and their leaves.
+        path: (L,) probability of the leaf in its tree.
+        contribution: (L,) what the leaf adds to the weights; None if it is not known.
+        trees: k.
+    """
+
+    sample: Tensor
+    tree: Tensor
+    expert: Tensor
+    path: Tensor
+    contribution: Tensor | None
+    trees: int
+
+    def entropy(self, rows: int) -> Tensor:
+        """Σ_j Σ_i -v log(v + 1e-6) of each row, (rows,)."""
+        entropy = -(self.path * (self.path + 1e-6).log())
+        return entropy.new_zeros(rows).index_add(0, self.sample, entropy)
+
+    def scatter(self, values: Tensor, batch_shape: torch.Size, num_experts: int) -> Tensor:
+        """``values`` (L,) as a tensor (B, ..., k, n)."""
+        dense = values.new_zeros(prod(batch_shape), self.trees, num_experts)
+        dense = dense.index_put((self.sample, self.tree, self.expert), values)
+        return dense.reshape(*batch_shape, self.trees, num_experts)
+
+    def to_pairs(self, num_experts: int) -> Pairs:
+        """The pairs of nonzero weight, ordered by sample."""
+        assert self.contribution is not None
+        key, pair = (self.sample * num_experts + self.expert).unique(return_inverse=True)
+        weight = self.contribution.new_zeros(len(key)).index_add(0, pair, self.contribution)
+        if not bool(weight.detach().all()):  # an exponential that was rounded to 0
+            used = weight.detach() != 0
+            key, weight = key[used], weight[used]
+        return Pairs(key // num_experts, key % num_experts, weight)
+
+
 class Routing:
     """The weights of the experts for each row of a batch, the auxiliary loss, and what the gate computed.
 
@@ -33,12 +72,15 @@ class Routing:
         aux_loss: scalar; None means 0.
         logits, selectors, contributions, mask: see the attributes.
         pairs, slots, batch_shape, num_experts, is_ordered: see :meth:`from_pairs` and :meth:`from_slots`.
+        tree_pairs: see the attributes.
 
     Attributes:
         logits: (B, ..., n) router logits, or None for a gate that has none.
         selectors: (B, ..., k, n) tree or selector distributions before any permutation, or None.
         contributions: (B, ..., k, n) what each tree or selector adds to the weights, or None. Their sum over
             k is the weights. Renumbering the experts drops them.
+        tree_pairs: the leaves behind ``pairs``, or None. ``selectors`` and ``contributions`` are then
+            computed from them when they are read.
         mask: (B, ...) bool, False where a row is padding, or None.
         candidates: (c,) indices of the experts that the gate chooses among; None for all n. All other experts
             have weight 0.
@@ -80,6 +122,7 @@ class Routing:
         batch_shape: torch.Size | None = None,
         num_experts: int = 0,
         is_ordered: bool = False,
+        tree_pairs: TreePairs | None = None,
     ):
         if (weights is None) + (pairs is None) + (slots is None) != 2:
             raise ValueError("a Routing needs exactly one of weights (B, ..., n), pairs and slots")
@@ -110,8 +153,9 @@ class Routing:
         self.batch_shape = batch_shape
         self.num_experts = num_experts
         self.logits = logits
-        self.selectors = selectors
-        self.contributions = contributions
+        self.tree_pairs = tree_pairs
+        self._selectors = selectors
+        self._contributions = contributions
         self.mask = mask
         self.candidates: Tensor | None = None
         self.execution: str | None = None
@@ -129,7 +173,7 @@ class Routing:
         ):
             if tensor is not None and tensor.shape != wanted:
                 raise ValueError(f"{name} must have shape {wanted} as the weights, got {tuple(tensor.shape)}")
-        for name, tensor in (("selectors", self.selectors), ("contributions", self.contributions)):
+        for name, tensor in (("selectors", self._selectors), ("contributions", self._contributions)):
             if tensor is None:
                 continue
             shape = tensor.shape
@@ -152,6 +196,50 @@ class Routing:
     ) -> "Routing":
         """From c slots per row, (rows, c) each: no expert twice in a row, weight 0 where a slot is unused."""
         return cls(slots=(expert, weight), batch_shape=batch_shape, num_experts=num_experts)
+
+    @classmethod
+    def from_trees(
+        cls, leaves: TreePairs, batch_shape: torch.Size, num_experts: int, aux_loss: Tensor | None = None
+    ) -> "Routing":
+        """From the leaves that rows reach, with their contributions; no tensor of size (B, n)."""
+        return cls(
+            pairs=leaves.to_pairs(num_experts),
+            tree_pairs=leaves,
+            aux_loss=aux_loss,
+            batch_shape=batch_shape,
+            num_experts=num_experts,
+            is_ordered=True,
+        )
+
+    @property
+    def selectors(self) -> Tensor | None:
+        """See the attributes of the class."""
+        leaves = self.tree_pairs
+        if self._selectors is None and leaves is not None:
+            selectors = leaves.scatter(leaves.path, self.batch_shape, self.num_experts)
+            if not _keeps_graph(leaves.path):
+                return selectors
+            self._selectors = selectors
+        return self._selectors
+
+    @selectors.setter
+    def selectors(self, selectors: Tensor | None) -> None:
+        self._selectors = selectors
+
+    @property
+    def contributions(self) -> Tensor | None:
+        """See the attributes of the class."""
+        leaves = self.tree_pairs
+        if self._contributions is None and leaves is not None and leaves.contribution is not None:
+            contributions = leaves.scatter(leaves.contribution, self.batch_shape, self.num_experts)
+            if not _keeps_graph(leaves.contribution):
+                return contributions
+            self._contributions = contributions
+        return self._contributions
+
+    @contributions.setter
+    def contributions(self, contributions: Tensor | None) -> None:
+        self._contributions = contributions
 
     @property
     def aux_loss(self) -> Tensor:
@@ -245,8 +333,12 @@ class Routing:
         if mask is None or (self._is_masked and self.mask is mask):
             return self
         changed: dict[str, Any] = {"mask": mask}
-        if self.contributions is not None:
-            changed["contributions"] = self.contributions.masked_fill(~mask[..., None, None], 0.0)
+        if self._contributions is not None:
+            changed["contributions"] = self._contributions.masked_fill(~mask[..., None, None], 0.0)
+        leaves = self.tree_pairs
+        if leaves is not None and leaves.contribution is not None:
+            kept = mask.flatten()[leaves.sample]
+            changed["tree_pairs"] = leaves._replace(contribution=leaves.contribution.masked_fill(~kept, 0.0))
         if self._weights is not None:
             changed["weights"] = self._weights.masked_fill(~mask.unsqueeze(-1), 0.0)
         elif self._slots is not None:
@@ -269,10 +361,13 @@ class Routing:
 
         The others have weight 0 and a logit of minus infinity.
         """
-        trees = {
+        trees: dict[str, Any] = {
             name: None if values is None else _place(values, experts, num_experts)
-            for name, values in (("selectors", self.selectors), ("contributions", self.contributions))
+            for name, values in (("selectors", self._selectors), ("contributions", self._contributions))
         }
+        leaves = self.tree_pairs
+        if leaves is not None:
+            trees["tree_pairs"] = leaves._replace(expert=experts[leaves.expert])
         routing = self._move(experts, num_experts, **trees)
         if routing.candidates is None:
             routing.candidates = experts
@@ -336,12 +431,15 @@ class Routing:
         kept = {
             "aux_loss": self._aux_loss,
             "logits": self.logits,
-            "selectors": self.selectors,
-            "contributions": self.contributions,
+            "selectors": self._selectors,
+            "contributions": self._contributions,
+            "tree_pairs": self.tree_pairs,
             "mask": self.mask,
             "batch_shape": self.batch_shape,
             "num_experts": self.num_experts,
         }
+        if "contributions" in changed and "tree_pairs" not in changed and self.tree_pairs is not None:
+            kept["tree_pairs"] = self.tree_pairs._replace(contribution=None)
         routing = Routing(**{**kept, **changed})
         routing.gate_flops = self.gate_flops
         routing.most_experts = self.most_experts

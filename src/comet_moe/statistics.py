@@ -40,10 +40,13 @@ class Weights(Protocol):
     batch_shape: torch.Size
     num_experts: int
     mask: Tensor | None
-    selectors: Tensor | None
     candidates: Tensor | None
     execution: str | None
 
+    tree_pairs: Any
+
+    @property
+    def selectors(self) -> Tensor | None: ...  # noqa: D102
     @property
     def in_pairs(self) -> bool: ...  # noqa: D102
     @property
@@ -90,7 +93,9 @@ class RoutingStatistics:
         )
         self._execution, self._candidates = routing.execution, routing.candidates
         sums = _pair_sums(routing) if routing.in_pairs else _dense_sums(routing)
-        if routing.selectors is not None:
+        if routing.tree_pairs is not None:
+            sums |= _leaf_sums(routing)
+        elif routing.selectors is not None:
             sums |= _tree_sums(routing.selectors, routing.mask)
         for name, value in sums.items():
             self._sums[name] = self._sums[name] + value if name in self._sums else value
@@ -300,4 +305,20 @@ def _tree_sums(selectors: Tensor, mask: Tensor | None) -> dict[str, Tensor]:
         "one_hot": (one_hot * rows).sum(dtype=torch.float64),
         "leaf": leaf.sum(0, dtype=torch.float64),
         "tree_rows": rows.sum(dtype=torch.float64),
+    }
+
+
+def _leaf_sums(routing: Weights) -> dict[str, Tensor]:
+    """As :func:`_tree_sums`, from the leaves that rows reach."""
+    leaves, n = routing.tree_pairs, routing.num_experts
+    path = leaves.path.double()
+    if routing.mask is not None:
+        path = path * routing.mask.flatten()[leaves.sample]
+    leaf = torch.bincount(leaves.tree * n + leaves.expert, weights=path, minlength=leaves.trees * n)
+    rows = prod(routing.batch_shape) if routing.mask is None else routing.mask.sum()
+    return {
+        "tree_entropy": torch.special.entr(path).sum(),
+        "one_hot": (path > 1 - SELECTED_WEIGHT).sum().double(),
+        "leaf": leaf.reshape(leaves.trees, n),
+        "tree_rows": torch.as_tensor(rows, dtype=torch.float64, device=path.device),
     }

@@ -16,8 +16,9 @@ class Stepped(ABC):
 def step(model: nn.Module) -> None:
     """Advance the schedules and biases in ``model``: call it once after each optimiser step.
 
-    Local searches and warm-ups follow their schedules. The biases of loss-free balancing and the coefficient
-    of ReMoE follow the experts' loads since the last call. A module that several gates share advances once.
+    Local searches, warm-ups and the widths of trees follow their schedules. The biases of loss-free balancing
+    and the coefficient of ReMoE follow the experts' loads since the last call, balanced trees their rows. A
+    module that several gates share advances once.
 
     Example:
         >>> import torch, comet_moe

@@ -15,6 +15,8 @@ from comet_moe.gates import (
 P, N = 12, 6
 GATES = {
     "comet": lambda: CometGate(P, N, k=2, entropy=0.1),
+    "comet-normalize": lambda: CometGate(P, N, k=2, entropy=0.1, balance="normalize", scale=2.5),
+    "comet-median": lambda: CometGate(P, N, k=2, gamma=(2.0, 0.5), gamma_steps=4, balance="median"),
     "topk": lambda: TopKGate(P, N, k=2),
     "topk-noise": lambda: TopKGate(P, N, k=2, noise=True),
     "topk-all": lambda: TopKGate(P, N, k=1, normalize="all"),

@@ -183,8 +183,8 @@ def test_a_z_loss_without_logits_is_refused_at_construction(gate):
 
 def test_the_gate_of_the_page_keeps_the_laws(monkeypatch):
     page = Path(__file__).parents[2] / "docs" / "gates.md"
-    (block,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
     module = ModuleType("page")
     monkeypatch.setitem(sys.modules, "page", module)  # where pickle looks for the class
-    exec(compile(block, str(page), "exec"), vars(module))
+    for block in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
+        exec(compile(block, str(page), "exec"), vars(module))
     check_gate(lambda p, n: build_gate("nearest", p, n, sharpness=2.0))

@@ -6,10 +6,11 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 import comet_moe
-from comet_moe.gates import ExpertChoiceGate, ReluGate, TopKGate
+from comet_moe.gates import CometGate, ExpertChoiceGate, ReluGate, TopKGate
 from forked import preload
 
 ROWS = torch.tensor([[3.0, 0, 0, 0], [3.0, 0, 0, 0], [0, 3.0, 0, 0], [0, 0, 3.0, 0]])
+BALANCES = ("normalize", "median")
 
 
 def step_as_rank(rank, folder):
@@ -21,6 +22,11 @@ def step_as_rank(rank, folder):
             "expert_choice": ExpertChoiceGate(4, 4),
         }
     )
+    torch.manual_seed(0)
+    trees = [CometGate(4, 4, balance=balance) for balance in BALANCES]
+    for gate in trees:
+        gate(ROWS[:1] if rank == 0 else ROWS[1:])
+        comet_moe.step(gate)
     with torch.no_grad():
         for gate in gates.values():
             gate.weight.copy_(torch.eye(4))
@@ -31,6 +37,7 @@ def step_as_rank(rank, folder):
     gates["relu"](rows + rank)
     gates["expert_choice"].threshold.fill_(rank + 1.0)
     comet_moe.step(gates)
+    gates.update(dict(zip(BALANCES, trees, strict=True)))
     torch.save(gates.state_dict(), f"{folder}/{rank}")
     dist.destroy_process_group()
 
@@ -44,3 +51,16 @@ def test_all_ranks_move_by_the_rows_of_all(tmp_path):
         assert state["top_k.balance_bias"].tolist() == [-0.5, 0, 0, 0.5]
         assert state["relu.coefficient"].item() == pytest.approx(1.2e-8)
         assert state["expert_choice.threshold"].tolist() == [1.5] * 4
+    torch.manual_seed(0)
+    for balance in BALANCES:
+        gate = CometGate(4, 4, balance=balance)
+        if balance == "normalize":  # batches are normalised by the rows of their own rank
+            gate(ROWS[:1])
+            gate(ROWS[1:])
+        else:
+            gate(ROWS)
+        comet_moe.step(gate)
+        for name in ("split_bias", "split_deviation", "split_steps"):
+            for rank in range(2):
+                moved = torch.load(tmp_path / str(rank))[f"{balance}.{name}"]
+                torch.testing.assert_close(moved, getattr(gate, name))

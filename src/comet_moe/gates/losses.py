@@ -9,6 +9,7 @@ Shapes: B rows, n experts, k trees or selectors.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor
@@ -37,6 +38,15 @@ def load_balancing_loss(routings: Routing | Sequence[Routing], ranks: Ranks | No
     """
     loads, probabilities, rows = [], [], []
     for routing in _as_sequence(routings):
+        if routing.in_pairs and routing.logits is None:
+            _, expert, weight = routing.pairs()
+            share, _ = _pair_shares(routing)
+            loads.append(
+                share.new_zeros(routing.num_experts).index_add(0, expert, (weight.detach() != 0).to(share))
+            )
+            probabilities.append(share.new_zeros(routing.num_experts).index_add(0, expert, share))
+            rows.append(_count_rows(routing, share))
+            continue
         weights = routing.weights.flatten(0, -2)
         logits = routing.logits
         probability = _shares(weights) if logits is None else logits.flatten(0, -2).softmax(-1)
@@ -78,21 +88,8 @@ def information_loss(routings: Routing | Sequence[Routing], ranks: Ranks | None 
     :class:`~comet_moe.statistics.RoutingStatistics`.
     """
     routings = _as_sequence(routings)
-    if len(routings) == 1 and routings[0].selectors is not None:
-        distributions = [routings[0].selectors.flatten(0, -3)]  # (B, k, n)
-    else:
-        distributions = [_shares(routing.weights.flatten(0, -2)).unsqueeze(-2) for routing in routings]
-    counted = [
-        (_counted_rows(routing, v) * v.detach().any(-1)[:, :1]).unsqueeze(-1)
-        for routing, v in zip(routings, distributions, strict=True)
-    ]
-    pairs = list(zip(distributions, counted, strict=True))
-    distribution_sum, entropy_sum, rows = sum_over_batch(
-        ranks,
-        _add([(v * c).sum(0) for v, c in pairs]),
-        _add([(_entropy(v) * c).sum() for v, c in pairs]),
-        _add([c.sum() for c in counted]),
-    )
+    sums = [_distribution_sums(routing, of_trees=len(routings) == 1) for routing in routings]
+    distribution_sum, entropy_sum, rows = sum_over_batch(ranks, *map(_add, zip(*sums, strict=True)))
     rows = rows.clamp_min(1)
     return entropy_sum / rows - _entropy(distribution_sum / rows).sum()
 
@@ -115,7 +112,7 @@ class Regularizer:
 
     def __call__(self, routings: Routing | Sequence[Routing], ranks: Ranks | None = None) -> Tensor:
         """The auxiliary loss, a scalar; of the rows of all ``ranks`` where they are given."""
-        loss = _as_sequence(routings)[0].weights.new_zeros(())
+        loss = _as_sequence(routings)[0].held_weights.new_zeros(())
         if self.load_balance:
             loss = loss + self.load_balance * load_balancing_loss(routings, ranks)
         if self.z_loss:
@@ -141,18 +138,55 @@ def masked_mean(values: Tensor, mask: Tensor | None, ranks: Ranks | None = None)
 
 def selector_entropy(selectors: Tensor) -> Tensor:
     """Entropy Σ_j Σ_i -v log(v + 1e-6) of each row's k distributions, in nats: (B, ..., k, n) -> (B, ...)."""
-    return -(selectors * (selectors + 1e-6).log()).sum((-2, -1))
+    return _surprise(selectors).sum((-2, -1))
 
 
 def _entropy(distribution: Tensor) -> Tensor:
     """Entropy over the last dimension, which stays with size 1; its gradient is finite at 0."""
-    return -(distribution * (distribution + 1e-6).log()).sum(-1, keepdim=True)
+    return _surprise(distribution).sum(-1, keepdim=True)
 
 
 def _shares(weights: Tensor) -> Tensor:
     """Each row divided by its sum; a row without weight stays 0."""
     row_sum = weights.sum(-1, keepdim=True)
     return weights / row_sum.masked_fill(row_sum == 0, 1.0)
+
+
+def _distribution_sums(routing: Routing, of_trees: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Sums over rows: the distributions v, (k, n) or (1, n) for weights, their entropies, and the rows."""
+    leaves, n = routing.tree_pairs if of_trees else None, routing.num_experts
+    if leaves is not None:
+        path = leaves.path
+        path = path if routing.mask is None else path * routing.mask.flatten()[leaves.sample]
+        by_leaf = path.new_zeros(leaves.trees * n).index_add(0, leaves.tree * n + leaves.expert, path)
+        return by_leaf.view(leaves.trees, n), _surprise(path).sum(), _count_rows(routing, path)
+    if of_trees and routing.selectors is not None:
+        distributions = routing.selectors.flatten(0, -3)  # (B, k, n)
+    elif routing.in_pairs:
+        share, routed = _pair_shares(routing)
+        by_expert = share.new_zeros(n).index_add(0, routing.pairs().expert, share)
+        return by_expert.unsqueeze(0), _surprise(share).sum(), routed
+    else:
+        distributions = _shares(routing.weights.flatten(0, -2)).unsqueeze(-2)
+    counted = (_counted_rows(routing, distributions) * distributions.detach().any(-1)[:, :1]).unsqueeze(-1)
+    return (distributions * counted).sum(0), (_entropy(distributions) * counted).sum(), counted.sum()
+
+
+def _pair_shares(routing: Routing) -> tuple[Tensor, Tensor]:
+    """The weights of the pairs, each divided by the sum of its row, and the number of rows with a weight."""
+    sample, _, weight = routing.pairs()
+    row_sum = weight.new_zeros(prod(routing.batch_shape)).index_add(0, sample, weight)
+    return weight / row_sum[sample], (row_sum.detach() > 0).sum().to(weight.dtype)
+
+
+def _count_rows(routing: Routing, like: Tensor) -> Tensor:
+    """The number of rows that are not padding, a scalar."""
+    return like.new_tensor(prod(routing.batch_shape)) if routing.mask is None else routing.mask.sum().to(like)
+
+
+def _surprise(probability: Tensor) -> Tensor:
+    """-v log(v + 1e-6), whose gradient is finite at 0."""
+    return -(probability * (probability + 1e-6).log())
 
 
 def _counted_rows(routing: Routing, like: Tensor) -> Tensor:

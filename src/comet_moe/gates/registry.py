@@ -34,8 +34,8 @@ _MODULES = {
 }
 """The file of each gate of this library, in the order of tables."""
 
-_FROM_MODEL = ("in_features", "num_experts", "num_keys", "seed")
-"""Arguments of a constructor that are no settings: the model and the data decide them."""
+_FROM_MODEL = ("in_features", "num_experts", "num_keys", "seed", "sparse")
+"""Arguments of a constructor that are no settings: the model, the data and the optimiser decide them."""
 
 _registered: dict[str, "NamedGate"] = {}
 

@@ -21,7 +21,7 @@ def smooth_step(t: Tensor, gamma: float) -> Tensor:
     return _cubic((t / gamma).clamp(-0.5, 0.5) + 0.5)
 
 
-def smooth_step_sides(t: Tensor, gamma: float) -> tuple[Tensor, Tensor]:
+def smooth_step_sides(t: Tensor, gamma: float | Tensor) -> tuple[Tensor, Tensor]:
     """(h(t), 1 - h(t)), each without cancellation. Any shape."""
     u = (t / gamma).clamp(-0.5, 0.5)
     return _cubic(0.5 + u), _cubic(0.5 - u)

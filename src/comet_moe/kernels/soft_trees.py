@@ -53,7 +53,7 @@ def soft_trees(splits: Tensor, alphas: Tensor, gamma: float) -> SoftTrees:
     return soft_trees_torch(splits, alphas, gamma)
 
 
-def soft_trees_torch(splits: Tensor, alphas: Tensor, gamma: float) -> SoftTrees:
+def soft_trees_torch(splits: Tensor, alphas: Tensor, gamma: float | Tensor) -> SoftTrees:
     """The definition: paths in log space and one softmax over trees and leaves."""
     log_paths = path_sums(*log_smooth_step_sides(splits, gamma))
     contributions = (alphas + log_paths).flatten(-2).softmax(-1).unflatten(-1, alphas.shape[-2:])
@@ -84,7 +84,7 @@ def path_sums(left: Tensor, right: Tensor) -> Tensor:
     return sums
 
 
-def log_smooth_step_sides(t: Tensor, gamma: float) -> tuple[Tensor, Tensor]:
+def log_smooth_step_sides(t: Tensor, gamma: float | Tensor) -> tuple[Tensor, Tensor]:
     """(log h(t), log(1 - h(t))): -inf with gradient 0 where a side has probability 0, 0 where it has 1."""
     u = (t / gamma).clamp(-0.5, 0.5)
     return _log_cubic(0.5 + u), _log_cubic(0.5 - u)

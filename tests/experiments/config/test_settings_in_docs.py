@@ -85,8 +85,8 @@ def type_text(annotation: Any, metadata: list[Any]) -> str:
     if origin is Annotated:
         return type_text(arguments[0], [*arguments[1:], *metadata])
     if is_union(annotation):
-        (kind,) = [argument for argument in arguments if argument is not types.NoneType]
-        return f"{type_text(kind, metadata)}, or null"
+        names = ["null" if kind is types.NoneType else type_text(kind, metadata) for kind in arguments]
+        return ", or ".join(names)
     if origin is Literal:
         return ", ".join(f"`{value}`" for value in arguments)
     if origin is tuple:
