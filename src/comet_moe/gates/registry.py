@@ -23,6 +23,7 @@ parameters of all. The third has one expert per task, together with the compute 
 _MODULES = {
     "softmax": "softmax",
     "hash": "hash",
+    "hash-k": "hash",
     "topk": "top_k",
     "switch": "top_k",
     "sigmoid": "top_k",
