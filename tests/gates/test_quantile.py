@@ -1,4 +1,4 @@
-"""Quantile balancing of TopKGate: the bias is the quantile of the margins, and one batch after another is even."""
+"""Quantile balancing of TopKGate: the bias is the quantile of the margins, and evens out the loads."""
 
 import pytest
 import torch
