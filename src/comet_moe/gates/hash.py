@@ -75,34 +75,37 @@ class HashGate(Gate):
         self.weights, self.score = weights, score
         self.scale = checks.positive("scale", scale)
         self.sums_to_one, self.max_weight_sum = scale == 1, self.scale
-        self.register_buffer("assignment", _draw(num_keys, num_experts, self.k, seed))
-        is_learned = self._check_weights(in_features)
+        self.seed = seed
+        shape = (num_keys,) if self.k == 1 else (num_keys, self.k)
+        self.register_buffer("assignment", torch.empty(shape, dtype=torch.int64))
+        self._check_weights(in_features)
         self.in_features = in_features
-        self.weight = nn.Parameter(torch.empty(num_experts, in_features)) if is_learned else None
-        self.bias = nn.Parameter(torch.empty(num_experts)) if is_learned else None
+        self.weight: nn.Parameter | None = None
+        self.bias: nn.Parameter | None = None
+        if weights == "learned" and in_features is not None:
+            self.weight = nn.Parameter(torch.empty(num_experts, in_features))
+            self.bias = nn.Parameter(torch.empty(num_experts))
         self.reset_parameters()
 
-    def _check_weights(self, in_features: int | None) -> bool:
-        """Whether weights are learned; ValueError for arguments that do not fit each other."""
+    def _check_weights(self, in_features: int | None) -> None:
+        """ValueError for arguments that do not fit each other."""
         if self.weights not in ("uniform", "learned"):
             raise ValueError(f'weights must be "uniform" or "learned", got {self.weights!r}')
         if self.score not in ("softmax", "sigmoid", "sqrtsoftplus"):
             raise ValueError(f'score must be "softmax", "sigmoid" or "sqrtsoftplus", got {self.score!r}')
-        if self.weights == "uniform":
-            if in_features is not None:
-                checks.at_least_one("in_features", in_features)
-            return False
-        if in_features is None:
+        if in_features is not None:
+            checks.at_least_one("in_features", in_features)
+        elif self.weights == "learned":
             raise ValueError('weights="learned" reads features: pass in_features')
-        checks.at_least_one("in_features", in_features)
-        if self.k == 1:
+        if self.weights == "learned" and self.k == 1:
             raise ValueError(
                 f'weights="learned" needs at least 2 experts per key, got k={self.k}: one weight is constant'
             )
-        return True
 
     def reset_parameters(self) -> None:
-        """Glorot-uniform weight, zero bias; the table stays."""
+        """Draw the table from the seed; Glorot-uniform weight, zero bias."""
+        with torch.no_grad():
+            self.assignment.copy_(_draw(self.num_keys, self.num_experts, self.k, self.seed))
         if self.weight is not None and self.bias is not None:
             nn.init.xavier_uniform_(self.weight)
             nn.init.zeros_(self.bias)
@@ -197,16 +200,15 @@ def _draw(num_keys: int, num_experts: int, k: int, seed: int) -> Tensor:
 
 
 @register_gate("hash")
-def build_hash(num_keys: int, num_experts: int, seed: int = 0, scale: Positive = 1.0) -> HashGate:
+def build_hash(num_keys: int, num_experts: int, seed: int = 0) -> HashGate:
     """One fixed expert for each key, such as a user or a token id; nothing is trained.
 
     Args:
         num_keys: v.
         num_experts: n.
         seed: of the table.
-        scale: the weight.
     """
-    return HashGate(num_keys, num_experts, seed, scale=scale)
+    return HashGate(num_keys, num_experts, seed)
 
 
 @register_gate("hash-k")
