@@ -39,8 +39,8 @@ def grow(
     gates sum to 1. Each copy has the optimiser state of its layer, such as the moments of Adam. New gates
     start without any. Drop the gradients first (``optimizer.zero_grad()``).
 
-    A run that is resumed after the change builds the dense model, grows it with the same arguments, and then
-    loads the states of model, optimiser and scheduler.
+    A run that is resumed after the change builds the dense model and grows it with the same arguments. Then
+    it loads the states of model, optimiser and scheduler.
 
     With ``DistributedDataParallel``, grow the module inside on all ranks, then wrap it again: the wrapper
     gives all ranks the gates of the first one. Experts are spread over ranks, and parameters sharded, after

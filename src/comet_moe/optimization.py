@@ -115,7 +115,7 @@ class Growth:
     def _add(self, gates: nn.Module, like: int) -> None:
         """Add the parameters of ``gates`` to the group ``like``, or to new ones that follow its schedule."""
         group = self.optimizer.param_groups[like]
-        base = group.get("initial_lr", group["lr"])
+        base = float(group.get("initial_lr", group["lr"]))
         factors = search_factors(gates)
         by_ratio: dict[float | None, list[nn.Parameter]] = {}
         for parameter in gates.parameters():

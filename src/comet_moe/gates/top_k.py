@@ -37,9 +37,9 @@ class TopKGate(LinearGate, SteppedGate):
     so that a step which suits sigmoid scores may swing around the balance with them.
 
     ``balance="quantile"`` has no such step. After each optimiser step the bias of expert j moves to the k/n
-    quantile of α - s_j over the rows of all ranks since the last step. α lies between the k-th and the
-    (k+1)-th largest s + balance_bias of a row. With this bias, these rows would load all experts about alike.
-    Evaluation uses the last bias.
+    quantile of α - s_j. It is taken over the rows of all ranks since the last step. α lies between the k-th
+    and the (k+1)-th largest s + balance_bias of a row. With this bias, these rows would load all experts
+    about alike. Evaluation uses the last bias.
 
     ``routing.logits`` are the logits that were compared: in training with their noise.
 
