@@ -81,10 +81,14 @@ class Growth:
         self.optimizer = optimizer
         self.scheduler = scheduler
         self.gate_lr = None if gate_lr is None else checks.not_negative("gate_lr", gate_lr)
-        if scheduler is None and gate_lr is not None and "initial_lr" in optimizer.param_groups[0]:
+        if gate_lr is not None:
+            self._require_scheduler("gate_lr")
+
+    def _require_scheduler(self, cause: str) -> None:
+        if self.scheduler is None and "initial_lr" in self.optimizer.param_groups[0]:
             raise ValueError(
-                "gate_lr adds a group to an optimiser whose learning rate has a schedule: pass scheduler as "
-                "well, or leave gate_lr out"
+                f"{cause} adds a group to an optimiser whose learning rate has a schedule: pass scheduler as "
+                "well, or leave it out"
             )
 
     def apply(self, copies: Mapping[nn.Parameter, Sequence[nn.Parameter]], gates: nn.Module) -> None:
@@ -95,6 +99,8 @@ class Growth:
                 shape to which it is broadcast, such as (n, out, in) for (out, in) or (1, out, in).
             gates: the gates of this layer.
         """
+        if any(factor != 1 for factor in search_factors(gates).values()):
+            self._require_scheduler("a local search with an lr_factor")
         group_of = {p: i for i, group in enumerate(self.optimizer.param_groups) for p in group["params"]}
         own_group = next((group_of[p] for p in copies if p in group_of), 0)
         states: dict[Tensor, Any] = {
@@ -119,10 +125,12 @@ class Growth:
         factors = search_factors(gates)
         by_ratio: dict[float | None, list[nn.Parameter]] = {}
         for parameter in gates.parameters():
-            factor = factors.get(id(parameter), 1.0)
-            is_gate = self.gate_lr is not None and id(parameter) not in factors
-            ratio = self.gate_lr / base if is_gate and self.gate_lr is not None else factor
-            by_ratio.setdefault(ratio if is_gate or factor != 1 else None, []).append(parameter)
+            ratio = None  # joins the group
+            if id(parameter) in factors:
+                ratio = factors[id(parameter)] if factors[id(parameter)] != 1 else None
+            elif self.gate_lr is not None:
+                ratio = self.gate_lr / base
+            by_ratio.setdefault(ratio, []).append(parameter)
         group["params"] = [*group["params"], *by_ratio.pop(None, [])]
         for ratio, parameters in by_ratio.items():
             assert ratio is not None
