@@ -6,6 +6,9 @@ The model is a Mixtral of transformers over bytes, with about 5 million paramete
 and uses 2 of them per token. The gate "topk" is the model's own router with its load-balancing loss. "dense"
 is a Llama with the compute of two experts per token, and "dense-wide" a Llama as large as all eight. Other
 gates replace the router. A tenth of the text is held out. ``--quick`` trains a smaller model in seconds.
+
+``--grow-at 0.5`` starts with the dense model. After half of the steps each of its feed-forward layers becomes
+eight copies behind the gate, with one expert per token.
 """
 
 import argparse
@@ -16,6 +19,7 @@ import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,10 +27,12 @@ from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralFo
 
 import comet_moe
 from comet_moe import RoutingMonitor
+from comet_moe.gates import Gate
 from comet_moe.hf import gate_factory, replace_routers
 from comet_moe.statistics import GroupStatistics
 
 GATES = ["dense", "dense-wide", "topk", "switch", "sigmoid", "softmax", "relu", "dselect", "comet", "hash"]
+GATES += ["hash-k"]
 GATES += ["topk+", "sigmoid+", "dselect+", "comet+", "hash+"]
 EXPERTS = {"experts": 8, "k": 2}
 SIZES = {"hidden": 160, "width": 320, "layers": 4, "heads": 4, "length": 128, "batch": 16, **EXPERTS}
@@ -53,17 +59,24 @@ def main() -> None:
         sys.exit(f"{options.data} has {len(text)} bytes: a tenth of it must be more than {sizes['length']}")
 
     model = build_model(options, sizes, steps)
-    optimizer = torch.optim.AdamW(comet_moe.parameter_groups(model, options.lr), weight_decay=0.01)
+    groups = comet_moe.parameter_groups(model, options.lr, options.gate_lr)
+    optimizer = torch.optim.AdamW(groups, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min((step + 1) / (0.05 * steps), 0.5 + 0.5 * math.cos(math.pi * step / steps))
     )
 
     has_gates = not options.gate.startswith("dense")
+    growing_step = None if options.grow_at is None else round(options.grow_at * steps)
     with ExitStack() as stack:
-        monitor = stack.enter_context(RoutingMonitor(model)) if has_gates else None
+        monitor = stack.enter_context(RoutingMonitor(model)) if has_gates and growing_step is None else None
         started = time.perf_counter()
         model.train()
         for step in range(steps):
+            if step == growing_step:
+                settings = gate_settings(options, steps)
+                carried = {"optimizer": optimizer, "scheduler": schedule, "gate_lr": options.gate_lr}
+                comet_moe.grow(model, sizes["experts"], 1, options.gate, **carried, **settings)
+                monitor = stack.enter_context(RoutingMonitor(model))
             rows = random_rows(train, sizes)
             loss = model(input_ids=rows, labels=rows).loss
             if monitor is not None:
@@ -82,6 +95,7 @@ def main() -> None:
             "gate": options.gate,
             "seed": options.seed,
             "steps": steps,
+            "grow_at": options.grow_at,
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
             "tokens_per_second": steps * sizes["batch"] * sizes["length"] / seconds,
         }
@@ -104,11 +118,15 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, help="optimiser steps: 2000, or 30 with --quick")
     parser.add_argument("--lr", type=float, default=2e-3)
+    parser.add_argument("--gate-lr", type=float, help="learning rate of the gates: as --lr by default")
+    parser.add_argument("--grow-at", type=float, help="share of the steps for which the model is dense")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="of the gate")
     parser.add_argument("--quick", action="store_true", help="a smaller model, a few seconds")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
     options.data = options.data or Path("input.txt")
+    if options.grow_at is not None and (options.gate.startswith("dense") or not 0 < options.grow_at < 1):
+        parser.error(f"--grow-at must be between 0 and 1, with a gate, got {options.grow_at}")
     if not options.data.is_file():
         parser.error(f"there is no file {options.data}: give a text with --data")
     return options
@@ -125,8 +143,8 @@ def build_model(options: argparse.Namespace, sizes: dict[str, int], steps: int) 
         "max_position_embeddings": sizes["length"],
         "tie_word_embeddings": True,
     }
-    if options.gate.startswith("dense"):
-        experts = sizes["k"] if options.gate == "dense" else sizes["experts"]
+    if options.gate.startswith("dense") or options.grow_at is not None:
+        experts = sizes["experts"] if options.gate == "dense-wide" else sizes["k"]
         return LlamaForCausalLM(LlamaConfig(**common, intermediate_size=experts * sizes["width"]))
 
     config = MixtralConfig(
@@ -141,14 +159,18 @@ def build_model(options: argparse.Namespace, sizes: dict[str, int], steps: int) 
     if options.gate == "topk":
         replace_routers(model)
     else:
-        settings = {"vocab_size": 256, "search_steps": steps // 2, "seed": options.seed}
-        if options.gate.startswith("comet"):
-            settings["information"] = 0.1  # without it trees tend to send every token to the same leaf
-        for name, value in (setting.split("=") for setting in options.set):
-            settings[name] = json.loads(value)
-        replace_routers(model, gate_factory(options.gate, **settings))
+        factory = gate_factory(options.gate, vocab_size=256, **gate_settings(options, steps))
+        replace_routers(model, factory)
     model.set_experts_implementation("comet_moe")
     return model
+
+
+def gate_settings(options: argparse.Namespace, steps: int) -> dict[str, Any]:
+    """The settings of the gate: those of --set over the defaults of this script."""
+    settings = {"search_steps": steps // 2, "seed": options.seed}
+    if options.gate.startswith("comet"):
+        settings["information"] = 0.1  # without it trees tend to send every token to the same leaf
+    return settings | {name: json.loads(value) for name, value in (item.split("=") for item in options.set)}
 
 
 def random_rows(text: Tensor, sizes: dict[str, int]) -> Tensor:
@@ -180,7 +202,8 @@ class Specialisation:
         self.layers = []
         for layer in model.model.layers:
             statistics = GroupStatistics(len(self.names)), GroupStatistics(len(PARTS))
-            layer.mlp.gate.gate.register_forward_hook(self.hook(*statistics), with_kwargs=True)
+            gate = next(module for module in layer.mlp.modules() if isinstance(module, Gate))
+            gate.register_forward_hook(self.hook(*statistics), with_kwargs=True)
             self.layers.append(statistics)
 
     def hook(self, of_classes: GroupStatistics, of_parts: GroupStatistics):

@@ -19,6 +19,7 @@ NAMES = {
     "RoutingMonitor",
     "RoutingWarning",
     "StaticRoutingWarning",
+    "grow",
     "intervene",
     "parameter_groups",
     "routing_gain",

@@ -21,15 +21,16 @@ if TYPE_CHECKING:
     from comet_moe.exceptions import CometError as CometError
     from comet_moe.exceptions import RoutingWarning as RoutingWarning
     from comet_moe.exceptions import StaticRoutingWarning as StaticRoutingWarning
+    from comet_moe.growing import grow as grow
     from comet_moe.interventions import intervene as intervene
     from comet_moe.interventions import routing_gain as routing_gain
     from comet_moe.local_search import Permutation as Permutation
     from comet_moe.local_search import PermutedGate as PermutedGate
-    from comet_moe.local_search import parameter_groups as parameter_groups
     from comet_moe.local_search.sinkhorn import sinkhorn as sinkhorn
     from comet_moe.mixture.moe import MoE as MoE
     from comet_moe.mixture.moe import MultiGateMoE as MultiGateMoE
     from comet_moe.monitor import RoutingMonitor as RoutingMonitor
+    from comet_moe.optimization import parameter_groups as parameter_groups
     from comet_moe.routing import Routing as Routing
     from comet_moe.stepping import step as step
 
@@ -45,8 +46,9 @@ _MODULES = {
     "Routing": "comet_moe.routing",
     "RoutingMonitor": "comet_moe.monitor",
     "StaticRoutingWarning": "comet_moe.exceptions",
+    "grow": "comet_moe.growing",
     "intervene": "comet_moe.interventions",
-    "parameter_groups": "comet_moe.local_search",
+    "parameter_groups": "comet_moe.optimization",
     "routing_gain": "comet_moe.interventions",
     "set_value_checks": "comet_moe.checks",
     "sinkhorn": "comet_moe.local_search.sinkhorn",
@@ -63,6 +65,7 @@ __all__ = [
     "RoutingMonitor",
     "RoutingWarning",
     "StaticRoutingWarning",
+    "grow",
     "intervene",
     "parameter_groups",
     "routing_gain",

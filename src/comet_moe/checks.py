@@ -132,6 +132,13 @@ def positive(name: str, value: float) -> float:
     return float(value)
 
 
+def share(name: str, value: float) -> float:
+    """``value`` if it is a number from 0 to 1."""
+    if not (_is_finite(value) and 0 <= value <= 1):
+        raise ValueError(f"{name} must be a number from 0 to 1, got {value!r}")
+    return float(value)
+
+
 def two_ends(name: str, value: Any) -> tuple[Any, Any]:
     """The first and the last value of a schedule."""
     if not isinstance(value, list | tuple) or len(value) != 2:

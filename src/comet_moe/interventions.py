@@ -55,7 +55,7 @@ def intervene(
         >>> from comet_moe import MoE, intervene
         >>> from comet_moe.experts import DenseExperts
         >>> from comet_moe.gates import TopKGate
-        >>> moe = MoE(experts=DenseExperts(4, 8, 8), gate=TopKGate(8, 4, k=1), return_routing=False)
+        >>> moe = MoE(experts=DenseExperts(4, 8, 8), gate=TopKGate(8, 4, k=2), return_routing=False)
         >>> x = torch.randn(16, 8)
         >>> with intervene(moe, "shuffle"):
         ...     shuffled = moe(x)
@@ -113,7 +113,7 @@ def routing_gain(
         >>> from comet_moe import MoE, routing_gain
         >>> from comet_moe.experts import DenseExperts
         >>> from comet_moe.gates import TopKGate
-        >>> moe = MoE(experts=DenseExperts(4, 8, 8), gate=TopKGate(8, 4, k=1), return_routing=False)
+        >>> moe = MoE(experts=DenseExperts(4, 8, 8), gate=TopKGate(8, 4, k=2), return_routing=False)
         >>> x = torch.randn(64, 8)
         >>> y = moe(x)  # what the routes of the samples give
         >>> def loss(model, batch):

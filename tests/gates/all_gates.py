@@ -21,10 +21,12 @@ GATES = {
     "topk-noise": lambda: TopKGate(P, N, k=2, noise=True),
     "topk-all": lambda: TopKGate(P, N, k=1, normalize="all"),
     "sigmoid": lambda: TopKGate(P, N, k=2, score="sigmoid", bias_update=0.01, groups=3, top_groups=2),
+    "quantile": lambda: TopKGate(P, N, k=2, balance="quantile", scale=2.5),
     "relu": lambda: ReluGate(P, N, target=2),
     "expert-choice": lambda: ExpertChoiceGate(P, N),
     "dselect": lambda: DSelectKGate(P, N, k=2, entropy=0.1, reachability=0.1),
     "hash": lambda: HashGate(9, N),
+    "hash-k": lambda: HashGate(9, N, k=3, weights="learned", in_features=P, score="sqrtsoftplus", scale=1.5),
     "softmax": lambda: SoftmaxGate(P, N),
 }
 

@@ -6,6 +6,7 @@ from gate_laws import assert_glorot_and_zero, assert_slots_equal_dense
 from hypothesis import given
 from hypothesis import strategies as st
 
+from comet_moe.exceptions import IdleGateWarning
 from comet_moe.experiments.config import load_train_config
 from comet_moe.experiments.models.build import build_model
 from comet_moe.gates import TopKGate
@@ -27,10 +28,22 @@ def test_top_1_of_all_is_the_full_softmax_probability_and_trains():
 
 
 def test_top_1_of_selected_has_no_gradient_and_says_so():
-    gate = TopKGate(5, 6, k=1)
+    with pytest.warns(IdleGateWarning, match='k=1 and normalize="selected" .* use normalize="all", or k > 1'):
+        gate = TopKGate(5, 6, k=1)
     gate(torch.randn(8, 5)).weights.square().sum().backward()
     assert gate.weight.grad.abs().max() == 0
     assert gate.idle_parameters() == {"weight", "bias"}
+
+
+@pytest.mark.parametrize("settings", [{"k": 1, "normalize": "all"}, {"k": 2}])
+@pytest.mark.filterwarnings("error")
+def test_a_gate_that_trains_does_not_warn(settings):
+    TopKGate(5, 6, **settings)
+
+
+@pytest.mark.filterwarnings("error")
+def test_one_expert_is_no_choice_to_warn_of():
+    TopKGate(5, 1)
 
 
 def test_noise_acts_in_training_only_and_is_trained():

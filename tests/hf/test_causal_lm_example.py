@@ -54,3 +54,29 @@ def test_a_missing_text_is_named(run, capsys):
         run("--data", "nowhere.txt")
     assert stopped.value.code == 2
     assert capsys.readouterr().err.endswith("there is no file nowhere.txt: give a text with --data\n")
+
+
+def test_a_dense_model_grows_in_the_middle_of_the_run(text, run):
+    settings = (
+        "--gate",
+        "hash",
+        "--grow-at",
+        "0.5",
+        "--gate-lr",
+        "0.01",
+        "--quick",
+        "--steps",
+        "10",
+        "--json",
+    )
+    result = json.loads(run("--data", text, *settings))
+    assert result["experts_per_sample"] == 1
+    assert result["verdicts"] == ["routes", "routes"]
+
+
+@pytest.mark.parametrize("gate", [("--gate", "dense"), ()])
+def test_a_share_of_the_steps_that_cannot_be_is_refused(gate, text, run, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        run("--data", text, "--grow-at", "0.5" if gate else "1.5", *gate)
+    assert stopped.value.code == 2
+    assert "--grow-at must be between 0 and 1, with a gate" in capsys.readouterr().err

@@ -136,7 +136,9 @@ def test_the_operator_leaves_out_a_leaf_of_minus_infinity_as_the_dense_gate_does
     with torch.no_grad():
         gate.leaf_bias[:, 2] = -float("inf")
         weights = descend_op(x, *parameters_of(gate), gate.gamma)
-        torch.testing.assert_close(weights, gate._route_dense(x, None).weights, atol=1e-12, rtol=0)
+        torch.testing.assert_close(
+            weights, gate._route_dense(x, None, gate.gamma).weights, atol=1e-12, rtol=0
+        )
     assert (weights[:, 2] == 0).all()
 
 
@@ -167,7 +169,9 @@ def test_rows_with_hundreds_of_leaves_among_rows_with_few(k):
         weights = gate(x).weights
     assert (weights[::3] != 0).sum(1).min() == 300
     assert (weights[1::3] != 0).sum(1).median() < 100
-    torch.testing.assert_close(weights, gate._route_dense(x, None).weights.detach(), rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        weights, gate._route_dense(x, None, gate.gamma).weights.detach(), rtol=0, atol=1e-12
+    )
 
 
 def big_batch():

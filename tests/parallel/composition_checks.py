@@ -19,10 +19,11 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import comet_moe
-from comet_moe import MoE, MultiGateMoE, Permutation, PermutedGate
+from comet_moe import MoE, MultiGateMoE, Permutation, PermutedGate, grow
 from comet_moe.exceptions import MainProcessError, RunError
 from comet_moe.experiments.config import load_train_config
 from comet_moe.experiments.data import Dataset, Split
@@ -387,7 +388,42 @@ def checkpoints(mesh):
         shutil.rmtree(folder[0])
 
 
+def growing(mesh):
+    """A model in DistributedDataParallel grows and is wrapped again: it equals one process on all rows."""
+
+    def build():
+        torch.manual_seed(5)
+        layer = nn.Sequential(nn.Linear(P, 6), nn.ReLU(), nn.Linear(6, P))
+        model = nn.Sequential(nn.Linear(P, P), layer, nn.Linear(P, 1))
+        return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def run(model, optimizer, rows, seed):
+        optimizer.zero_grad()
+        x = rows(torch.randn(B, P, generator=torch.Generator().manual_seed(seed)))
+        (model(x).squeeze(-1) - x.sum(-1)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    (whole, one), (spread, own) = build(), build()
+    parallel = DistributedDataParallel(spread)
+    for seed in range(3):
+        run(whole, one, lambda x: x, seed)
+        run(parallel, own, own_rows, seed)
+    with pytest.raises(ValueError, match=r"grow model\.module, then wrap it again"):
+        grow(parallel, N, layers=["1"], optimizer=own)
+    torch.manual_seed(7)
+    grow(whole, N, k=2, gate="topk", layers=["1"], optimizer=one)
+    torch.manual_seed(7 + dist.get_rank())  # the wrapper gives all ranks the gate of the first one
+    grow(spread, N, k=2, gate="topk", layers=["1"], optimizer=own)
+    parallel = DistributedDataParallel(spread)
+    for seed in range(3, 6):
+        run(whole, one, lambda x: x, seed)
+        run(parallel, own, own_rows, seed)
+    compare_weights(whole, spread, 1e-5)
+
+
 CHECKS_ON_2 = {
+    "growing": growing,
     "fully_shard": fsdp,
     "fully_shard in evaluation": fsdp_in_evaluation,
     "static graph through a search": static_graph_through_a_search,

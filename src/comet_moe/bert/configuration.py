@@ -5,7 +5,7 @@ from typing import Any
 from huggingface_hub.dataclasses import strict
 from transformers import BertConfig
 
-from comet_moe.gates.registry import gate_names, registered_gates, unknown_gate
+from comet_moe.gates.registry import DENSE_KINDS, find_gate, gate_names, registered_gates, unknown_gate
 
 
 @strict
@@ -58,7 +58,8 @@ class CometBertConfig(BertConfig):
             raise ValueError(unknown_gate(self.gate))
         if self.route_by not in ("token", "sentence"):
             raise ValueError(f'route_by must be "token" or "sentence", got {self.route_by!r}')
-        if self.kind == "hash" and self.route_by == "sentence":
+        needs_keys = self.kind not in DENSE_KINDS and find_gate(self.kind).needs_keys
+        if needs_keys and self.route_by == "sentence":
             raise ValueError(
                 'a hash gate routes by token id: set route_by to "token", or choose another gate'
             )

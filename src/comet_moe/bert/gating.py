@@ -3,11 +3,10 @@
 Shapes: B sentences, T tokens, p features, E experts.
 """
 
-import torch
 from torch import Tensor
 
 from comet_moe.bert.configuration import CometBertConfig
-from comet_moe.gates import Gate, GateWrapper, HashGate, build_gate
+from comet_moe.gates import Gate, GateWrapper, build_gate
 from comet_moe.gates.registry import DENSE_KINDS, find_gate
 from comet_moe.local_search import Permutation, PermutedGate
 from comet_moe.routing import Routing
@@ -34,8 +33,6 @@ def build_layer_gate(config: CometBertConfig, layer: int) -> Gate:
 
 def _build_gate(config: CometBertConfig, layer: int) -> Gate:
     p, n = config.hidden_size, config.num_experts
-    if config.kind == "hash":
-        return TokenHashGate(config.vocab_size, n, config.hash_seed + layer)
     names = () if config.kind in DENSE_KINDS else find_gate(config.kind).settings
     return build_gate(
         config.kind,
@@ -49,19 +46,6 @@ def _build_gate(config: CometBertConfig, layer: int) -> Gate:
         warmup_steps=config.warmup_steps,
         **{name: value for name in names if (value := getattr(config, name)) is not None},
     )
-
-
-class TokenHashGate(HashGate):
-    """A hash gate over token ids that can draw its table again."""
-
-    def __init__(self, num_keys: int, num_experts: int, seed: int):
-        super().__init__(num_keys, num_experts, seed)
-        self.seed = seed
-
-    @torch.no_grad()
-    def reset_parameters(self) -> None:
-        """Draw the table from the seed, for transformers, which initialises models after construction."""
-        self.assignment.copy_(HashGate(self.num_keys, self.num_experts, self.seed).assignment)
 
 
 class SentenceGate(GateWrapper):

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from comet_moe.gates.losses import Regularizer as Regularizer
     from comet_moe.gates.regularized import RegularizedGate as RegularizedGate
     from comet_moe.gates.relu import ReluGate as ReluGate
+    from comet_moe.gates.rescaled import RescaledGate as RescaledGate
     from comet_moe.gates.smoothing import smooth_step as smooth_step
     from comet_moe.gates.softmax import SoftmaxGate as SoftmaxGate
     from comet_moe.gates.subset import SubsetGate as SubsetGate
@@ -37,6 +38,7 @@ _FILES = {
     "RegularizedGate": "regularized",
     "Regularizer": "losses",
     "ReluGate": "relu",
+    "RescaledGate": "rescaled",
     "SoftmaxGate": "softmax",
     "SubsetGate": "subset",
     "TopKGate": "top_k",

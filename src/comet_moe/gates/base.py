@@ -137,11 +137,22 @@ class TrainableGate(Gate):
     """
 
     in_features: int
+    scale: float = 1.0
 
     def __init__(self, in_features: int, num_experts: int):
         super().__init__()
         self.in_features = checks.at_least_one("in_features", in_features)
         self.num_experts = checks.at_least_one("num_experts", num_experts)
+
+    def _set_scale(self, scale: float) -> None:
+        """Let the weights of a gate whose rows sum to 1 sum to ``scale``."""
+        self.scale = checks.positive("scale", scale)
+        self.sums_to_one = scale == 1
+        self.max_weight_sum = self.scale
+
+    def _scaled(self, weights: Tensor) -> Tensor:
+        """``weights`` times ``scale``."""
+        return weights if self.scale == 1 else weights * self.scale
 
     def extra_repr(self) -> str:
         """Shown in ``repr(gate)``."""

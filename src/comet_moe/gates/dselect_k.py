@@ -16,7 +16,7 @@ from comet_moe.routing import Routing
 class DSelectKGate(TrainableGate):
     r"""k selectors, each a binary code of an expert with smooth bits, mixed by a softmax.
 
-    .. math:: g(x)_i = \sum_{j=1}^k \mathrm{softmax}(Wx + w)_j \, p_{ji}, \qquad
+    .. math:: g(x)_i = \mathrm{scale} \cdot \sum_{j=1}^k \mathrm{softmax}(Wx + w)_j \, p_{ji}, \qquad
         p_{ji} = \prod_{b: \, i_b = 1} h(z_{jb}) \prod_{b: \, i_b = 0} (1 - h(z_{jb}))
 
     i_b is bit b of i. z = Zx + z₀ are m = ceil(log2 n) logits per selector, most significant bit first; h is
@@ -33,6 +33,7 @@ class DSelectKGate(TrainableGate):
         gamma: width γ of the smooth step: a logit outside ±γ/2 is a hard choice.
         entropy: weight of the entropy loss, which makes selectors one-hot.
         reachability: weight of the loss on binary codes that belong to no expert, if n is no power of 2.
+        scale: factor on the weights.
 
     Attributes:
         selector_weight, selector_bias: (k, m, p), (k, m).
@@ -60,6 +61,7 @@ class DSelectKGate(TrainableGate):
         gamma: Positive = 1.0,
         entropy: NotNegative = 0.0,
         reachability: NotNegative = 0.0,
+        scale: Positive = 1.0,
     ):
         super().__init__(in_features, num_experts)
         self.k = checks.at_least_one("k", k)
@@ -67,7 +69,8 @@ class DSelectKGate(TrainableGate):
         self.entropy = checks.not_negative("entropy", entropy)
         self.reachability = checks.not_negative("reachability", reachability)
         self.bits = (num_experts - 1).bit_length()  # ceil(log2 n)
-        self.sums_to_one = num_experts == 2**self.bits
+        self._set_scale(scale)
+        self.sums_to_one &= num_experts == 2**self.bits
         self.selector_weight = nn.Parameter(torch.empty(k, self.bits, in_features))
         self.selector_bias = nn.Parameter(torch.empty(k, self.bits))
         self.mixing_weight = nn.Parameter(torch.empty(k, in_features))
@@ -106,7 +109,7 @@ class DSelectKGate(TrainableGate):
             sides = torch.stack((refused[..., bit], chosen[..., bit]), -1)
             codes = (codes.unsqueeze(-1) * sides.unsqueeze(-2)).flatten(-2)
         selectors = codes[..., : self.num_experts]
-        contributions = mixing.softmax(-1).unsqueeze(-1) * selectors
+        contributions = self._scaled(mixing.softmax(-1)).unsqueeze(-1) * selectors
         weights = contributions.sum(-2)
         aux_loss = self._aux_loss(selectors, mask) if self.training else None
         return Routing(weights=weights, aux_loss=aux_loss, selectors=selectors, contributions=contributions)
@@ -115,7 +118,7 @@ class DSelectKGate(TrainableGate):
         """The routing where every bit is hard, as one slot per selector: no tensor of size (B, n)."""
         values = 2 ** torch.arange(self.bits - 1, -1, -1, device=bits.device)
         expert = ((bits > 0) * values).sum(-1).reshape(-1, self.k)
-        weight = mixing.softmax(-1).reshape(-1, self.k)
+        weight = self._scaled(mixing.softmax(-1)).reshape(-1, self.k)
         for later in range(1, self.k):  # selectors of the same expert share one slot
             same = expert[:, :later] == expert[:, later : later + 1]
             first = same & (same.cumsum(-1) == 1)

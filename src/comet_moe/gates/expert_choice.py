@@ -18,12 +18,12 @@ MOMENTUM = 0.1
 class ExpertChoiceGate(LinearGate, SteppedGate):
     r"""Probabilities softmax(Wx + b) over experts; each expert takes the rows where its own is largest.
 
-    .. math:: g(x_b)_i = P_{bi} \; (b \in T_i), \quad g(x_b)_i = 0 \; (b \notin T_i), \qquad
-        |T_i| = \lceil \frac{\mathrm{capacity} \cdot B}{n} \rceil
+    .. math:: g(x_b)_i = \mathrm{scale} \cdot P_{bi} \; (b \in T_i), \quad g(x_b)_i = 0 \; (b \notin T_i),
+        \qquad |T_i| = \lceil \frac{\mathrm{capacity} \cdot B}{n} \rceil
 
     A batch has B rows that are not padding. In training an expert takes its ceil(capacity · B / n) best ones,
-    at most B (Zhou et al. 2022). The weights are the probabilities of the chosen pairs, as they are. So the
-    load is perfectly balanced without any loss; a row has ``capacity`` experts on average, some rows have
+    at most B (Zhou et al. 2022). With ``scale=1`` the weights are the probabilities of the chosen pairs. So
+    the load is perfectly balanced without any loss; a row has ``capacity`` experts on average, some rows have
     none and some have many. Of two rows with the same probability the earlier one is taken.
 
     What a row gets depends on the other rows of its batch (``depends_on_batch``), which evaluation must not
@@ -40,6 +40,7 @@ class ExpertChoiceGate(LinearGate, SteppedGate):
         in_features: p.
         num_experts: n.
         capacity: experts per row on average.
+        scale: factor on the weights.
 
     Attributes:
         weight, bias: (n, p), (n,), Glorot-uniform and zero at the start.
@@ -54,13 +55,14 @@ class ExpertChoiceGate(LinearGate, SteppedGate):
         tensor([3, 3, 3, 3, 3, 3, 3, 3])
     """
 
-    sums_to_one = False
     depends_on_batch = True
     threshold: Tensor
     batches_seen: Tensor
 
-    def __init__(self, in_features: int, num_experts: int, capacity: float = 2.0):
+    def __init__(self, in_features: int, num_experts: int, capacity: float = 2.0, scale: float = 1.0):
         super().__init__(in_features, num_experts)
+        self._set_scale(scale)
+        self.sums_to_one = False
         self.capacity = checks.positive("capacity", capacity)
         self.register_buffer("threshold", torch.empty(num_experts))
         self.register_buffer("batches_seen", torch.empty((), dtype=torch.int64))
@@ -84,7 +86,7 @@ class ExpertChoiceGate(LinearGate, SteppedGate):
             chosen = self._choose_rows(probability.detach(), mask)
         else:
             chosen = probability >= self.threshold.to(probability.dtype)
-        return Routing(weights=probability.masked_fill(~chosen, 0.0), logits=logits)
+        return Routing(weights=self._scaled(probability.masked_fill(~chosen, 0.0)), logits=logits)
 
     def step(self) -> None:
         """Average the thresholds over the ranks, so that all evaluate alike."""

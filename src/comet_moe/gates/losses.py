@@ -33,7 +33,7 @@ def load_balancing_loss(routings: Routing | Sequence[Routing], ranks: Ranks | No
         >>> import torch
         >>> from comet_moe.gates import TopKGate
         >>> from comet_moe.gates.losses import load_balancing_loss
-        >>> load_balancing_loss(TopKGate(8, 4, k=1)(torch.zeros(6, 8))).item()
+        >>> load_balancing_loss(TopKGate(8, 4, normalize="all")(torch.zeros(6, 8))).item()
         1.0
     """
     loads, probabilities, rows = [], [], []

@@ -25,6 +25,7 @@ _DENSE_WIDTH = re.compile(r"dense-([1-9]\d{0,2}|\d{1,3}\.\d*[1-9])x")
 _MODULES = {
     "softmax": "softmax",
     "hash": "hash",
+    "hash-k": "hash",
     "topk": "top_k",
     "switch": "top_k",
     "sigmoid": "top_k",

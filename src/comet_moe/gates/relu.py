@@ -7,7 +7,7 @@ from comet_moe import checks
 from comet_moe.gates.base import LinearGate, SteppedGate
 from comet_moe.gates.losses import masked_mean
 from comet_moe.gates.ranks import sum_over_ranks
-from comet_moe.gates.registry import Size, register_gate
+from comet_moe.gates.registry import Positive, Size, register_gate
 from comet_moe.routing import Routing
 
 COEFFICIENT_START = 1e-8
@@ -20,8 +20,8 @@ a larger one. Beyond 1 it only stays large for longer after the target is reache
 class ReluGate(LinearGate, SteppedGate):
     r"""A ReLU per expert, with a loss that keeps ``target`` of them active (Wang et al. 2024, "ReMoE").
 
-    .. math:: g(x) = \max(Wx + b, 0), \qquad
-        \mathrm{aux\_loss} = \frac{\mathrm{coefficient}}{B} \sum_{b=1}^B \sum_{i=1}^n g(x_b)_i
+    .. math:: g(x) = \mathrm{scale} \cdot \max(Wx + b, 0), \qquad
+        \mathrm{aux\_loss} = \frac{\mathrm{coefficient}}{B} \sum_{b=1}^B \sum_{i=1}^n \max(Wx_b + b, 0)_i
 
     The weights are differentiable everywhere that matters and need not sum to 1. A row has any number of
     experts from 0 to n, ``target`` on average. After each optimiser step :func:`comet_moe.step` compares the
@@ -37,6 +37,7 @@ class ReluGate(LinearGate, SteppedGate):
         in_features: p.
         num_experts: n.
         target: active experts per row, on average; more than n means n.
+        scale: factor on the weights.
 
     Attributes:
         weight: (n, p), Uniform(±sqrt(3 / p) / n) at the start.
@@ -63,8 +64,9 @@ class ReluGate(LinearGate, SteppedGate):
     coefficient: Tensor
     active_and_rows: Tensor
 
-    def __init__(self, in_features: int, num_experts: int, target: int = 1):
+    def __init__(self, in_features: int, num_experts: int, target: int = 1, scale: float = 1.0):
         super().__init__(in_features, num_experts)
+        self.scale = checks.positive("scale", scale)
         self.target = min(checks.at_least_one("target", target), num_experts)
         self.register_buffer("coefficient", torch.empty(()))
         self.register_buffer("active_and_rows", torch.empty(2, dtype=torch.int64), persistent=False)
@@ -83,10 +85,10 @@ class ReluGate(LinearGate, SteppedGate):
         logits = self._logits(x)
         weights = logits.relu()
         if not self.training:
-            return Routing(weights=weights, logits=logits)
+            return Routing(weights=self._scaled(weights), logits=logits)
         self._count(weights.detach(), mask)
         aux_loss = self.coefficient.to(x.dtype) * masked_mean(weights.sum(-1), mask, self.ranks)
-        return Routing(weights=weights, aux_loss=aux_loss, logits=logits)
+        return Routing(weights=self._scaled(weights), aux_loss=aux_loss, logits=logits)
 
     def step(self) -> None:
         """Move the coefficient toward ``target`` active experts per row, by the rows of all ranks."""
@@ -106,12 +108,13 @@ class ReluGate(LinearGate, SteppedGate):
 
 
 @register_gate("relu")
-def build_relu(in_features: int, num_experts: int, k: Size = 2) -> ReluGate:
+def build_relu(in_features: int, num_experts: int, k: Size = 2, scale: Positive = 1.0) -> ReluGate:
     """Positive logits are the weights (ReMoE).
 
     Args:
         in_features: p.
         num_experts: n.
         k: number of experts per sample that the loss aims at.
+        scale: factor on the weights.
     """
-    return ReluGate(in_features, num_experts, target=k)
+    return ReluGate(in_features, num_experts, target=k, scale=scale)

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from comet_moe.gates.base import LinearGate
-from comet_moe.gates.registry import register_gate
+from comet_moe.gates.registry import Positive, register_gate
 from comet_moe.routing import Routing
 
 
@@ -11,11 +11,12 @@ from comet_moe.routing import Routing
 class SoftmaxGate(LinearGate):
     r"""All experts, weighted by a softmax (MMoE).
 
-    .. math:: g(x)_i = \frac{\exp(w_i^T x + b_i)}{\sum_j \exp(w_j^T x + b_j)}
+    .. math:: g(x)_i = \mathrm{scale} \cdot \frac{\exp(w_i^T x + b_i)}{\sum_j \exp(w_j^T x + b_j)}
 
     Args:
         in_features: p.
         num_experts: n.
+        scale: factor on the weights.
 
     Attributes:
         weight, bias: (n, p), (n,), Glorot-uniform and zero at the start.
@@ -31,8 +32,9 @@ class SoftmaxGate(LinearGate):
         True
     """
 
-    def __init__(self, in_features: int, num_experts: int):
+    def __init__(self, in_features: int, num_experts: int, scale: Positive = 1.0):
         super().__init__(in_features, num_experts)
+        self._set_scale(scale)
         self.reset_parameters()
 
     def idle_parameters(self) -> set[str]:
@@ -42,4 +44,4 @@ class SoftmaxGate(LinearGate):
     def forward(self, x: Tensor, keys: Tensor | None = None, mask: Tensor | None = None) -> Routing:
         """One linear map and a softmax."""
         logits = self._logits(x)
-        return Routing(weights=logits.softmax(-1), logits=logits)
+        return Routing(weights=self._scaled(logits.softmax(-1)), logits=logits)

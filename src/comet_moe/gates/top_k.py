@@ -1,5 +1,6 @@
 """Top-k: the k experts of the largest scores (Shazeer et al. 2017; Switch; Mixtral; DeepSeek-V3)."""
 
+import warnings
 from typing import Literal
 
 import torch
@@ -7,7 +8,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from comet_moe import checks
+from comet_moe.exceptions import IdleGateWarning
 from comet_moe.gates.base import LinearGate, SteppedGate
+from comet_moe.gates.quantile import BINS, count_margins, move_to_quantile
 from comet_moe.gates.ranks import sum_over_ranks
 from comet_moe.gates.registry import NotNegative, Positive, Size, register_gate
 from comet_moe.routing import Routing
@@ -30,7 +33,13 @@ class TopKGate(LinearGate, SteppedGate):
     :func:`comet_moe.step` moves the balancing bias of each expert by ``bias_update``. It goes up for an
     expert that was chosen less often than the average, and down for one chosen more often. The bias decides
     who is chosen, never a weight, so it adds no gradient. 0.001 is usual; larger values balance sooner, and
-    swing more around the balance.
+    swing more around the balance. The step is in units of the scores. Softmax scores differ by about 1/n,
+    so that a step which suits sigmoid scores may swing around the balance with them.
+
+    ``balance="quantile"`` has no such step. After each optimiser step the bias of expert j moves to the k/n
+    quantile of α - s_j. It is taken over the rows of all ranks since the last step. α lies between the k-th
+    and the (k+1)-th largest s + balance_bias of a row. With this bias, these rows would load all experts
+    about alike. Evaluation uses the last bias.
 
     ``routing.logits`` are the logits that were compared: in training with their noise.
 
@@ -47,14 +56,17 @@ class TopKGate(LinearGate, SteppedGate):
         top_groups: choose only among the experts of these many groups, those with the largest sum of their
             two largest s + balance_bias.
         scale: factor of all weights.
+        balance: "quantile", or None for balancing by ``bias_update`` or none.
 
     Attributes:
         weight, bias: (n, p), (n,), Glorot-uniform and zero at the start.
         noise_weight: (n, p) zero at the start, or None.
-        balance_bias: (n,) buffer, zero at the start; None if scores are a softmax in one group and
-            ``bias_update`` is 0, where the largest logits are chosen.
+        balance_bias: (n,) buffer, zero at the start; None if scores are a softmax in one group without
+            balancing, where the largest logits are chosen.
         choice_counts: (n,) buffer, how often each expert was chosen in training passes since the last step,
             padding left out; not part of the ``state_dict``. None without ``bias_update``.
+        margins: (n, 1000) buffer, histograms of the margins in training passes since the last step; not part
+            of the ``state_dict``. None without ``balance``.
 
     Example:
         >>> import torch, comet_moe
@@ -72,6 +84,7 @@ class TopKGate(LinearGate, SteppedGate):
     k: int
     balance_bias: Tensor | None
     choice_counts: Tensor | None
+    margins: Tensor | None
 
     def __init__(
         self,
@@ -85,6 +98,7 @@ class TopKGate(LinearGate, SteppedGate):
         groups: int = 1,
         top_groups: int = 1,
         scale: float = 1.0,
+        balance: Literal["quantile"] | None = None,
     ):
         super().__init__(in_features, num_experts)
         self.k = min(checks.at_least_one("k", k), num_experts)
@@ -93,9 +107,11 @@ class TopKGate(LinearGate, SteppedGate):
         if score not in ("softmax", "sigmoid"):
             raise ValueError(f'score must be "softmax" or "sigmoid", got {score!r}')
         _check_groups(num_experts, self.k, groups, top_groups)
+        _check_balance(balance, bias_update, groups, top_groups)
         self.normalize = normalize
         self.score = score
         self.bias_update = checks.not_negative("bias_update", bias_update)
+        self.balance = balance
         self.groups = groups
         self.top_groups = top_groups
         self.scale = checks.positive("scale", scale)
@@ -104,17 +120,27 @@ class TopKGate(LinearGate, SteppedGate):
         self.max_weight_sum = self.scale * (self.k if score == "sigmoid" and normalize == "all" else 1)
         self.stochastic = noise
         self.noise_weight = nn.Parameter(torch.empty(num_experts, in_features)) if noise else None
-        self.chooses_by_logits = score == "softmax" and top_groups == groups and bias_update == 0
+        is_balanced = bias_update > 0 or balance is not None
+        self.chooses_by_logits = score == "softmax" and top_groups == groups and not is_balanced
         balance_bias = None if self.chooses_by_logits else torch.zeros(num_experts)
         self.register_buffer("balance_bias", balance_bias)
         counts = torch.zeros(num_experts, dtype=torch.int64) if bias_update > 0 else None
         self.register_buffer("choice_counts", counts, persistent=False)
+        margins = torch.zeros(num_experts, BINS, dtype=torch.int64) if balance == "quantile" else None
+        self.register_buffer("margins", margins, persistent=False)
         self.reset_parameters()
+        if normalize == "selected" and self.k == 1 and num_experts > 1:
+            warnings.warn(
+                'a TopKGate with k=1 and normalize="selected" has the constant weight 1 and does not train: '
+                'use normalize="all", or k > 1',
+                IdleGateWarning,
+                stacklevel=2,
+            )
 
     def reset_parameters(self) -> None:
         """Glorot-uniform weight, zero bias, zero noise weight, zero balancing bias."""
         super().reset_parameters()
-        for zero in (self.noise_weight, self.balance_bias, self.choice_counts):
+        for zero in (self.noise_weight, self.balance_bias, self.choice_counts, self.margins):
             if zero is not None:
                 nn.init.zeros_(zero)
 
@@ -134,7 +160,7 @@ class TopKGate(LinearGate, SteppedGate):
         if self.chooses_by_logits:
             selected, experts = logits.topk(self.k, dim=-1)
         else:
-            experts = self._choose(logits.detach())
+            experts = self._choose(logits.detach(), mask)
             selected = logits.gather(-1, experts)
         if self.training and self.bias_update > 0:
             self._count(experts, mask)
@@ -152,7 +178,10 @@ class TopKGate(LinearGate, SteppedGate):
         )
 
     def step(self) -> None:
-        """Move the balancing bias by the choices since the last step, of all ranks."""
+        """Move the balancing bias by the choices or the margins since the last step, of all ranks."""
+        if self.balance_bias is not None and self.margins is not None:
+            move_to_quantile(self.balance_bias, self.margins, self.k, self.ranks)
+            self.margins.zero_()
         if self.balance_bias is None or self.choice_counts is None:
             return
         counts = sum_over_ranks(self.choice_counts, self.ranks)
@@ -168,11 +197,13 @@ class TopKGate(LinearGate, SteppedGate):
             logits = logits + torch.randn_like(logits) * scale
         return logits
 
-    def _choose(self, logits: Tensor) -> Tensor:
-        """(B, ..., k) experts by score and bias, within the top groups."""
+    def _choose(self, logits: Tensor, mask: Tensor | None) -> Tensor:
+        """(B, ..., k) experts by score and bias, within the top groups; in training counts margins."""
         assert self.balance_bias is not None
         scores = logits.softmax(-1) if self.score == "softmax" else logits.sigmoid()
         scores = scores + self.balance_bias.to(scores.dtype)
+        if self.training and self.margins is not None and self.k < self.num_experts:
+            count_margins(self.margins, scores, self.k, mask)
         if self.top_groups < self.groups:
             by_group = scores.unflatten(-1, (self.groups, -1))
             best = by_group.topk(min(2, by_group.shape[-1]), dim=-1).values.sum(-1)
@@ -191,7 +222,7 @@ class TopKGate(LinearGate, SteppedGate):
             weights = F.logsigmoid(selected).softmax(-1)
         else:
             weights = selected.sigmoid()
-        return weights if self.scale == 1 else weights * self.scale
+        return self._scaled(weights)
 
     def _count(self, experts: Tensor, mask: Tensor | None) -> None:
         """Add the choices (B, ..., k) of the rows that are not padding to ``choice_counts``."""
@@ -214,6 +245,18 @@ def _check_groups(num_experts: int, k: int, groups: int, top_groups: int) -> Non
         )
 
 
+def _check_balance(balance: object, bias_update: float, groups: int, top_groups: int) -> None:
+    if balance not in (None, "quantile"):
+        raise ValueError(f'balance must be "quantile" or None, got {balance!r}')
+    if balance and bias_update:
+        raise ValueError(f"balance and bias_update both move the bias: set bias_update, {bias_update}, to 0")
+    if balance and top_groups < groups:
+        raise ValueError(
+            f"quantile balancing is for a choice among all experts, got top_groups={top_groups} of {groups} "
+            "groups: set top_groups to groups, or use bias_update"
+        )
+
+
 @register_gate("topk")
 def build_topk(
     in_features: int,
@@ -225,6 +268,7 @@ def build_topk(
     groups: Size = 1,
     top_groups: Size = 1,
     scale: Positive = 1.0,
+    balance: Literal["quantile"] | None = None,
 ) -> TopKGate:
     """The k experts with the largest logits.
 
@@ -239,6 +283,8 @@ def build_topk(
         groups: groups into which the experts are divided.
         top_groups: number of best groups, whose experts can be chosen.
         scale: factor on the weights.
+        balance: `quantile` sets the bias so that the last batch would load all experts alike; null leaves it
+            to `bias_update`.
     """
     return TopKGate(
         in_features,
@@ -250,19 +296,21 @@ def build_topk(
         groups=groups,
         top_groups=top_groups,
         scale=scale,
+        balance=balance,
     )
 
 
 @register_gate("switch", load_balance=0.01)  # as in the paper of Fedus et al.
-def build_switch(in_features: int, num_experts: int, noise: bool = False) -> TopKGate:
+def build_switch(in_features: int, num_experts: int, noise: bool = False, scale: Positive = 1.0) -> TopKGate:
     """The one expert with the largest logit, with a load-balancing loss.
 
     Args:
         in_features: p.
         num_experts: n.
         noise: add trainable Gaussian noise to the logits in training.
+        scale: factor on the weights.
     """
-    return TopKGate(in_features, num_experts, 1, noise, "all")
+    return TopKGate(in_features, num_experts, 1, noise, "all", scale=scale)
 
 
 @register_gate("sigmoid")
@@ -274,6 +322,7 @@ def build_sigmoid(
     groups: Size = 1,
     top_groups: Size = 1,
     scale: Positive = 1.0,
+    balance: Literal["quantile"] | None = None,
 ) -> TopKGate:
     """The k experts with the largest sigmoid score, balanced by a bias.
 
@@ -285,6 +334,8 @@ def build_sigmoid(
         groups: groups into which the experts are divided.
         top_groups: number of best groups, whose experts can be chosen.
         scale: factor on the weights.
+        balance: `quantile` sets the bias so that the last batch would load all experts alike, in place of
+            `bias_update`; null leaves it to that.
     """
     return TopKGate(
         in_features,
@@ -292,10 +343,11 @@ def build_sigmoid(
         k,
         normalize=default_normalize(k),
         score="sigmoid",
-        bias_update=bias_update,
+        bias_update=0.0 if balance else bias_update,
         groups=groups,
         top_groups=top_groups,
         scale=scale,
+        balance=balance,
     )
 
 

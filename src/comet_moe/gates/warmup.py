@@ -29,11 +29,11 @@ class WarmupGate(GateWrapper, Stepped):
 
     Example:
         >>> import torch, comet_moe
-        >>> from comet_moe.gates import TopKGate, WarmupGate
-        >>> gate = WarmupGate(TopKGate(in_features=8, num_experts=4, k=1), steps=2)
-        >>> x = torch.randn(1, 8)
+        >>> from comet_moe.gates import HashGate, WarmupGate
+        >>> gate = WarmupGate(HashGate(num_keys=9, num_experts=4), steps=2)
+        >>> x, keys = torch.randn(1, 8), torch.tensor([5])
         >>> for _ in range(3):
-        ...     print(gate(x).weights.amax().item())
+        ...     print(gate(x, keys=keys).weights.amax().item())
         ...     comet_moe.step(gate)
         0.25
         0.625

@@ -4,13 +4,14 @@ Importing this package registers the sparse dispatch of this library with transf
 ``experts_implementation="comet_moe"``.
 """
 
+from comet_moe.gates import RescaledGate
 from comet_moe.hf import experts as _experts  # noqa: F401 - registers the dispatch
 from comet_moe.hf.callbacks import MoECallback
 from comet_moe.hf.feed_forward import LAYOUTS, FeedForwardLayout, importance
-from comet_moe.hf.gates import RescaledGate, gate_factory
 from comet_moe.hf.pretrained import from_pretrained
 from comet_moe.hf.routers import ADAPTERS, RouterAdapter, RouterSizes, replace_routers
 from comet_moe.hf.upcycling import upcycle
+from comet_moe.local_search import gate_factory
 
 __all__ = [
     "ADAPTERS",

@@ -9,14 +9,13 @@ from torch import Tensor
 from comet_moe import gates
 from comet_moe.gates import Gate, GateWrapper
 from comet_moe.gates.registry import registered_gates
-from comet_moe.hf.gates import RescaledGate
 from comet_moe.local_search import Permutation, PermutedGate
 
 Description = dict[str, Any]
 
 KNOWN: dict[str, type[Gate]] = {
     kind.__name__: kind
-    for kind in (*(getattr(gates, name) for name in gates.__all__), PermutedGate, RescaledGate)
+    for kind in (*(getattr(gates, name) for name in gates.__all__), PermutedGate)
     if isinstance(kind, type) and issubclass(kind, Gate) and kind not in (Gate, GateWrapper)
 }
 """The gates of this library by name."""

@@ -16,7 +16,7 @@ from comet_moe import checks
 from comet_moe.exceptions import IdleGateWarning, needs_extra
 from comet_moe.gates import Gate, HashGate, TopKGate
 from comet_moe.hf.gated_modules import TokenReader, innermost, pass_tokens, store_description
-from comet_moe.hf.gates import GateFactory
+from comet_moe.local_search import GateFactory
 from comet_moe.routing import Routing
 
 with needs_extra("hf", "comet_moe.hf"):

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from comet_moe import checks
 from comet_moe.experts import ModuleExperts
-from comet_moe.gates import Gate
+from comet_moe.experts.copies import redraw_neurons
+from comet_moe.gates import Gate, RescaledGate
 from comet_moe.hf.feed_forward import (
     FeedForwardLayout,
     assign_neurons,
@@ -26,8 +27,8 @@ from comet_moe.hf.feed_forward import (
     weight_of,
 )
 from comet_moe.hf.gated_modules import TokenReader, pass_tokens, store_description
-from comet_moe.hf.gates import GateFactory, RescaledGate, gate_factory
 from comet_moe.hf.routers import RouterSizes, check_gate_fits, warn_of_idle_gates
+from comet_moe.local_search import GateFactory, gate_factory
 from comet_moe.memory import require_memory
 from comet_moe.mixture.dispatch import Execution
 from comet_moe.mixture.moe import MoE
@@ -97,6 +98,7 @@ def upcycle(
     importance: Tensor | Sequence[Tensor] | None = None,
     layers: Sequence[int] | None = None,
     pattern: str | FeedForwardLayout | None = None,
+    reinitialize: float = 0.0,
     rescale: bool = True,
     execution: Execution = "auto",
     search_steps: int = 0,
@@ -123,6 +125,8 @@ def upcycle(
         layers: indices of the feed-forward layers to convert; None means all that are dense.
         pattern: for other families, a regular expression that the names of feed-forward layers end with. To
             split the layers, pass a :class:`~comet_moe.hf.FeedForwardLayout`.
+        reinitialize: share of the neurons of each expert that are drawn anew (Drop-Upcycling, Nakamura et al.
+            2025), see :func:`~comet_moe.experts.copies.redraw_neurons`.
         rescale: wrap gates whose weights do not sum to 1 in a :class:`~comet_moe.hf.RescaledGate`.
         execution: of the mixtures, see :class:`~comet_moe.MoE`.
         search_steps, settings: see :func:`gate_factory`, for a gate by name.
@@ -139,7 +143,13 @@ def upcycle(
     """
     checks.at_least_one("experts", experts)
     checks.not_negative("noise", noise)
+    checks.share("reinitialize", reinitialize)
     layout = find_layout(model, pattern)
+    if reinitialize and not layout.inner:
+        raise ValueError(
+            "reinitialize needs the neurons of a layer: pass pattern as a FeedForwardLayout with inner and "
+            "outer"
+        )
     names = _choose(model, find_names(model, layout), layers)
     _require_memory(model, names, layout, experts, expert_size)
     if isinstance(gate, str):
@@ -153,7 +163,7 @@ def upcycle(
     gates = {name: _make_gate(factory, model, name, experts, k, rescale) for name in names}
     warn_of_idle_gates(gates)
     for name in names:
-        mixture = build_mixture(model, name, layout, gates[name], assigned.get(name), execution)
+        mixture = build_mixture(model, name, layout, gates[name], assigned.get(name), execution, reinitialize)
         for weight in (parameter.detach() for parameter in mixture.experts.parameters()):
             if noise > 0 and weight.dim() > 1:
                 weight.add_(torch.randn_like(weight), alpha=noise * float(weight.std()))
@@ -182,10 +192,12 @@ def build_mixture(
     gate: Gate,
     neurons: Tensor | None,
     execution: Execution,
+    reinitialize: float = 0.0,
 ) -> UpcycledMixture:
     """Put a mixture in the place of the feed-forward layer called ``name``.
 
-    Its experts have the ``neurons`` (E, expert_size) of the layer; None makes copies.
+    Its experts have the ``neurons`` (E, expert_size) of the layer; None makes copies. Of these neurons a
+    share ``reinitialize`` is drawn anew.
     """
     is_training = model.get_submodule(name).training
     whole, inside = take_whole(model, name, layout)
@@ -194,6 +206,9 @@ def build_mixture(
         member = copy.deepcopy(whole)
         if neurons is not None:
             keep_neurons(member, inside, neurons[expert])
+        if reinitialize:
+            inner = [weight_of(member.get_submodule(part)) for part in inside.inner]
+            redraw_neurons(inner, weight_of(member.get_submodule(inside.outer)), reinitialize)
         experts.append(member)
     like = next(whole.parameters())
     size = None if neurons is None else neurons.shape[1]

@@ -68,7 +68,7 @@ class Permutation(nn.Module, Stepped):
         iterations: Sinkhorn rounds at t=0 and t=T.
         trees: None for one permutation of the experts; k for one per tree or selector of the gate.
         gumbel: scale of Gumbel noise on U in stage-1 training.
-        lr_factor: the learning rate of U relative to the model's, for :func:`parameter_groups`.
+        lr_factor: the learning rate of U relative to the model's, for :func:`comet_moe.parameter_groups`.
 
     Attributes:
         logits: U, (n, n) or (trees, n, n), initially Uniform(±0.05).
@@ -342,25 +342,3 @@ def _local(tensor: Tensor) -> Tensor:
 
 def _compute_dtype(logits: Tensor) -> torch.dtype:
     return torch.float64 if logits.dtype == torch.float64 else torch.float32
-
-
-def parameter_groups(model: nn.Module, lr: float) -> list[dict[str, Any]]:
-    """Optimiser groups of ``model``: everything at ``lr``, and each search's U at ``lr`` times its factor.
-
-    Weights that are spread over ranks have a group of their own: fused optimisers take one kind at a time.
-
-    Example:
-        >>> import torch
-        >>> from comet_moe import Permutation, parameter_groups
-        >>> groups = parameter_groups(Permutation(num_experts=4, steps=10, lr_factor=5.0), lr=0.1)
-        >>> torch.optim.SGD(groups).param_groups[0]["lr"]
-        0.5
-    """
-    checks.require_type("model", model, nn.Module)
-    checks.not_negative("lr", lr)
-    factors = {id(m.logits): m.lr_factor for m in model.modules() if isinstance(m, Permutation)}
-    groups: dict[tuple[float, bool], list[nn.Parameter]] = {(1.0, False): []}
-    for parameter in model.parameters():
-        kind = factors.get(id(parameter), 1.0), hasattr(parameter, "to_local")
-        groups.setdefault(kind, []).append(parameter)
-    return [{"params": params, "lr": lr * factor} for (factor, _), params in groups.items() if params]

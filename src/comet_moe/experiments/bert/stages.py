@@ -37,7 +37,8 @@ from comet_moe.experiments.training.distributed import num_threads
 from comet_moe.experiments.training.records import EvaluationRecord, ResultRecord, SummaryRecord
 from comet_moe.experiments.training.trainer import Callbacks, StepLoss, Trainer
 from comet_moe.hf import importance
-from comet_moe.local_search import Permutation, parameter_groups
+from comet_moe.local_search import Permutation
+from comet_moe.optimization import parameter_groups
 from comet_moe.routing import Routing
 
 NO_CALLBACKS = Callbacks()

@@ -222,6 +222,16 @@ class TrainingConfig(ConfigSection):
         default="constant",
         description="learning rate over all epochs: `constant`, or from the first to 0 along a `cosine`",
     )
+    gate_lr_factor: PositiveFloat = Field(
+        default=1.0, description="learning rate of the gates, relative to that of the model"
+    )
+    grow_at: float | None = Field(
+        default=None,
+        gt=0,
+        lt=1,
+        description="share of the epochs after which the one expert of a dense network becomes all experts "
+        "behind the gate; null: all experts from the start",
+    )
     patience: Count = Field(
         default=25, description="epochs without a lower validation loss after which training stops"
     )
@@ -296,6 +306,32 @@ class TrainConfig(GatedConfig):
         private = self.model.private if self.model.kind == "table" and self.model.mixture != "mmoe" else 0
         check_k(self.gate, self.model.experts + private)
         return self
+
+    @model_validator(mode="after")
+    def _check_growth(self) -> "TrainConfig":
+        if self.training.grow_at is None:
+            return self
+        if self.model.kind == "table" and self.model.mixture != "mmoe":
+            raise ValueError(f"training.grow_at is for model.mixture mmoe, got {self.model.mixture}")
+        if self.parallel.experts > 1:
+            raise ValueError(
+                f"training.grow_at is for experts on one process, and parallel.experts is "
+                f"{self.parallel.experts}: set one of them to its default"
+            )
+        if self.training.epochs < 2:
+            raise ValueError(
+                "training.grow_at needs at least 2 epochs, one before and one after the change: raise "
+                "training.epochs"
+            )
+        return self
+
+    @property
+    def dense_epochs(self) -> int:
+        """Epochs before the network grows, at least 1 and not the last; 0 for one that does not grow."""
+        share, epochs = self.training.grow_at, self.training.epochs
+        if share is None or isinstance(self.gate, DenseConfig):
+            return 0
+        return min(max(round(share * epochs), 1), epochs - 1)
 
     @property
     def uses_search(self) -> bool:

@@ -15,7 +15,7 @@ from comet_moe.experiments.config.schema import TrainConfig, steps_per_epoch
 from comet_moe.experiments.data.table.schema import TableSchema
 from comet_moe.experiments.models.base import read_schema
 from comet_moe.experts import Experts
-from comet_moe.gates import Gate, Regularizer, SubsetGate, build_gate
+from comet_moe.gates import Gate, Regularizer, RescaledGate, SubsetGate, build_gate
 from comet_moe.gates.registry import check_z_loss, dense_width, find_gate
 from comet_moe.local_search import Permutation, PermutedGate
 
@@ -68,13 +68,16 @@ def build_task_gates(
 def build_one_gate(
     config: TrainConfig, meta: dict[str, Any], in_features: int, num_experts: int, index: int
 ) -> Gate:
-    """The gate of ``config`` without local search; ``index`` counts the gates of a model, for hash tables."""
+    """The gate of ``config`` without local search; ``index`` counts the gates of a model, for hash tables.
+
+    Where the network grows, its weights sum to 1, so that copies compute what the one expert did.
+    """
     settings = config.gate.model_dump(exclude={"name", "warmup_epochs"})
     if config.loss.balance == "together":
         if settings.get("information") and "entropy" in settings:
             settings["entropy"] = 0.0
         settings |= {"load_balance": 0.0, "z_loss": 0.0, "information": 0.0}
-    return build_gate(
+    gate = build_gate(
         config.gate.name.removesuffix("+"),
         in_features,
         num_experts,
@@ -83,6 +86,7 @@ def build_one_gate(
         num_keys=num_keys(meta),
         seed=config.seed + index,
     )
+    return RescaledGate(gate) if config.dense_epochs and not gate.sums_to_one else gate
 
 
 def build_regularizer(config: TrainConfig) -> Regularizer:

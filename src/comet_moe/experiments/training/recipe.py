@@ -19,12 +19,13 @@ from comet_moe.experiments.models.build import build_model
 from comet_moe.experiments.training.batches import Batch, load_dataset, training_batches
 from comet_moe.experiments.training.distributed import Processes, num_threads
 from comet_moe.experiments.training.evaluate import evaluate, evaluate_held_out
+from comet_moe.experiments.training.growing import GrowingMixture
 from comet_moe.experiments.training.records import ResultRecord, SummaryRecord
 from comet_moe.experiments.training.run import RunFolder, data_meta
 from comet_moe.experiments.training.trainer import Callbacks, StepLoss, Trainer
 from comet_moe.files import describe, require_same_tensors
 from comet_moe.kernels.mix import weights_dtype
-from comet_moe.local_search import parameter_groups
+from comet_moe.optimization import parameter_groups
 
 ADAM_EPSILON = 1e-7  # that of Keras, with which the paper was written
 
@@ -79,16 +80,32 @@ def make_trainer(
         placement, processes, options: see :class:`Trainer`.
     """
     training, seed = config.training, config.seed
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    growing = GrowingMixture(model) if config.dense_epochs else None
+    factor = training.gate_lr_factor
+    gate_lr = None if factor == 1 else factor * training.learning_rate
+    optimizer = torch.optim.Adam(
+        parameter_groups(model, training.learning_rate, gate_lr), eps=ADAM_EPSILON, fused=True
+    )
+
+    def make_objective() -> nn.Module:
+        return processes.data_parallel(MultiTaskObjective(model, processes))
+
+    def grow() -> nn.Module:
+        assert growing is not None
+        growing.grow(optimizer, gate_lr)
+        return make_objective()
+
     return Trainer(
         model=model,
-        objective=processes.data_parallel(MultiTaskObjective(model, processes)),
+        objective=make_objective(),
         batches=lambda epoch: training_batches(train, training.batch_size, seed, epoch, processes.shard),
         steps_per_epoch=steps_per_epoch(len(train), training.batch_size),
         train_rows=len(train),
         evaluate=None if validation is None else lambda: evaluate(model, validation, placement=placement),
-        optimizer=torch.optim.Adam(
-            parameter_groups(model, training.learning_rate), eps=ADAM_EPSILON, fused=True
-        ),
+        optimizer=optimizer,
+        dense_epochs=config.dense_epochs,
+        grow=grow,
         schedule=_schedule(config, len(train)),
         decays_on_plateau=training.schedule == "plateau",
         epochs=training.epochs,
@@ -99,7 +116,7 @@ def make_trainer(
             recipe=config.recipe,
             gate=config.gate.name,
             seed=seed,
-            parameters=sum(parameter.numel() for parameter in model.parameters()),
+            parameters=parameters,
         ),
         threads=training.threads,
         placement=placement,

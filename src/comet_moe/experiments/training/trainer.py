@@ -133,6 +133,9 @@ class Trainer:
         result: the result, with the fields that are known before training.
         folder: folder of the run, already started, to which everything is written; None writes nothing.
         selection_loss: computes from an evaluation the number whose lowest value marks the best epoch.
+        dense_epochs: epochs after which the model grows; 0 if it does not.
+        grow: makes the model and the groups of the optimiser grow, and returns the objective from then on.
+            The best epoch is then one of those after the change.
         schedule: factor on the learning rates by optimiser step, counted from 0; None for a constant rate.
         decays_on_plateau: lower the learning rates after a third of ``patience`` without improvement.
         clip: norm to which the gradient is clipped; None for no clipping.
@@ -160,6 +163,8 @@ class Trainer:
     save_model: Callable[[], None] | None = None
     folder: RunFolder | None = None
     selection_loss: Callable[[EvaluationRecord], float] = validation_loss
+    dense_epochs: int = 0
+    grow: Callable[[], Callable[[Any], StepLoss]] | None = None
     schedule: Callable[[int], float] | None = None
     decays_on_plateau: bool = False
     clip: float | None = None
@@ -169,11 +174,10 @@ class Trainer:
     callbacks: Callbacks = Callbacks()
 
     def __post_init__(self) -> None:
-        self.learning_rates: list[float] = [group["lr"] for group in self.optimizer.param_groups]
+        self._read_model()
         self.read_interval = READ_INTERVAL if self.placement.is_accelerator else 1
         is_scaled = self.placement.precision == "float16"
         self.scaler = torch.amp.GradScaler(self.placement.device.type, enabled=is_scaled)
-        self.searches = [module for module in self.model.modules() if isinstance(module, Permutation)]
         self.history: list[EpochRecord] = []
         # The state of training, all of it in a checkpoint.
         self.epoch = 0
@@ -186,6 +190,22 @@ class Trainer:
         self.decays = 0
         self.stalled = 0
         self.warned: dict[str, list[str]] = {}  # each warning so far, with the gates that it is about
+
+    def _read_model(self) -> None:
+        """Note what the model and its optimiser consist of."""
+        self.learning_rates: list[float] = [group["lr"] for group in self.optimizer.param_groups]
+        self.searches = [module for module in self.model.modules() if isinstance(module, Permutation)]
+
+    def _grow(self) -> None:
+        """Let the model grow, before the first epoch after the change or the checkpoint of a later one."""
+        if self.grow is None or not self.dense_epochs:
+            return
+        for group, learning_rate in zip(self.optimizer.param_groups, self.learning_rates, strict=True):
+            group["lr"] = learning_rate
+        self.objective = self.grow()
+        self._read_model()
+        self.best_epoch, self.best_weights = 0, {}
+        self.best_selection_loss = self.best_loss = math.inf
 
     def run(self) -> ResultRecord:
         """Train to the end, from the last checkpoint if there is one; returns the result."""
@@ -206,6 +226,8 @@ class Trainer:
 
     def _run_epoch(self) -> None:
         started = time.perf_counter()
+        if self.epoch == self.dense_epochs:
+            self._grow()
         self.epoch += 1
         trained = self._train_epoch()
         samples_per_second = self.train_rows / (time.perf_counter() - started)
@@ -335,6 +357,8 @@ class Trainer:
         return cast(npt.NDArray[np.float64], values.sum(0))
 
     def _patience_left(self) -> int:
+        if self.epoch <= self.dense_epochs:  # the epochs before the change are not cut short
+            return self.patience
         return self.patience - (self.epoch - self.best_epoch)
 
     def _save(self, record: EpochRecord, folder: RunFolder) -> None:
@@ -373,6 +397,8 @@ class Trainer:
         state = self.processes.on_main(read)  # other processes may not see the folder
         if state is None:
             return
+        if state.epoch > self.dense_epochs:
+            self._grow()
         tensors = self.processes.broadcast(tensors)
         self.best_weights = unpack_state(tensors, self.model, self.optimizer)
         self.epoch, self.best_epoch = state.epoch, state.best_epoch
