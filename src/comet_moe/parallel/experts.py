@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from comet_moe import checks
-from comet_moe.experts.base import Experts, check_output
+from comet_moe.experts.base import Experts, WeightedPairs, check_output
 from comet_moe.gates import Gate
 from comet_moe.gates.ranks import Ranks
 from comet_moe.mixture.moe import MultiGateMoE
@@ -128,7 +128,7 @@ class ExpertParallel(Experts):
         """The bytes and pairs that this rank has sent."""
         return self.exchange.traffic
 
-    def forward(self, rows: Tensor, counts: list[int] | Tensor | None = None) -> Tensor:
+    def forward(self, rows: Tensor, counts: list[int] | Tensor | WeightedPairs | None = None) -> Tensor:
         """Each expert, on any rank, on its own rows: (M, *input) -> (M, *output).
 
         Args:
