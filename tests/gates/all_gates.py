@@ -7,6 +7,7 @@ from comet_moe.gates import (
     DSelectKGate,
     ExpertChoiceGate,
     HashGate,
+    ProductKeyGate,
     ReluGate,
     SoftmaxGate,
     TopKGate,
@@ -22,6 +23,7 @@ GATES = {
     "relu": lambda: ReluGate(P, N, target=2),
     "expert-choice": lambda: ExpertChoiceGate(P, N),
     "dselect": lambda: DSelectKGate(P, N, k=2, entropy=0.1, reachability=0.1),
+    "product-keys": lambda: ProductKeyGate(P, N, k=2, heads=2, query_features=8),
     "hash": lambda: HashGate(9, N),
     "softmax": lambda: SoftmaxGate(P, N),
 }

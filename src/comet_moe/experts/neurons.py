@@ -112,9 +112,9 @@ class NeuronExperts(Experts):
     def sparse(self, rows: Tensor, counts: list[int]) -> Tensor:
         """(M, p) -> (M, u)."""
         lengths = torch.tensor(counts, device=rows.device)
-        if len(counts) != self.num_experts or int(lengths.sum()) != len(rows):
+        if len(counts) != len(self.inner) or int(lengths.sum()) != len(rows):
             raise ValueError(
-                f"counts must be {self.num_experts} integers that sum to {len(rows)} rows, got "
+                f"counts must be {len(self.inner)} integers that sum to {len(rows)} rows, got "
                 f"{repr(counts)[:200]}"
             )
         expert = torch.repeat_interleave(torch.arange(len(counts), device=rows.device), lengths)
@@ -123,19 +123,21 @@ class NeuronExperts(Experts):
     def sorted_rows(self, rows: Tensor, offsets: Tensor) -> Tensor:
         """(M, p) -> (M, u)."""
         row = torch.arange(rows.shape[0], device=rows.device)
-        expert = torch.searchsorted(offsets, row, right=True).clamp_max(self.num_experts - 1)
+        expert = torch.searchsorted(offsets, row, right=True).clamp_max(self.inner.shape[0] - 1)
         return self._each_on_its_row(rows, expert)
 
     def weighted_sums(self, x: Tensor, pairs: WeightedPairs) -> Tensor:
         """(B, p) -> (B, T, u)."""
-        samples = x.shape[0]
-        given = pairing(pairs.sample, pairs.expert, samples, self.num_experts)
-        return self._sums(x, pairs.weights, given)
+        return self._sums(x, pairs.weights, self._pairing(pairs.sample, pairs.expert, x.shape[0]))
 
     def _each_on_its_row(self, rows: Tensor, expert: Tensor) -> Tensor:
         row = torch.arange(rows.shape[0], device=rows.device)
         ones = rows.new_ones(rows.shape[0], 1)
-        return self._sums(rows, ones, pairing(row, expert, rows.shape[0], self.num_experts)).squeeze(1)
+        return self._sums(rows, ones, self._pairing(row, expert, rows.shape[0])).squeeze(1)
+
+    def _pairing(self, sample: Tensor, expert: Tensor, samples: int) -> Pairing:
+        # Not num_experts: experts that are sharded over ranks hold fewer.
+        return pairing(sample, expert, samples, self.inner.shape[0])
 
     def _sums(self, x: Tensor, weights: Tensor, pairs: Pairing) -> Tensor:
         """Σ over the pairs of each sample of weights (M, T) times outputs: (B, p) -> (B, T, u)."""
