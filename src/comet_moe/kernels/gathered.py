@@ -1,17 +1,16 @@
 """Products with gathered rows of a large table: only the rows that pairs name are read.
 
-Shapes: B samples, T vectors of p values per sample, n rows of the table with w vectors of p values each, M
-pairs (sample b_m, row e_m) ordered by sample. One trilinear form has all three products as its derivatives:
+Shapes: B samples of T vectors with p values. The table has n rows of w vectors with p values. There are M
+pairs (sample b_m, row e_m), ordered by sample. All three products are derivatives of one trilinear form:
 
     F(c, x, W) = Σ_m Σ_t Σ_j c[m, t, j] ⟨W[e_m, j], x[b_m, t]⟩
 
-    dot    dF/dc[m, t, j] = ⟨W[e_m, j], x[b_m, t]⟩
-    total  dF/dx[b, t]    = Σ_{m: b_m = b} Σ_j c[m, t, j] W[e_m, j]
-    outer  dF/dW[e, j]    = Σ_{m: e_m = e} Σ_t c[m, t, j] x[b_m, t]
+``dot`` is its derivative by c, with one number for each pair. ``total`` is that by x, a sum over the pairs of
+a sample. ``outer`` is that by W, a sum over the pairs of a row. Each is linear in both of its arguments, so
+the gradients of one are the other two, of any order.
 
-Each is linear in both of its arguments, so the gradients of one are the other two, of any order. The cost is
-M·T·w·p whatever n is; a dense ``outer`` also fills a tensor of the size of W. W may be bfloat16: its values
-are widened as they are read, and everything else is float32.
+The cost is M·T·w·p whatever n is; a dense ``outer`` also fills a tensor of the size of W. W may be bfloat16:
+its values are widened as they are read, and everything else is float32.
 """
 
 from functools import cached_property

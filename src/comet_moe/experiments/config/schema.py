@@ -238,6 +238,11 @@ class TrainingConfig(ConfigSection):
     threads: Threads | None = Field(
         default=None, description="threads of torch; null lets torch choose, and config.yaml has its choice"
     )
+    sparse_embeddings: bool = Field(
+        default=False,
+        description="whether a step moves only the rows of embeddings that its batch reads, by a lazy Adam; "
+        "its time then does not grow with the number of categories",
+    )
     device: DeviceName = DEVICE
     precision: PrecisionName = PRECISION
 

@@ -19,14 +19,12 @@ from comet_moe.experiments.models.build import build_model
 from comet_moe.experiments.training.batches import Batch, load_dataset, training_batches
 from comet_moe.experiments.training.distributed import Processes, num_threads
 from comet_moe.experiments.training.evaluate import evaluate, evaluate_held_out
+from comet_moe.experiments.training.optimizer import build_optimizer
 from comet_moe.experiments.training.records import ResultRecord, SummaryRecord
 from comet_moe.experiments.training.run import RunFolder, data_meta
 from comet_moe.experiments.training.trainer import Callbacks, StepLoss, Trainer
 from comet_moe.files import describe, require_same_tensors
 from comet_moe.kernels.mix import weights_dtype
-from comet_moe.local_search import parameter_groups
-
-ADAM_EPSILON = 1e-7  # that of Keras, with which the paper was written
 
 
 def build_trainer(
@@ -86,9 +84,7 @@ def make_trainer(
         steps_per_epoch=steps_per_epoch(len(train), training.batch_size),
         train_rows=len(train),
         evaluate=None if validation is None else lambda: evaluate(model, validation, placement=placement),
-        optimizer=torch.optim.Adam(
-            parameter_groups(model, training.learning_rate), eps=ADAM_EPSILON, fused=True
-        ),
+        optimizer=build_optimizer(model, training.learning_rate, training.sparse_embeddings),
         schedule=_schedule(config, len(train)),
         epochs=training.epochs,
         patience=training.patience,
