@@ -1,6 +1,7 @@
 """Layers of small experts: a training step and inference at a thousand and at a million experts."""
 
 from collections.abc import Callable, Iterator
+from math import prod
 
 import torch
 from torch import Tensor, nn
@@ -13,15 +14,19 @@ from comet_moe.experiments.training.optimizer import build_optimizer
 from comet_moe.experts import NeuronExperts
 from comet_moe.gates import Gate, HashGate, ProductKeyGate
 
-P, WIDTH, K, HEADS, ROWS = 64, 4, 16, 2, 1024
+P, WIDTH, ROWS = 64, 4, 1024
 FEW, MANY = 2**10, 2**20
 KEYS = 2**20
+CHOICES = {"hash": (1, 1), "product keys k=2": (2, 1), "product keys k=16 heads=2": (16, 2)}
+"""k and heads of each gate. A row of the last reads and moves 32 experts, of which few are shared at 2^20."""
+
 STEP = "layer of small experts, step with SparseAdam, n=2^20 / n=2^10"
 
 
 def make_gate(kind: str, n: int) -> Gate:
     """A gate whose cost does not grow with n, or with its square root only."""
-    return HashGate(KEYS, n) if kind == "hash" else ProductKeyGate(P, n, k=K, heads=HEADS)
+    k, heads = CHOICES[kind]
+    return HashGate(KEYS, n) if kind == "hash" else ProductKeyGate(P, n, k=k, heads=heads)
 
 
 def make_step(kind: str, n: int) -> Callable[[], None]:
@@ -48,9 +53,14 @@ def make_hash_step() -> Callable[[], None]:
     return make_step("hash", MANY)
 
 
-def make_product_key_step() -> Callable[[], None]:
-    """The step of product keys whose memory is measured."""
-    return make_step("product-keys", MANY)
+def make_narrow_step() -> Callable[[], None]:
+    """The step of product keys with 2 experts per row whose memory is measured."""
+    return make_step("product keys k=2", MANY)
+
+
+def make_wide_step() -> Callable[[], None]:
+    """The step of product keys with 32 experts per row whose memory is measured."""
+    return make_step("product keys k=16 heads=2", MANY)
 
 
 def measure_neurons(quick: bool) -> Iterator[Result]:
@@ -59,13 +69,12 @@ def measure_neurons(quick: bool) -> Iterator[Result]:
     The dense layer has as many neurons as one row selects. Its time has no gate.
     """
     seconds = 2 if quick else 8
-    for kind, make in (("hash", make_hash_step), ("product-keys", make_product_key_step)):
+    for kind, make in zip(CHOICES, (make_hash_step, make_narrow_step, make_wide_step), strict=True):
         case = f"{kind}, p=u={P} width={WIDTH} B={ROWS}"
-        case += "" if kind == "hash" else f" k={K} heads={HEADS}"
         ratio = measure_ratio(make_step(kind, MANY), make_step(kind, FEW), seconds)
         yield timed_result(STEP, case, ratio, 4.0)
         yield from _measure_memory(case, make)
-        yield from _measure_one_row(kind, case, seconds)
+        yield from _measure_one_row(kind, seconds)
     yield from _measure_embeddings(seconds)
 
 
@@ -79,9 +88,9 @@ def _measure_memory(case: str, make: Callable[[], Callable[[], None]]) -> Iterat
 
 
 @torch.no_grad()
-def _measure_one_row(kind: str, case: str, seconds: float) -> Iterator[Result]:
+def _measure_one_row(kind: str, seconds: float) -> Iterator[Result]:
     layer = MoE(experts=NeuronExperts(MANY, P, P, WIDTH), gate=make_gate(kind, MANY)).eval()
-    neurons = WIDTH * (1 if kind == "hash" else K * HEADS)
+    neurons, case = WIDTH * prod(CHOICES[kind]), f"{kind}, p=u={P} width={WIDTH}"
     dense = nn.Sequential(nn.Linear(P, neurons, bias=False), nn.GELU(), nn.Linear(neurons, P, bias=False))
     x, key = torch.randn(1, P), torch.tensor([7])
     ratio = measure_ratio(lambda: layer(x, keys=key), lambda: dense(x), seconds, calls=100)
