@@ -7,7 +7,7 @@ PAGE = "docs/many-experts.md"
 
 def test_the_tutorial_trains_a_layer_of_small_experts(capsys):
     code = "\n".join(blocks(PAGE, "python"))
-    sizes = "EXPERTS, STEPS = 2**20, 300"
+    sizes = "EXPERTS, STEPS = 2**20, 150"
     assert sizes in code
     names = {}
     exec(compile(code.replace(sizes, "EXPERTS, STEPS = 2**12, 30"), str(ROOT / PAGE), "exec"), names)

@@ -224,6 +224,8 @@ def test_sizes_and_inputs_that_cannot_run_are_refused():
         NeuronExperts(2**24, 2**15, 2**15)
     with pytest.raises(ValueError, match=r"compute in torch\.float32, their input is torch\.float64"):
         NeuronExperts(N, P, U).dense(torch.randn(2, P, dtype=torch.float64))
+    with pytest.raises(ValueError, match=r"rows must have shape \(B, 5\), got \(2, 6\)"):
+        MoE(experts=NeuronExperts(N, P, U), gate=HashGate(2, N))(torch.randn(2, 6), keys=torch.tensor([0, 1]))
     outside = Pairs(torch.tensor([0]), torch.tensor([N]), torch.ones(1))
 
     class Wrong(SlotGate):

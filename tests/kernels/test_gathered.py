@@ -109,3 +109,14 @@ def test_pairs_that_no_loop_may_read_are_refused():
         pairing(torch.tensor([0, 1]), torch.tensor([0, 6]), SAMPLES, ROWS)
     with pytest.raises(ValueError, match="ordered by sample"):
         pairing(torch.tensor([1, 0]), torch.tensor([0, 1]), SAMPLES, ROWS)
+
+
+@pytest.mark.parametrize("shape", [(SAMPLES, 1, P + 1), (SAMPLES + 1, 1, P)])
+def test_values_that_do_not_fit_the_table_or_the_pairs_are_refused(shape):
+    pairs, table = made_pairs(), torch.zeros(ROWS, WIDTH, P)
+    with pytest.raises(ValueError, match=r"values of shape \(4, \.\.\., 5\) and a table of 6 rows"):
+        dot(torch.zeros(shape), table, pairs)
+    with pytest.raises(ValueError, match=r"6 rows are needed, got shapes \(4, 1, 5\) and \(5, 3, 5\)"):
+        dot(torch.zeros(SAMPLES, 1, P), table[1:], pairs)
+    with pytest.raises(ValueError, match=r"are needed, got shapes \(1, 1, 3\)"):
+        total(torch.zeros(1, 1, WIDTH), table, pairs)

@@ -150,6 +150,8 @@ class NeuronExperts(Experts):
         return total(factors, self.outer, pairs, self.row_sparse).to(x.dtype)
 
     def _to_compute_dtype(self, x: Tensor) -> Tensor:
+        if x.dim() != 2 or x.shape[1] != self.in_features:
+            raise ValueError(f"rows must have shape (B, {self.in_features}), got {tuple(x.shape)}")
         compute, stored = weights_dtype(x.dtype), self.inner.dtype
         if stored.itemsize >= 4 and stored != compute:
             raise ValueError(

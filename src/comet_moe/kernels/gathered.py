@@ -43,10 +43,11 @@ class Pairing:
         sample: (M,) int64, ascending.
         row: (M,) int64.
         start: (B + 1,) first pair of each sample.
+        rows: number of rows of the table, n.
     """
 
-    def __init__(self, sample: Tensor, row: Tensor, start: Tensor):
-        self.sample, self.row, self.start = sample, row, start
+    def __init__(self, sample: Tensor, row: Tensor, start: Tensor, rows: int):
+        self.sample, self.row, self.start, self.rows = sample, row, start, rows
 
     @cached_property
     def by_row(self) -> ByRow:
@@ -62,17 +63,29 @@ def pairing(sample: Tensor, row: Tensor, samples: int, rows: int) -> Pairing:
     """The pairs (M,), (M,) between ``samples`` samples and ``rows`` rows; in eager mode they are checked."""
     if is_plain_eager(sample):
         check_pairs(sample, row, sample.unsqueeze(1), samples, rows)
-    return Pairing(sample, row, first_pairs(sample, samples))
+    return Pairing(sample, row, first_pairs(sample, samples), rows)
 
 
 def dot(x: Tensor, table: Tensor, pairs: Pairing, sparse: bool = False) -> Tensor:
     """(B, T, p), (n, w, p) -> (M, T, w). ``sparse`` makes the gradient of ``table`` row-sparse."""
+    samples = pairs.start.shape[0] - 1
+    _check_shapes(x, (samples, -1, table.shape[2]), table, pairs)
     return _call(_Dot, dot_torch, x, table, pairs, sparse)
 
 
 def total(c: Tensor, table: Tensor, pairs: Pairing, sparse: bool = False) -> Tensor:
     """(M, T, w), (n, w, p) -> (B, T, p). ``sparse`` makes the gradient of ``table`` row-sparse."""
+    _check_shapes(c, (pairs.row.shape[0], -1, table.shape[1]), table, pairs)
     return _call(_Total, total_torch, c, table, pairs, sparse)
+
+
+def _check_shapes(values: Tensor, wanted: tuple[int, int, int], table: Tensor, pairs: Pairing) -> None:
+    """Compiled loops trust shapes: ``values`` must have those ``wanted``, with any number in place of -1."""
+    if values.dim() != 3 or (values.shape[0], -1, values.shape[2]) != wanted or table.shape[0] != pairs.rows:
+        raise ValueError(
+            f"values of shape ({wanted[0]}, ..., {wanted[2]}) and a table of {pairs.rows} rows are needed, "
+            f"got shapes {tuple(values.shape)} and {tuple(table.shape)}"
+        )
 
 
 def _call(
