@@ -7,6 +7,7 @@ from benchmarks.gates import measure_gate, measure_memory, measure_soft_paths
 from benchmarks.growth import measure_growth
 from benchmarks.monitor import measure_monitor
 from benchmarks.network import measure_movielens
+from benchmarks.neurons import measure_neurons
 from benchmarks.operations import measure_operations
 from benchmarks.parallel import measure_parallel
 from benchmarks.peers import measure_peers
@@ -18,6 +19,7 @@ MEASUREMENTS: dict[str, Callable[[bool], Iterator[Result]]] = {
     "soft": measure_soft_paths,
     "growth": measure_growth,
     "memory": measure_memory,
+    "neurons": measure_neurons,
     "dispatch": measure_dispatch,
     "sparse": measure_sparse,
     "mixtral": measure_mixtral,

@@ -64,6 +64,7 @@ RUN_BY = {
     "docs/data.md": "tests/cli/test_page_commands.py",
     "docs/estimators.md": "tests/sklearn/test_sklearn_files.py",
     "docs/index.md": "tests/test_readme.py",
+    "docs/many-experts.md": "tests/experts/test_many_experts_page.py",
     "docs/report.md": "tests/cli/test_page_commands.py",
     "docs/results/ablation/README.md": "tests/cli/test_page_commands.py",
     "docs/results/bert/README.md": "tests/cli/test_page_commands.py",

@@ -273,6 +273,11 @@ class Routing:
         return weights
 
     @property
+    def slots(self) -> tuple[Tensor, Tensor] | None:
+        """Experts and weights (rows, c) if the routing was made of slots, else None."""
+        return self._slots
+
+    @property
     def in_pairs(self) -> bool:
         """Whether :meth:`pairs` needs no pass over (B, n)."""
         return self._weights is None

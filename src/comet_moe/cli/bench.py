@@ -22,6 +22,7 @@ NAMES = (
     "soft",
     "growth",
     "memory",
+    "neurons",
     "dispatch",
     "sparse",
     "mixtral",

@@ -1,6 +1,7 @@
 """The base class of all stacks of experts."""
 
 from abc import ABC, abstractmethod
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,14 @@ def check_output(output: Tensor, leading: tuple[int, ...], source: str, rows: Te
         )
 
 
+class WeightedPairs(NamedTuple):
+    """The pairs that T gates select: samples in ascending order and experts, (M,) int64, weights (M, T)."""
+
+    sample: Tensor
+    expert: Tensor
+    weights: Tensor
+
+
 def count_linear_flops(module: nn.Module) -> int:
     """Floating-point operations of the linear layers in ``module``, for one row."""
     return sum(2 * layer.weight.numel() for layer in module.modules() if isinstance(layer, nn.Linear))
@@ -40,6 +49,8 @@ class Experts(nn.Module, ABC):
             mixture, because some experts are on other ranks.
         takes_offsets: whether the stack has :meth:`sorted_rows`, the sparse execution of accelerators and
             graphs.
+        takes_pairs: whether the stack has :meth:`weighted_sums`, a sparse execution in which nothing has
+            the size n.
 
     Example:
         >>> import torch
@@ -68,12 +79,16 @@ class Experts(nn.Module, ABC):
     input_rank: int = 1
     only_pairs: bool = False
     takes_offsets: bool = False
+    takes_pairs: bool = False
 
-    def forward(self, rows: Tensor, counts: list[int] | Tensor | None = None) -> Tensor:
-        """:meth:`dense` on all rows, :meth:`sparse` with ``counts``, or :meth:`sorted_rows` with offsets.
+    def forward(self, rows: Tensor, counts: list[int] | Tensor | WeightedPairs | None = None) -> Tensor:
+        """One execution: :meth:`dense` for None, :meth:`sparse` for counts, and two more.
 
-        Mixtures call the stack itself so that hooks run, for example those of ``fully_shard``.
+        They are :meth:`sorted_rows` for offsets and :meth:`weighted_sums` for pairs. Mixtures call the stack
+        itself so that hooks run, for example those of ``fully_shard``.
         """
+        if isinstance(counts, WeightedPairs):
+            return self.weighted_sums(rows, counts)
         if isinstance(counts, Tensor):
             if counts.dtype != torch.int32:
                 raise ValueError(f"offsets must be torch.int32, got {counts.dtype}")
@@ -91,6 +106,10 @@ class Experts(nn.Module, ABC):
             ``(M, *output)``, with any finite values in rows of no expert.
         """
         raise NotImplementedError(f"{type(self).__name__} has no sorted_rows: leave takes_offsets False")
+
+    def weighted_sums(self, x: Tensor, pairs: WeightedPairs) -> Tensor:
+        """The mixtures of T gates from their pairs, for stacks with ``takes_pairs``: -> (B, T, *output)."""
+        raise NotImplementedError(f"{type(self).__name__} has no weighted_sums: leave takes_pairs False")
 
     @abstractmethod
     def flops(self) -> int:

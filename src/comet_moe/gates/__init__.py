@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from comet_moe.gates.hash import HashGate as HashGate
     from comet_moe.gates.joint import JointSelection as JointSelection
     from comet_moe.gates.losses import Regularizer as Regularizer
+    from comet_moe.gates.product_keys import ProductKeyGate as ProductKeyGate
     from comet_moe.gates.regularized import RegularizedGate as RegularizedGate
     from comet_moe.gates.relu import ReluGate as ReluGate
     from comet_moe.gates.rescaled import RescaledGate as RescaledGate
@@ -35,6 +36,7 @@ _FILES = {
     "GateWrapper": "base",
     "HashGate": "hash",
     "JointSelection": "joint",
+    "ProductKeyGate": "product_keys",
     "RegularizedGate": "regularized",
     "Regularizer": "losses",
     "ReluGate": "relu",

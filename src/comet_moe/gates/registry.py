@@ -31,6 +31,7 @@ _MODULES = {
     "sigmoid": "top_k",
     "dselect": "dselect_k",
     "relu": "relu",
+    "product-keys": "product_keys",
     "comet": "comet",
 }
 """The file of each gate of this library, in the order of tables."""

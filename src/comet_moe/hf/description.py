@@ -23,6 +23,7 @@ KNOWN: dict[str, type[Gate]] = {
 # Arguments that are not attributes of the same name.
 _READ: dict[tuple[str, str], Callable[[Any], Any]] = {
     ("TopKGate", "noise"): lambda gate: gate.noise_weight is not None,
+    ("ProductKeyGate", "k"): lambda gate: gate.k_per_head,
     ("HashGate", "seed"): lambda gate: 0,  # the table itself is stored with the weights
     ("RegularizedGate", "load_balance"): lambda gate: gate.regularizer.load_balance,
     ("RegularizedGate", "z_loss"): lambda gate: gate.regularizer.z_loss,

@@ -32,14 +32,14 @@ def _memory_of(tensor: Tensor) -> Any:
 
 
 class _Memory:
-    """The memory of a contiguous float tensor that is not empty, as ``np.asarray`` reads it."""
+    """The memory of a contiguous tensor that is not empty, as ``np.asarray`` reads it: floats, or uint16."""
 
     def __init__(self, tensor: Tensor):
         self.tensor = tensor  # alive as long as the array
         self.__array_interface__ = {
             "version": 3,
             "shape": tuple(tensor.shape),
-            "typestr": f"=f{tensor.itemsize}",
+            "typestr": f"={'f' if tensor.is_floating_point() else 'u'}{tensor.itemsize}",
             "data": (tensor.data_ptr(), False),
         }
 

@@ -40,11 +40,16 @@ def plan_from_pairs(sample: Tensor, expert: Tensor, weights: Tensor, samples: in
 
     Its checks read values, but so does the plan: its counts are numbers of the host.
     """
+    check_pairs(sample, expert, weights, samples, experts)
+    return _sort(sample, expert, weights, samples, experts)
+
+
+def check_pairs(sample: Tensor, expert: Tensor, weights: Tensor, samples: int, experts: int) -> None:
+    """Compiled loops trust pairs: (M,) int64, (M,) int64, (M, T), in range and ordered by sample."""
     _check_tensors(sample, expert, weights)
     check_range(sample, expert, samples, experts)
     if bool((sample[1:] < sample[:-1]).any()):
         raise ValueError("the pairs of a routing must be ordered by sample: sort them by pairs.sample")
-    return _sort(sample, expert, weights, samples, experts)
 
 
 def _check_tensors(sample: Tensor, expert: Tensor, weights: Tensor) -> None:
@@ -78,7 +83,12 @@ def _sort(sample: Tensor, expert: Tensor, weights: Tensor, samples: int, experts
     by_expert = expert.argsort(stable=True)
     pair_row = torch.empty_like(by_expert)
     pair_row[by_expert] = torch.arange(len(pair_row), device=pair_row.device)
-    start = torch.zeros(samples + 1, dtype=torch.int64, device=pair_row.device)
-    start[1:] = torch.bincount(sample, minlength=samples).cumsum(0)
     counts = torch.bincount(expert, minlength=experts).tolist()
-    return Plan(weights, PairLayout(pair_row, start), sample[by_expert], counts)
+    return Plan(weights, PairLayout(pair_row, first_pairs(sample, samples)), sample[by_expert], counts)
+
+
+def first_pairs(sample: Tensor, samples: int) -> Tensor:
+    """The first pair of each sample, and the number of pairs at the end: (M,) -> (B + 1,)."""
+    start = torch.zeros(samples + 1, dtype=torch.int64, device=sample.device)
+    start[1:] = torch.bincount(sample, minlength=samples).cumsum(0)
+    return start

@@ -4,12 +4,13 @@ Shapes: B rows, n experts, T gates (tasks), M pairs that at least one gate selec
 """
 
 from collections.abc import Sequence
+from math import prod
 from typing import Literal, cast, get_args
 
 import torch
 from torch import Tensor
 
-from comet_moe.experts.base import Experts, check_output
+from comet_moe.experts.base import Experts, WeightedPairs, check_output
 from comet_moe.kernels.mix import apply_epilogue, gather_rows, mix, mix_dense, weights_dtype
 from comet_moe.kernels.plan import Plan, check_range, plan_from_pairs, plan_from_weights
 from comet_moe.mixture.static_dispatch import can_run_static, count_slots, counts_are_known, run_static
@@ -43,6 +44,13 @@ def run_experts(
         run = torch.compiler.disable(_run_pairs) if is_compiling else _run_pairs
         return run(experts, x, routings)
     if execution == "dense":
+        return _run_all(experts, x, routings)
+    if experts.takes_pairs and (counts_are_known(x) or fixed_slots(routings) is not None):
+        selected = select_pairs(routings, counts_are_known(x))
+        count = selected.sample.shape[0]
+        if execution == "sparse" or count <= sparse_share * x.shape[0] * experts.num_experts:
+            _record_execution(routings, "sparse", count)
+            return run_pairs(experts, x, selected)
         return _run_all(experts, x, routings)
     if not counts_are_known(x):
         if can_run_static(experts, x) and x.shape[0] > 0:
@@ -85,12 +93,37 @@ def plan_from_routings(routings: Sequence[Routing], rows: int) -> Plan:
     """Every pair that at least one of the routings selects, once."""
     if not all(routing.in_pairs for routing in routings):
         return plan_from_weights([routing.weights.flatten(0, -2) for routing in routings])
-    experts = routings[0].num_experts
+    return plan_from_pairs(*select_pairs(routings), rows, routings[0].num_experts)
+
+
+def fixed_slots(routings: Sequence[Routing]) -> tuple[Tensor, Tensor] | None:
+    """Experts and weights (B, c) of a single routing in slots, else None."""
+    return routings[0].slots if len(routings) == 1 else None
+
+
+def select_pairs(routings: Sequence[Routing], values_are_known: bool = True) -> WeightedPairs:
+    """Every pair that at least one of the routings selects; nothing has the size n if all are in pairs.
+
+    Where values are not known, the pairs are all slots of :func:`fixed_slots`, unused ones with weight 0.
+    """
+    slots = fixed_slots(routings)
+    if slots is not None and not values_are_known:
+        expert, weight = slots
+        sample = torch.arange(expert.shape[0], device=expert.device).repeat_interleave(expert.shape[1])
+        return WeightedPairs(sample, expert.flatten(), weight.reshape(-1, 1))
     if len(routings) == 1:
         sample, expert, weight = routings[0].pairs()
-        return plan_from_pairs(sample, expert, weight.unsqueeze(-1), rows, experts)
-    sample, expert, weights = _union([routing.pairs() for routing in routings], rows, experts)
-    return plan_from_pairs(sample, expert, weights, rows, experts)
+        return WeightedPairs(sample, expert, weight.unsqueeze(-1))
+    rows = prod(routings[0].batch_shape)
+    return WeightedPairs(*_union([routing.pairs() for routing in routings], rows, routings[0].num_experts))
+
+
+def run_pairs(experts: Experts, x: Tensor, pairs: WeightedPairs) -> Tensor:
+    """The mixtures by a stack that takes pairs: (B, *input) -> (B, T, *output)."""
+    mixed = experts(x, pairs)
+    source = f"{type(experts).__name__}.weighted_sums"
+    check_output(mixed, (x.shape[0], pairs.weights.shape[1]), source, x)
+    return mixed
 
 
 def _union(pairs: Sequence[Pairs], rows: int, experts: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -11,7 +11,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from comet_moe import checks
-from comet_moe.experts.base import Experts, check_output
+from comet_moe.experts.base import Experts, WeightedPairs, check_output
+from comet_moe.experts.neurons import NeuronExperts
 from comet_moe.gates import Gate
 from comet_moe.gates.ranks import Ranks
 from comet_moe.mixture.moe import MultiGateMoE
@@ -92,6 +93,8 @@ def join_ranks(module: nn.Module, batch_group: dist.ProcessGroup | None = None) 
 def _check_stack(stack: Experts) -> None:
     if isinstance(stack, ExpertParallel):
         raise ValueError(f"the experts of {type(stack).__name__} are sharded over ranks already")
+    if isinstance(stack, NeuronExperts) and stack.row_sparse:
+        raise ValueError("expert_parallel needs dense gradients: build the NeuronExperts with sparse=False")
     n = stack.num_experts
     for name, parameter in stack.named_parameters():
         if parameter.dim() == 0 or len(parameter) != n:
@@ -128,7 +131,7 @@ class ExpertParallel(Experts):
         """The bytes and pairs that this rank has sent."""
         return self.exchange.traffic
 
-    def forward(self, rows: Tensor, counts: list[int] | Tensor | None = None) -> Tensor:
+    def forward(self, rows: Tensor, counts: list[int] | Tensor | WeightedPairs | None = None) -> Tensor:
         """Each expert, on any rank, on its own rows: (M, *input) -> (M, *output).
 
         Args:

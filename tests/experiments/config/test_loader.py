@@ -54,7 +54,7 @@ def test_a_saved_configuration_is_a_recipe(tmp_path):
             "there is no recipe 'nonesuch': give a path to a YAML file, or one of .*multidigits",
         ),
         ("missing.yaml", [], r"missing\.yaml cannot be read \(No such file or directory\): give a YAML file"),
-        ("multidigits", ["gate=resnet"], "gate must be one of dense, .*comet\\+, got 'resnet'"),
+        ("multidigits", ["gate=resnet"], "gate must be one of dense, .*comet\\+, .*got 'resnet'"),
         ("multidigits", ["gate.k=0"], "gate.k: input should be greater than 0, got 0"),
         ("multidigits", ["gate.kk=2"], "there is no setting gate.kk"),
         ("multidigits", ["gate=topk", "gate.k=99"], "gate.k must be at most 8, the number of experts"),

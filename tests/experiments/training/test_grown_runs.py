@@ -103,6 +103,7 @@ def test_a_network_without_a_gate_has_nothing_to_grow():
     ("settings", "message"),
     [
         (["training.grow_at=1"], "grow_at"),
+        (["training.sparse_embeddings=true"], "cannot be combined with training.sparse_embeddings"),
         (["training.epochs=1"], "at least 2 epochs"),
         (["parallel.experts=2"], "parallel.experts is 2"),
     ],

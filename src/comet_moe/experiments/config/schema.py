@@ -248,6 +248,11 @@ class TrainingConfig(ConfigSection):
     threads: Threads | None = Field(
         default=None, description="threads of torch; null lets torch choose, and config.yaml has its choice"
     )
+    sparse_embeddings: bool = Field(
+        default=False,
+        description="whether a step moves only the rows of embeddings that its batch reads, by a lazy Adam; "
+        "its time then does not grow with the number of categories",
+    )
     device: DeviceName = DEVICE
     precision: PrecisionName = PRECISION
 
@@ -318,6 +323,8 @@ class TrainConfig(GatedConfig):
                 f"training.grow_at is for experts on one process, and parallel.experts is "
                 f"{self.parallel.experts}: set one of them to its default"
             )
+        if self.training.sparse_embeddings:
+            raise ValueError("training.grow_at cannot be combined with training.sparse_embeddings: set one")
         if self.training.epochs < 2:
             raise ValueError(
                 "training.grow_at needs at least 2 epochs, one before and one after the change: raise "

@@ -30,6 +30,7 @@ _PAPER_NAMES = {
     "switch": "Switch",
     "sigmoid": "Sigmoid",
     "relu": "ReLU",
+    "product-keys": "Product keys",
     "dense": "Dense",
     "dense-wide": "Dense-wide",
     "dense-per-task": "Dense per task",

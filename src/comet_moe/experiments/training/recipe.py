@@ -20,14 +20,12 @@ from comet_moe.experiments.training.batches import Batch, load_dataset, training
 from comet_moe.experiments.training.distributed import Processes, num_threads
 from comet_moe.experiments.training.evaluate import evaluate, evaluate_held_out
 from comet_moe.experiments.training.growing import GrowingMixture
+from comet_moe.experiments.training.optimizer import build_optimizer
 from comet_moe.experiments.training.records import ResultRecord, SummaryRecord
 from comet_moe.experiments.training.run import RunFolder, data_meta
 from comet_moe.experiments.training.trainer import Callbacks, StepLoss, Trainer
 from comet_moe.files import describe, require_same_tensors
 from comet_moe.kernels.mix import weights_dtype
-from comet_moe.optimization import parameter_groups
-
-ADAM_EPSILON = 1e-7  # that of Keras, with which the paper was written
 
 
 def build_trainer(
@@ -84,9 +82,7 @@ def make_trainer(
     growing = GrowingMixture(model) if config.dense_epochs else None
     factor = training.gate_lr_factor
     gate_lr = None if factor == 1 else factor * training.learning_rate
-    optimizer = torch.optim.Adam(
-        parameter_groups(model, training.learning_rate, gate_lr), eps=ADAM_EPSILON, fused=True
-    )
+    optimizer = build_optimizer(model, training.learning_rate, gate_lr, training.sparse_embeddings)
 
     def make_objective() -> nn.Module:
         return processes.data_parallel(MultiTaskObjective(model, processes))

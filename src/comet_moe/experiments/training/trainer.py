@@ -453,7 +453,7 @@ def pack_state(model: nn.Module, best_weights: Tensors, optimizer: Optimizer) ->
     tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
     tensors |= {f"best.{name}": value for name, value in best_weights.items()}
     for index, state in optimizer.state_dict()["state"].items():
-        tensors |= {f"optimizer.{index}.{name}": value for name, value in state.items()}
+        tensors |= {f"optimizer.{index}.{name}": torch.as_tensor(value) for name, value in state.items()}
     return tensors
 
 

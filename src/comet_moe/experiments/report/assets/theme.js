@@ -4,7 +4,8 @@
 
 const MARKERS = {
   dense: "cross", "dense-wide": "bowtie", "dense-per-task": "pentagon", softmax: "circle", hash: "square",
-  topk: "triangle-up", switch: "triangle-down", sigmoid: "hourglass", dselect: "diamond", relu: "triangle-right", comet: "star",
+  topk: "triangle-up", switch: "triangle-down", sigmoid: "hourglass", dselect: "diamond", relu: "triangle-right",
+  "product-keys": "triangle-left", comet: "star",
 };
 const OUTLINES = {
   circle: "M-4,0a4,4 0 1,0 8,0a4,4 0 1,0 -8,0Z",
@@ -12,6 +13,7 @@ const OUTLINES = {
   "triangle-up": "M0,-4.6L4.6,3.6H-4.6Z",
   "triangle-down": "M0,4.6L4.6,-3.6H-4.6Z",
   "triangle-right": "M4.6,0L-3.6,4.6V-4.6Z",
+  "triangle-left": "M-4.6,0L3.6,-4.6V4.6Z",
   cross: "M-1.6,-4.6H1.6V-1.6H4.6V1.6H1.6V4.6H-1.6V1.6H-4.6V-1.6H-1.6Z",
   hourglass: "M-4,-4.4H4L-4,4.4H4Z",
   pentagon: "M0,-5L4.8,-1.5L2.9,4H-2.9L-4.8,-1.5Z",
