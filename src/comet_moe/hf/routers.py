@@ -3,10 +3,12 @@
 Shapes: N tokens (B sequences of T), p features, n experts, k choices.
 """
 
+import copy
+import inspect
 import re
 import warnings
 from collections.abc import Callable, Mapping
-from itertools import chain
+from itertools import chain, product
 from typing import Any, NamedTuple
 
 import torch
@@ -37,11 +39,13 @@ class RouterSizes(NamedTuple):
 class RouterAdapter:
     """Where the routers of a family of models are, their sizes, and what they return.
 
-    The routers of most families have the attributes ``hidden_dim``, ``num_experts`` and ``top_k``, and return
-    (logits, weights, experts). For those it is enough to name their class. For others, override the methods.
+    Most routers of transformers have the attributes ``top_k`` and ``num_experts`` and a ``weight`` of shape
+    (n, p), and return (logits, weights, experts). They are recognised by that. For those of another class
+    that return the same, it is enough to name it. For others, override the methods.
 
     Args:
-        router_class: name of the class of the routers.
+        router_class: name of the class of the routers; empty for any class named like a router.
+        linear: name of the linear layer in a router; empty where the router itself has the weight.
 
     Example:
         A model whose routers are linear layers called ``router`` and return weights of all experts:
@@ -59,16 +63,32 @@ class RouterAdapter:
         ...         return torch.zeros_like(logits).scatter(-1, experts, weights)
     """
 
-    def __init__(self, router_class: str = ""):
+    def __init__(self, router_class: str = "", linear: str = ""):
         self.router_class = router_class
+        self.linear = linear
 
     def is_router(self, name: str, module: nn.Module) -> bool:
         """Whether the module called ``name`` in the model is a router."""
-        return type(module).__name__ == self.router_class
+        if self.router_class:
+            return type(module).__name__ == self.router_class
+        weight = getattr(module, "weight", None)
+        return (
+            type(module).__name__.endswith("Router")
+            and not isinstance(module, nn.Linear)
+            and hasattr(module, "top_k")
+            and isinstance(weight, Tensor)
+            and weight.dim() == 2
+            and len(weight) == getattr(module, "num_experts", None)
+        )
 
     def sizes(self, router: Any) -> RouterSizes:
         """The sizes of ``router``."""
-        return RouterSizes(router.hidden_dim, router.num_experts, router.top_k)
+        is_ours = isinstance(router, GateRouter)
+        features = router.hidden_dim if is_ours else self._linear(router).weight.shape[1]
+        return RouterSizes(features, router.num_experts, router.top_k)
+
+    def _linear(self, router: Any) -> Any:
+        return router.get_submodule(self.linear)
 
     def output(self, logits: Tensor, weights: Tensor, experts: Tensor) -> Any:
         """What the mixture expects from its router.
@@ -79,45 +99,96 @@ class RouterAdapter:
         """
         return logits, weights, experts
 
-    def copy(self, router: Any) -> TopKGate:
-        """A gate that routes as ``router`` does, for :func:`replace_routers` without a factory."""
+    def routes(self, output: Any) -> tuple[Tensor, Tensor]:
+        """Weights and experts, (N, c) each, in what a router of the family returned."""
+        _, weights, experts = output
+        return weights, experts
+
+    @torch.no_grad()
+    def copy(self, router: Any, owner: Any) -> TopKGate:
+        """A gate that routes as ``router`` does, for :func:`replace_routers` without a factory.
+
+        The balancing bias is copied and does not move. Scores may be a softmax or sigmoids, and divided by
+        the sum of the selected: the first such gate is taken that routes random tokens as the router does.
+
+        Args:
+            router: of the family.
+            owner: the mixture that it is in, which has the balancing bias in some families.
+        """
         sizes = self.sizes(router)
-        gate = TopKGate(*sizes, normalize="selected" if getattr(router, "norm_topk_prob", True) else "all")
-        return _with_weights_of(router, gate)
-
-
-class SigmoidRouterAdapter(RouterAdapter):
-    """Routers with sigmoid scores, groups and a balancing bias, as in DeepSeek-V3."""
-
-    def copy(self, router: Any) -> TopKGate:
-        """A gate that routes as ``router`` does; its balancing bias is copied and does not move."""
-        gate = TopKGate(
-            *self.sizes(router),
-            normalize="selected" if router.norm_topk_prob else "all",
-            score="sigmoid",
-            groups=router.num_group,
-            top_groups=router.topk_group,
-            scale=router.routed_scaling_factor,
+        of_both = dict(
+            (
+                *owner.named_parameters(recurse=False),
+                *owner.named_buffers(recurse=False),
+                *router.named_buffers(),
+            )
         )
-        assert gate.balance_bias is not None
-        gate.balance_bias.copy_(router.e_score_correction_bias)
-        return _with_weights_of(router, gate)
+        bias = next((of_both[name] for name in of_both if name.endswith(BIAS_NAMES)), None)
+        scale = next((getattr(router, name) for name in SCALE_NAMES if hasattr(router, name)), 1.0)
+        groups = getattr(router, "num_group", None) or 1
+        top_groups = getattr(router, "topk_group", None) or groups
+        exact = copy.deepcopy(router).float()
+        given = inspect.signature(exact.forward).parameters.keys() & of_both.keys()
+        linear = self._linear(router)
+        x = torch.randn(64, sizes.in_features, generator=torch.Generator().manual_seed(0))
+        x = x.to(linear.weight.device)
+        try:
+            wanted = self._dense(exact(x, **{name: of_both[name] for name in given}), sizes)
+        except (TypeError, ValueError) as error:  # it needs more than rows
+            raise _not_copied(router) from error
+        for score, normalize in product(("softmax", "sigmoid"), ("selected", "all")):
+            gate = TopKGate(
+                *sizes, normalize=normalize, score=score, groups=groups, top_groups=top_groups, scale=scale
+            ).to(x.device)
+            gate.weight.copy_(linear.weight)
+            if getattr(linear, "bias", None) is not None:
+                gate.bias.copy_(linear.bias)
+            if bias is not None and gate.balance_bias is not None:
+                gate.balance_bias.copy_(bias.flatten())
+            if torch.allclose(gate(x).weights, wanted, atol=COPY_TOLERANCE):
+                return gate
+        raise _not_copied(router)
+
+    def _dense(self, output: Any, sizes: RouterSizes) -> Tensor:
+        """(N, n) weights in what a router returned."""
+        weights, experts = self.routes(output)
+        return weights.new_zeros(len(weights), sizes.num_experts).scatter(-1, experts, weights).float()
 
 
-@torch.no_grad()
-def _with_weights_of(router: Any, gate: TopKGate) -> TopKGate:
-    gate.weight.copy_(router.weight)
-    return gate
+def _not_copied(router: nn.Module) -> ValueError:
+    return ValueError(
+        f"a {type(router).__name__} routes in a way that TopKGate does not have: pass replace_routers a "
+        "factory"
+    )
+
+
+BIAS_NAMES = ("e_score_correction_bias", "expert_bias")
+SCALE_NAMES = ("routed_scaling_factor", "router_scaling_factor", "route_scale")
+COPY_TOLERANCE = 1e-5
+"""Of weights of at most ``scale``; one other expert differs by far more."""
+
+
+class DenseScoresAdapter(RouterAdapter):
+    """Routers that return (weights of all experts, logits), as in Llama 4."""
+
+    def output(self, logits: Tensor, weights: Tensor, experts: Tensor) -> Any:
+        """(N, n) twice."""
+        return torch.zeros_like(logits).scatter(-1, experts, weights.to(logits.dtype)), logits
+
+    def routes(self, output: Any) -> tuple[Tensor, Tensor]:
+        """All experts; those that are not selected have weight 0."""
+        weights, _ = output
+        return weights, torch.arange(weights.shape[-1], device=weights.device).expand_as(weights)
 
 
 ADAPTERS: dict[str, RouterAdapter] = {
-    "mixtral": RouterAdapter("MixtralTopKRouter"),
-    "qwen2_moe": RouterAdapter("Qwen2MoeTopKRouter"),
-    "qwen3_moe": RouterAdapter("Qwen3MoeTopKRouter"),
-    "olmoe": RouterAdapter("OlmoeTopKRouter"),
-    "deepseek_v3": SigmoidRouterAdapter("DeepseekV3TopkRouter"),
+    "afmoe": RouterAdapter("AfmoeTokenChoiceRouter", linear="gate"),
+    "hunyuan_v1_moe": RouterAdapter("HunYuanMoEV1Gate", linear="wg"),
+    "llama4": DenseScoresAdapter("Llama4Router"),
+    "llama4_text": DenseScoresAdapter("Llama4Router"),
+    "phimoe": RouterAdapter("PhimoeTopKRouter"),
 }
-"""By ``model_type`` of the configuration; an adapter of your own can be added."""
+"""By ``model_type`` of the configuration, for families whose routers are not recognised; add yours."""
 
 
 class GateRouter(TokenReader):
@@ -140,8 +211,11 @@ class GateRouter(TokenReader):
         self.adapter = adapter
         self.hidden_dim, self.num_experts, self.top_k = sizes
 
-    def forward(self, hidden_states: Tensor) -> Any:
-        """(N, p) or (B, T, p) -> what the adapter makes of logits (N, n), weights and experts (N, slots)."""
+    def forward(self, hidden_states: Tensor, *others: Any, **more: Any) -> Any:
+        """(N, p) or (B, T, p) -> what the adapter makes of logits (N, n), weights and experts (N, slots).
+
+        Other arguments are of the router that this replaces: the gate has its own keys and biases.
+        """
         x, ids, mask = self.with_tokens(hidden_states, self.gate)
         routing = self.gate(x, keys=ids, mask=mask)
         weights, experts = routing.top(self._count_slots(routing))
@@ -185,7 +259,7 @@ def replace_routers(
     """Put gates into the mixtures of ``model`` in place of its routers; the experts stay as they are.
 
     Args:
-        model: Mixtral, Qwen2-MoE, Qwen3-MoE, OLMoE or DeepSeek-V3 of transformers, or any with ``adapter``.
+        model: a mixture of transformers such as Mixtral, Qwen3-MoE or DeepSeek-V3, or any with ``adapter``.
         factory: called as ``factory(in_features, num_experts, k)`` for each mixture; None makes a
             :class:`~comet_moe.gates.TopKGate` that routes as the model's own router does.
         wrap: applied to each gate, such as ``lambda gate: RegularizedGate(gate, load_balance=0.01)``.
@@ -211,7 +285,8 @@ def replace_routers(
         if factory is not None:
             gate = factory(*sizes)
         else:
-            gate = router.gate if isinstance(router, GateRouter) else adapter.copy(router)
+            owner = model.get_submodule(name.rpartition(".")[0])
+            gate = router.gate if isinstance(router, GateRouter) else adapter.copy(router, owner)
         gate = wrap(gate) if wrap is not None else gate
         check_gate_fits(gate, name, sizes)
         new[name] = gate
@@ -281,13 +356,16 @@ def warn_of_idle_gates(gates: Mapping[str, Gate]) -> None:
 
 def find_adapter(model: Any) -> RouterAdapter:
     """The adapter of the family of ``model``."""
-    family = getattr(getattr(model, "config", None), "model_type", None)
-    if family in ADAPTERS:
-        return ADAPTERS[family]
-    kinds = {type(module).__name__ for module in model.modules()}
+    adapter = ADAPTERS.get(getattr(getattr(model, "config", None), "model_type", ""), RouterAdapter())
+    modules = dict(model.named_modules())
+    if any(
+        isinstance(module, GateRouter) or adapter.is_router(name, module) for name, module in modules.items()
+    ):
+        return adapter
+    kinds = {type(module).__name__ for module in modules.values()}
     if any(re.search("Router|Experts|M[oO]E|Moe", kind) for kind in kinds):
         raise ValueError(
-            f"the routers of {type(model).__name__} are not known, only those of {', '.join(ADAPTERS)}: pass "
-            "replace_routers an adapter, a comet_moe.hf.RouterAdapter"
+            f"the routers of {type(model).__name__} are not recognised: pass replace_routers an adapter, a "
+            "comet_moe.hf.RouterAdapter"
         )
-    return RouterAdapter()  # finds none, and that is the error
+    return adapter  # finds none, and that is the error
