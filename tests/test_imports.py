@@ -29,6 +29,7 @@ ORDER = (
     "lightning",
     "testing",
     "hf",
+    "routes",
     "bert",
     "experiments",
     "sklearn",

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from comet_moe.mixture.moe import MoE as MoE
     from comet_moe.mixture.moe import MultiGateMoE as MultiGateMoE
     from comet_moe.monitor import RoutingMonitor as RoutingMonitor
+    from comet_moe.routes import record as record
+    from comet_moe.routes import replay as replay
     from comet_moe.routing import Routing as Routing
     from comet_moe.stepping import step as step
 
@@ -47,6 +49,8 @@ _MODULES = {
     "StaticRoutingWarning": "comet_moe.exceptions",
     "intervene": "comet_moe.interventions",
     "parameter_groups": "comet_moe.local_search",
+    "record": "comet_moe.routes",
+    "replay": "comet_moe.routes",
     "routing_gain": "comet_moe.interventions",
     "set_value_checks": "comet_moe.checks",
     "sinkhorn": "comet_moe.local_search.sinkhorn",
@@ -65,6 +69,8 @@ __all__ = [
     "StaticRoutingWarning",
     "intervene",
     "parameter_groups",
+    "record",
+    "replay",
     "routing_gain",
     "set_value_checks",
     "sinkhorn",

@@ -11,9 +11,9 @@ from mixture_families import (
     REPLACED,
     VOCABULARY,
     build_family,
+    covered_families,
     find_mixtures,
     folder_of,
-    covered_families,
 )
 
 from comet_moe.gates import CometGate

@@ -7,7 +7,7 @@ import copy
 import inspect
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain, product
 from typing import Any, NamedTuple
 
@@ -318,6 +318,18 @@ def find_routers(model: nn.Module, adapter: RouterAdapter) -> dict[str, nn.Modul
             "feed-forward layers with comet_moe.hf.upcycle"
         )
     return routers
+
+
+def find_copies(model: nn.Module) -> Iterator[tuple[str, nn.Module, RouterAdapter, TopKGate | None]]:
+    """The model's own routers: name, router, adapter, and a gate that routes as it does or None."""
+    adapter = ADAPTERS.get(getattr(getattr(model, "config", None), "model_type", ""), RouterAdapter())
+    for name, module in model.named_modules():
+        if adapter.is_router(name, module):
+            try:
+                copied = adapter.copy(module, model.get_submodule(name.rpartition(".")[0]))
+            except ValueError:
+                copied = None
+            yield name, module, adapter, copied
 
 
 def check_gate_fits(gate: Gate, name: str, sizes: RouterSizes) -> None:
