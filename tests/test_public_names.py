@@ -21,6 +21,8 @@ NAMES = {
     "StaticRoutingWarning",
     "intervene",
     "parameter_groups",
+    "record",
+    "replay",
     "routing_gain",
     "set_value_checks",
     "sinkhorn",

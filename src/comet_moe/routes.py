@@ -18,8 +18,7 @@ model.
 """
 
 import inspect
-import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -35,6 +34,12 @@ from comet_moe.routing import Routing
 
 Route = np.ndarray[Any, np.dtype[np.int32]]
 """(length, L, k)"""
+
+FINDERS: list[Callable[[nn.Module], Iterable[tuple[str, nn.Module, Any, TopKGate | None]]]] = []
+"""Functions that find the routers of a model that are no gates; :mod:`comet_moe.hf` adds its own.
+
+Each router has a name, an adapter, and a gate that weighs experts as it does, or None.
+"""
 
 
 class _Layer(NamedTuple):
@@ -125,7 +130,7 @@ def record(model: nn.Module) -> Iterator[list[Route]]:
         chosen.clear()
 
     with ExitStack() as hooks:
-        batch.watch(hooks)
+        batch.hook(hooks)
         for layer in layers:
             hook = layer.module.register_forward_hook(partial(read, layer), with_kwargs=True)
             hooks.callback(hook.remove)
@@ -168,7 +173,7 @@ def replay(model: nn.Module, routes: Iterable[Any]) -> Iterator[None]:
         return layer.write(output, layer.weigh(experts, own, logits), logits, experts.shape[-1])
 
     with ExitStack() as hooks:
-        batch.watch(hooks)
+        batch.hook(hooks)
         hooks.callback(model.register_forward_pre_hook(start).remove)
         for number, layer in enumerate(layers):
             hook = layer.module.register_forward_hook(partial(change, number, layer), with_kwargs=True)
@@ -176,19 +181,31 @@ def replay(model: nn.Module, routes: Iterable[Any]) -> Iterator[None]:
         yield
 
 
+def route_drift(before: Sequence[Route], after: Sequence[Route]) -> float:
+    """The share of the experts in ``before`` that are not in ``after``, over tokens and layers.
+
+    Args:
+        before, after: routes of the same tokens, of :func:`record`.
+    """
+    kept = total = 0
+    for one, other in zip(before, after, strict=True):
+        is_set = one >= 0
+        kept += int(((one[..., :, None] == other[..., None, :]).any(-1) & is_set).sum())
+        total += int(is_set.sum())
+    return 1 - kept / total if total else 0.0
+
+
 def _find_layers(model: nn.Module) -> list[_Layer]:
     """The gates and routers of ``model``, in its order."""
     checks.require_type("model", model, nn.Module)
-    found = {}
+    found: dict[nn.Module, _Layer] = {}
     for name, gate, _ in outermost_gates(model):
         inner: Any = gate
         while isinstance(inner, RegularizedGate):  # which changes no weight
             inner = inner.gate
         found[gate] = _Layer(name, gate, None, inner if isinstance(inner, TopKGate) else None)
-    if "comet_moe.hf" in sys.modules:
-        from comet_moe.hf.routers import find_copies
-
-        for name, router, adapter, formula in find_copies(model):
+    for find in FINDERS:
+        for name, router, adapter, formula in find(model):
             found[router] = _Layer(name, router, adapter, formula)
     if not found:
         raise ValueError(
@@ -207,7 +224,7 @@ class _Batch:
         self._shape: tuple[int, int] | None = None
         self._mask: Tensor | None = None
 
-    def watch(self, hooks: ExitStack) -> None:
+    def hook(self, hooks: ExitStack) -> None:
         """Read the arguments of each pass, as models of transformers have them."""
         hooks.callback(self._model.register_forward_pre_hook(self._start, with_kwargs=True).remove)
 

@@ -17,7 +17,7 @@ from mixture_families import (
 )
 
 from comet_moe.gates import CometGate
-from comet_moe.hf import replace_routers
+from comet_moe.hf import replace_routers, train_only
 from comet_moe.hf.routers import GateRouter, find_adapter, find_routers
 
 PAGE = Path(__file__).parents[2] / "docs" / "transformers.md"
@@ -55,6 +55,7 @@ def test_routers_are_copied_and_replaced(family):
         assert isinstance(router, GateRouter)
         assert router.tokens.mask is not None
         assert router.gate.split_weight.grad.any()
+    assert train_only(model, "experts").by_part["experts"] > 0
 
 
 def routers(model):

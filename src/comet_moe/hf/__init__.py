@@ -1,13 +1,15 @@
 """Gates of this library in the models of transformers, and dense models made sparse.
 
-Importing this package registers two things with transformers: the sparse dispatch of this library, as
-``experts_implementation="comet_moe"``, and the type of saved models with gates, for the auto classes.
+Importing this package registers two things with transformers. One is the sparse dispatch of this library, as
+``experts_implementation="comet_moe"``. The other is the type of saved models with gates, for the
+auto classes.
 """
 
 from comet_moe.hf import experts as _experts  # noqa: F401 - registers the dispatch
 from comet_moe.hf import pretrained as _pretrained  # noqa: F401 - registers the type of saved models
 from comet_moe.hf.callbacks import MoECallback
 from comet_moe.hf.feed_forward import LAYOUTS, FeedForwardLayout, importance
+from comet_moe.hf.fine_tuning import Trainable, train_only
 from comet_moe.hf.gates import RescaledGate, gate_factory
 from comet_moe.hf.routers import ADAPTERS, RouterAdapter, RouterSizes, replace_routers
 from comet_moe.hf.upcycling import upcycle
@@ -20,8 +22,10 @@ __all__ = [
     "RescaledGate",
     "RouterAdapter",
     "RouterSizes",
+    "Trainable",
     "gate_factory",
     "importance",
     "replace_routers",
+    "train_only",
     "upcycle",
 ]

@@ -182,7 +182,7 @@ class _SavedWithGates:
         return _new_config, (type(self).__bases__[1],), self.__dict__
 
 
-def _new_config(family: type[PreTrainedConfig]) -> PreTrainedConfig:
+def _new_config(family: Any) -> Any:
     return object.__new__(with_gates(family))
 
 
@@ -205,7 +205,8 @@ def store_description(model: Any) -> None:
     if not isinstance(shared, PreTrainedConfig):
         return
     config = copy.deepcopy(shared)
-    config.__class__ = with_gates(type(config))
+    family: Any = type(config)
+    config.__class__ = with_gates(family)
     for module in model.modules():
         if getattr(module, "config", None) is shared:
             module.config = config

@@ -57,8 +57,9 @@ class GatedConfig(PreTrainedConfig):
                 f"the configuration in {source} is of the family {family}, which is not in this version of "
                 f"transformers: install the version that saved it"
             )
-        config_class = with_gates(CONFIG_MAPPING[family])
-        _add_to_auto_classes(config_class, CONFIG_MAPPING[family])
+        of_family: Any = CONFIG_MAPPING[family]
+        config_class = with_gates(of_family)
+        _add_to_auto_classes(config_class, of_family)
         return config_class.from_dict({**config_dict, "model_type": family, FIELD: description}, **kwargs)
 
 
@@ -90,7 +91,8 @@ def _model_with_gates(model_class: type[PreTrainedModel], config_class: Any) -> 
             if not any(isinstance(module, TokenReader) for module in self.modules()):
                 # A module under two names would be loaded by the first and lost by the second.
                 _put_gates(self, description, restore_gates(description, share=False))
-            self._keys_to_ignore_on_load_missing.update(_stored_elsewhere(restore_gates(description)))
+            known = self._keys_to_ignore_on_load_missing or ()
+            self._keys_to_ignore_on_load_missing = {*known, *_stored_elsewhere(restore_gates(description))}
 
         @classmethod
         def _from_config(cls, config: Any, **kwargs: Any) -> Any:

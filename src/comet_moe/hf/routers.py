@@ -9,7 +9,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain, product
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from comet_moe.exceptions import IdleGateWarning, needs_extra
 from comet_moe.gates import Gate, HashGate, TopKGate
 from comet_moe.hf.gated_modules import TokenReader, innermost, pass_tokens, store_description
 from comet_moe.hf.gates import GateFactory
+from comet_moe.routes import FINDERS
 from comet_moe.routing import Routing
 
 with needs_extra("hf", "comet_moe.hf"):
@@ -108,8 +109,8 @@ class RouterAdapter:
     def copy(self, router: Any, owner: Any) -> TopKGate:
         """A gate that routes as ``router`` does, for :func:`replace_routers` without a factory.
 
-        The balancing bias is copied and does not move. Scores may be a softmax or sigmoids, and divided by
-        the sum of the selected: the first such gate is taken that routes random tokens as the router does.
+        The balancing bias is copied and does not move. Scores are a softmax or sigmoids, and may be divided
+        by the sum of the selected. The first such gate is taken that routes random tokens as the router does.
 
         Args:
             router: of the family.
@@ -136,7 +137,7 @@ class RouterAdapter:
             wanted = self._dense(exact(x, **{name: of_both[name] for name in given}), sizes)
         except (TypeError, ValueError) as error:  # it needs more than rows
             raise _not_copied(router) from error
-        for score, normalize in product(("softmax", "sigmoid"), ("selected", "all")):
+        for score, normalize in product(SCORES, NORMALIZATIONS):
             gate = TopKGate(
                 *sizes, normalize=normalize, score=score, groups=groups, top_groups=top_groups, scale=scale
             ).to(x.device)
@@ -162,6 +163,8 @@ def _not_copied(router: nn.Module) -> ValueError:
     )
 
 
+SCORES: tuple[Literal["softmax", "sigmoid"], ...] = ("softmax", "sigmoid")
+NORMALIZATIONS: tuple[Literal["selected", "all"], ...] = ("selected", "all")
 BIAS_NAMES = ("e_score_correction_bias", "expert_bias")
 SCALE_NAMES = ("routed_scaling_factor", "router_scaling_factor", "route_scale")
 COPY_TOLERANCE = 1e-5
@@ -332,6 +335,9 @@ def find_copies(model: nn.Module) -> Iterator[tuple[str, nn.Module, RouterAdapte
             yield name, module, adapter, copied
 
 
+FINDERS.append(find_copies)
+
+
 def check_gate_fits(gate: Gate, name: str, sizes: RouterSizes) -> None:
     """ValueError if the sizes of ``gate`` are not those of the mixture called ``name``."""
     if not isinstance(gate, Gate):
@@ -346,8 +352,8 @@ def check_gate_fits(gate: Gate, name: str, sizes: RouterSizes) -> None:
         )
 
 
-def warn_of_idle_gates(gates: Mapping[str, Gate]) -> None:
-    """Warn if gates, by the name of their mixture, get no gradient from the loss of the model.
+def idle_gates(gates: Mapping[str, Gate]) -> list[str]:
+    """The names of the gates, by the name of their mixture, that get no gradient from the loss of the model.
 
     A Top-1 gate that divides by the sum of the selected scores is one: its weight is the constant 1.
     """
@@ -357,6 +363,12 @@ def warn_of_idle_gates(gates: Mapping[str, Gate]) -> None:
         parameters = {parameter for parameter, _ in inner.named_parameters()}
         if inner.num_experts > 1 and parameters and parameters <= inner.idle_parameters():
             idle.append(name)
+    return idle
+
+
+def warn_of_idle_gates(gates: Mapping[str, Gate]) -> None:
+    """Warn of :func:`idle_gates`."""
+    idle = idle_gates(gates)
     if idle:
         warnings.warn(
             f"the loss of the model does not train the gates of {len(idle)} mixtures, such as {idle[0]}, "
