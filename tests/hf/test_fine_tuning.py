@@ -86,11 +86,12 @@ def test_adapters_and_gates_that_train_together_are_saved_together(tmp_path):
         torch.testing.assert_close(again(**left_padded()).logits, model(**left_padded()).logits)
 
 
-def test_adapters_of_an_upcycled_model_reach_its_experts():
-    model = build_dense("llama")
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_adapters_of_an_upcycled_model_reach_its_experts(family):
+    model = build_dense(family)
     upcycle(model, experts=2, k=1)
     train_only(model, "lora")
-    assert any("experts.members.1" in name for name in train_two_steps(model, batch("llama")))
+    assert any("experts.members.1" in name for name in train_two_steps(model, batch(family)))
 
 
 @pytest.mark.parametrize(
@@ -111,8 +112,15 @@ def test_gates_that_the_loss_does_not_train_are_refused():
     model = build_dense("llama")
     with pytest.warns(UserWarning, match="does not train"):
         upcycle(model, experts=2, k=1, gate=TopKGate)
-    with pytest.raises(ValueError, match=r"^the loss does not train 2 gates, such as model.layers.0"):
+    with pytest.raises(ValueError, match=r"^the loss does not train 2 routers, such as model.layers.0"):
         train_only(model, "routers")
+
+
+def test_routers_of_one_expert_with_the_weight_1_are_refused():
+    with pytest.raises(
+        ValueError, match=r"^the loss does not train 2 routers, such as model.layers.0.mlp.gate"
+    ):
+        train_only(build("mixtral", num_experts_per_tok=1), "routers")
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Which parameters of a mixture train: routers, experts or LoRA adapters, in one call."""
 
+import copy
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal, NamedTuple
@@ -10,8 +11,11 @@ from comet_moe import checks
 from comet_moe.exceptions import needs_extra
 from comet_moe.gates import Gate
 from comet_moe.hf.gated_modules import TokenReader
-from comet_moe.hf.routers import GateRouter, find_adapter, find_routers, idle_gates
+from comet_moe.hf.routers import GateRouter, find_adapter, find_copies, find_routers, idle_gates
 from comet_moe.hf.upcycling import UpcycledMixture
+
+with needs_extra("hf", "comet_moe.hf"):
+    from transformers.pytorch_utils import Conv1D
 
 Kind = Literal["routers", "experts", "lora"]
 
@@ -70,7 +74,7 @@ def train_only(model: Any, kind: Kind, *, lora: Any = None, routers: bool = Fals
     if kind == "routers" or routers:
         _refuse_idle(gates, model)
     if kind == "lora":
-        _add_lora(model, lora, gates if routers else [], experts)
+        _add_lora(model, lora, gates, experts, routers)
     else:
         chosen = tuple(f"{name}." for name in (gates if kind == "routers" else experts))
         for name, parameter in model.named_parameters():
@@ -96,7 +100,7 @@ def _find_parts(model: nn.Module) -> tuple[list[str], list[str]]:
 
 def _refuse_idle(names: Iterable[str], model: nn.Module) -> None:
     """ValueError for gates that the loss does not train."""
-    gates = {}
+    gates: dict[str, Gate] = {name: copied for name, _, _, copied in find_copies(model) if copied is not None}
     for name in names:
         module: Any = model.get_submodule(name)
         gate = module.gate if isinstance(module, TokenReader) else module
@@ -105,35 +109,36 @@ def _refuse_idle(names: Iterable[str], model: nn.Module) -> None:
     idle = idle_gates(gates)
     if idle:
         raise ValueError(
-            f"the loss does not train {len(idle)} gates, such as {idle[0]}, whose only selected expert has "
+            f"the loss does not train {len(idle)} routers, such as {idle[0]}, whose only selected expert has "
             'always weight 1: use TopKGate(..., normalize="all"), or k > 1'
         )
 
 
-def _add_lora(model: Any, lora: Any, gates: list[str], experts: list[str]) -> None:
+def _add_lora(model: Any, lora: Any, gates: list[str], experts: list[str], train_gates: bool) -> None:
     """Add the adapters, after a check that they reach the experts of every mixture."""
     with needs_extra("dev", "LoRA"):
         from peft import LoraConfig
     stacked = list(_stacked(model, experts))
+    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear | Conv1D)]
     if lora is None:
-        within = tuple(f"{name}." for name in gates)
-        linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
         head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
-        targets = [n for n in linear if model.get_submodule(n) is not head and not n.startswith(within)]
+        left_out = tuple(f"{name}." for name in gates)
+        targets = [
+            name
+            for name in linear
+            if model.get_submodule(name) is not head and not f"{name}.".startswith(left_out)
+        ]
         lora = LoraConfig(r=8, lora_alpha=16, target_modules=targets, target_parameters=stacked)
     for name in experts:
-        linear = [
-            f"{name}.{inner}"
-            for inner, module in model.get_submodule(name).named_modules()
-            if isinstance(module, nn.Linear)
-        ]
         own = [parameter for parameter in stacked if parameter.startswith(f"{name}.")]
-        is_reached = any(_is_target(one, lora.target_modules) for one in linear)
+        inside = [one for one in linear if one.startswith(f"{name}.")]
+        is_reached = any(_is_target(one, lora.target_modules) for one in inside)
         if not is_reached and not any(_is_target(one, lora.target_parameters) for one in own):
             ends = sorted({".".join(one.split(".")[-2:]) for one in own})
             fix = f"target_parameters={ends}" if own else f"target_modules with a layer of {name}"
             raise ValueError(f"no adapter reaches the experts {name}, which would stay frozen: add {fix}")
-    if gates:
+    if train_gates:
+        lora = copy.copy(lora)
         lora.modules_to_save = [*(lora.modules_to_save or ()), *gates]
     model.add_adapter(lora)
 
