@@ -12,6 +12,7 @@ from mixture_families import (
     VOCABULARY,
     build_family,
     covered_families,
+    family_parameters,
     find_mixtures,
     folder_of,
 )
@@ -21,7 +22,6 @@ from comet_moe.hf import replace_routers, train_only
 from comet_moe.hf.routers import GateRouter, find_adapter, find_routers
 
 PAGE = Path(__file__).parents[2] / "docs" / "transformers.md"
-FAST = ("deepseek_v4", "glm4_moe", "gpt_oss", "granitemoe", "llama4_text", "qwen3_next")
 
 
 def inputs():
@@ -31,11 +31,7 @@ def inputs():
     return {"input_ids": ids, "attention_mask": mask}
 
 
-def families():
-    return [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in covered_families()]
-
-
-@pytest.mark.parametrize("family", families())
+@pytest.mark.parametrize("family", family_parameters())
 def test_routers_are_copied_and_replaced(family):
     model = build_family(family)
     assert all(sizes.k == 2 for sizes in map(find_adapter(model).sizes, routers(model)))

@@ -6,6 +6,7 @@ import pytest
 import torch
 from dense_models import batch
 from dense_models import build as build_dense
+from mixture_families import IS_OLD
 from tiny_models import FAMILIES, build, left_padded
 from transformers import AutoModelForCausalLM
 
@@ -69,6 +70,7 @@ def test_adapters_reach_the_experts_of_every_mixture_by_default(family):
     assert found.by_part["routers"] == 0 < found.by_part["experts"]
 
 
+@pytest.mark.skipif(IS_OLD, reason="AutoModel loses modules_to_save before transformers 5.22")
 def test_adapters_and_gates_that_train_together_are_saved_together(tmp_path):
     model = build("mixtral")
     replace_routers(model, CometGate)
@@ -117,9 +119,7 @@ def test_gates_that_the_loss_does_not_train_are_refused():
 
 
 def test_routers_of_one_expert_with_the_weight_1_are_refused():
-    with pytest.raises(
-        ValueError, match=r"^the loss does not train 2 routers, such as model.layers.0.mlp.gate"
-    ):
+    with pytest.raises(ValueError, match=r"^the loss does not train 2 routers, such as model.layers.0.mlp"):
         train_only(build("mixtral", num_experts_per_tok=1), "routers")
 
 

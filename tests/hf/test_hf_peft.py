@@ -7,6 +7,7 @@ import pytest
 import torch
 from dense_models import batch
 from dense_models import build as build_dense
+from mixture_families import IS_OLD
 from tiny_models import build, left_padded
 from transformers import AutoModelForCausalLM
 
@@ -63,6 +64,7 @@ def test_attention_has_adapters_while_the_gates_train(tmp_path):
         torch.testing.assert_close(again(**left_padded()).logits, wanted)
 
 
+@pytest.mark.skipif(IS_OLD, reason="AutoModel loses modules_to_save before transformers 5.22")
 def test_the_folder_of_an_adapter_opens_with_its_model(tmp_path):
     model = build("mixtral")
     replace_routers(model, CometGate)

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from mixture_families import build_family, covered_families
-from test_families import FAST, inputs
+from mixture_families import build_family, family_parameters
+from test_families import inputs
 from tiny_models import FAMILIES, N, build, left_padded
 
 from comet_moe import record, replay
@@ -17,10 +17,7 @@ def logits(model, **batch):
         return model(**batch)[0]
 
 
-@pytest.mark.parametrize(
-    "family",
-    [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in covered_families()],
-)
+@pytest.mark.parametrize("family", family_parameters())
 def test_every_family_records_its_routers_and_replays_them(family):
     model = build_family(family)
     with record(model) as routes:

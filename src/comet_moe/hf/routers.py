@@ -116,27 +116,19 @@ class RouterAdapter:
             router: of the family.
             owner: the mixture that it is in, which has the balancing bias in some families.
         """
-        sizes = self.sizes(router)
-        of_both = dict(
-            (
-                *owner.named_parameters(recurse=False),
-                *owner.named_buffers(recurse=False),
-                *router.named_buffers(),
-            )
-        )
+        sizes, linear = self.sizes(router), self._linear(router)
+        of_both = _buffers_of_both(router, owner)
         bias = next((of_both[name] for name in of_both if name.endswith(BIAS_NAMES)), None)
         scale = next((getattr(router, name) for name in SCALE_NAMES if hasattr(router, name)), 1.0)
         groups = getattr(router, "num_group", None) or 1
         top_groups = getattr(router, "topk_group", None) or groups
-        exact = copy.deepcopy(router).float()
-        given = inspect.signature(exact.forward).parameters.keys() & of_both.keys()
-        linear = self._linear(router)
         x = torch.randn(64, sizes.in_features, generator=torch.Generator().manual_seed(0))
         x = x.to(linear.weight.device)
-        try:
-            wanted = self._dense(exact(x, **{name: of_both[name] for name in given}), sizes)
-        except (TypeError, ValueError) as error:  # it needs more than rows
-            raise _not_copied(router) from error
+        output = self.probe(router, owner, x)
+        if output is None:
+            raise _not_copied(router)
+        weights, experts = self.routes(output)
+        wanted = weights.new_zeros(len(weights), sizes.num_experts).scatter(-1, experts, weights).float()
         for score, normalize in product(SCORES, NORMALIZATIONS):
             gate = TopKGate(
                 *sizes, normalize=normalize, score=score, groups=groups, top_groups=top_groups, scale=scale
@@ -150,10 +142,37 @@ class RouterAdapter:
                 return gate
         raise _not_copied(router)
 
-    def _dense(self, output: Any, sizes: RouterSizes) -> Tensor:
-        """(N, n) weights in what a router returned."""
-        weights, experts = self.routes(output)
-        return weights.new_zeros(len(weights), sizes.num_experts).scatter(-1, experts, weights).float()
+    def probe(self, router: Any, owner: Any, x: Tensor) -> Any:
+        """What ``router`` returns for rows ``x`` (N, p); None if it needs more than rows.
+
+        ValueError if it returns something else than :meth:`routes` reads.
+        """
+        exact = copy.deepcopy(router).float().eval()
+        of_both = _buffers_of_both(router, owner)
+        given = inspect.signature(exact.forward).parameters.keys() & of_both.keys()
+        try:
+            output = exact(x, **{name: of_both[name] for name in given})
+        except (TypeError, ValueError):
+            return None
+        try:
+            weights, experts = self.routes(output)
+            is_read = (
+                weights.shape == experts.shape and not experts.is_floating_point() and len(weights) == len(x)
+            )
+        except (TypeError, ValueError, AttributeError):
+            is_read = False
+        if not is_read:
+            raise ValueError(
+                f"a {type(router).__name__} does not return (logits, weights, experts): pass replace_routers "
+                "an adapter, a comet_moe.hf.RouterAdapter"
+            )
+        return output
+
+
+def _buffers_of_both(router: nn.Module, owner: nn.Module) -> dict[str, Tensor]:
+    """The tensors of a mixture itself, and the buffers of its router, by name."""
+    own = (*owner.named_parameters(recurse=False), *owner.named_buffers(recurse=False))
+    return dict((*own, *router.named_buffers()))
 
 
 def _not_copied(router: nn.Module) -> ValueError:
@@ -285,10 +304,13 @@ def replace_routers(
     new = {}
     for name, router in routers.items():
         sizes = RouterSizes(*adapter.sizes(router))
+        owner = model.get_submodule(name.rpartition(".")[0])
         if factory is not None:
+            if not (adapter.router_class or isinstance(router, GateRouter)):
+                like = next(router.parameters())
+                adapter.probe(router, owner, torch.zeros(2, sizes.in_features, device=like.device))
             gate = factory(*sizes)
         else:
-            owner = model.get_submodule(name.rpartition(".")[0])
             gate = router.gate if isinstance(router, GateRouter) else adapter.copy(router, owner)
         gate = wrap(gate) if wrap is not None else gate
         check_gate_fits(gate, name, sizes)
