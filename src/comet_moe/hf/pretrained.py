@@ -36,8 +36,22 @@ from comet_moe.memory import require_memory
 
 with needs_extra("hf", "comet_moe.hf"):
     from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
-    from transformers.models import auto
+    from transformers.models.auto import (
+        feature_extraction_auto,
+        image_processing_auto,
+        modeling_auto,
+        processing_auto,
+        tokenization_auto,
+    )
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+AUTO_MODULES = (
+    feature_extraction_auto,
+    image_processing_auto,
+    modeling_auto,
+    processing_auto,
+    tokenization_auto,
+)
 
 
 class GatedConfig(PreTrainedConfig):
@@ -69,8 +83,8 @@ AutoConfig.register(MODEL_TYPE, GatedConfig)
 @cache
 def _add_to_auto_classes(config_class: Any, family: Any) -> None:
     """Make the auto classes that know ``family``, of models, tokenizers and so on, know ``config_class``."""
-    for module in vars(auto).values():
-        for name, mapping in list(getattr(module, "__dict__", {}).items()):
+    for module in AUTO_MODULES:
+        for name, mapping in list(vars(module).items()):
             if name.endswith("_MAPPING") and hasattr(mapping, "register") and family in mapping:
                 known = mapping[family]
                 if isinstance(known, type) and issubclass(known, PreTrainedModel):
@@ -91,7 +105,7 @@ def _model_with_gates(model_class: type[PreTrainedModel], config_class: Any) -> 
             if not any(isinstance(module, TokenReader) for module in self.modules()):
                 # A module under two names would be loaded by the first and lost by the second.
                 _put_gates(self, description, restore_gates(description, share=False))
-            known = self._keys_to_ignore_on_load_missing or ()
+            known: Any = getattr(self, "_keys_to_ignore_on_load_missing") or ()  # noqa: B009
             self._keys_to_ignore_on_load_missing = {*known, *_stored_elsewhere(restore_gates(description))}
 
         @classmethod

@@ -306,7 +306,8 @@ def replace_routers(
         sizes = RouterSizes(*adapter.sizes(router))
         owner = model.get_submodule(name.rpartition(".")[0])
         if factory is not None:
-            if not (adapter.router_class or isinstance(router, GateRouter)):
+            is_recognised = type(adapter) is RouterAdapter and not adapter.router_class
+            if is_recognised and not isinstance(router, GateRouter):
                 like = next(router.parameters())
                 adapter.probe(router, owner, torch.zeros(2, sizes.in_features, device=like.device))
             gate = factory(*sizes)
