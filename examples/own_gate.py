@@ -56,9 +56,9 @@ def main() -> None:
     """Check the gate, then use it in four ways."""
     # Here, not above: the command line imports this file for the gate alone.
     from sklearn.datasets import load_wine
-    from transformers import MixtralConfig, MixtralForCausalLM
+    from transformers import AutoModelForCausalLM, MixtralConfig, MixtralForCausalLM
 
-    from comet_moe.hf import from_pretrained, gate_factory, replace_routers
+    from comet_moe.hf import gate_factory, replace_routers
     from comet_moe.sklearn import MoEClassifier
     from comet_moe.testing import check_gate
 
@@ -88,7 +88,7 @@ def main() -> None:
         model = MixtralForCausalLM(config)
         replace_routers(model, gate_factory("nearest", **settings))
         model.save_pretrained(f"{folder}/model")
-        saved = from_pretrained(f"{folder}/model")
+        saved = AutoModelForCausalLM.from_pretrained(f"{folder}/model")
         tokens = torch.arange(10).unsqueeze(0)
         same = torch.equal(saved.eval()(tokens).logits, model.eval()(tokens).logits)
         print(f"replace_routers: the saved model computes the same: {same}")

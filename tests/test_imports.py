@@ -25,6 +25,7 @@ ORDER = (
     "experts",
     "mixture",
     "interventions",
+    "routes",
     "parallel",
     "monitor",
     "lightning",

@@ -22,6 +22,8 @@ NAMES = {
     "grow",
     "intervene",
     "parameter_groups",
+    "record",
+    "replay",
     "routing_gain",
     "set_value_checks",
     "sinkhorn",

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from comet_moe.mixture.moe import MultiGateMoE as MultiGateMoE
     from comet_moe.monitor import RoutingMonitor as RoutingMonitor
     from comet_moe.optimization import parameter_groups as parameter_groups
+    from comet_moe.routes import record as record
+    from comet_moe.routes import replay as replay
     from comet_moe.routing import Routing as Routing
     from comet_moe.stepping import step as step
 
@@ -49,6 +51,8 @@ _MODULES = {
     "grow": "comet_moe.growing",
     "intervene": "comet_moe.interventions",
     "parameter_groups": "comet_moe.optimization",
+    "record": "comet_moe.routes",
+    "replay": "comet_moe.routes",
     "routing_gain": "comet_moe.interventions",
     "set_value_checks": "comet_moe.checks",
     "sinkhorn": "comet_moe.local_search.sinkhorn",
@@ -68,6 +72,8 @@ __all__ = [
     "grow",
     "intervene",
     "parameter_groups",
+    "record",
+    "replay",
     "routing_gain",
     "set_value_checks",
     "sinkhorn",

@@ -208,7 +208,9 @@ CONFIGURATIONS = {
 
 @pytest.mark.parametrize("case", CONFIGURATIONS)
 def test_a_damaged_configuration_of_gates_is_refused(mixtral, tmp_path, case):
-    from comet_moe.hf import from_pretrained
+    from transformers import AutoModelForCausalLM
+
+    import comet_moe.hf  # noqa: F401 - registers the type of models with gates
 
     folder = shutil.copytree(mixtral, tmp_path / "model")
     config = json.loads((folder / "config.json").read_text())
@@ -217,17 +219,19 @@ def test_a_damaged_configuration_of_gates_is_refused(mixtral, tmp_path, case):
     config["comet_moe"] = returned if case in ("a list", "a text") else changed
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match=r"\w"):
-        from_pretrained(folder)
+        AutoModelForCausalLM.from_pretrained(folder)
 
 
 def test_weights_that_are_cut_off_are_refused(mixtral, tmp_path):
-    from comet_moe.hf import from_pretrained
+    from transformers import AutoModelForCausalLM
+
+    import comet_moe.hf  # noqa: F401 - registers the type of models with gates
 
     folder = shutil.copytree(mixtral, tmp_path / "model")
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:900])
     with pytest.raises(ValueError, match="cannot be read"):
-        from_pretrained(folder)
+        AutoModelForCausalLM.from_pretrained(folder)
 
 
 @pytest.mark.parametrize("settings", [{"experts": 10**9}, {"k": 0}, {"gate": "x"}, {"noise": float("nan")}])

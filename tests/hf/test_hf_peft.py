@@ -7,10 +7,12 @@ import pytest
 import torch
 from dense_models import batch
 from dense_models import build as build_dense
+from mixture_families import IS_OLD
 from tiny_models import build, left_padded
+from transformers import AutoModelForCausalLM
 
 from comet_moe.gates import CometGate, HashGate
-from comet_moe.hf import from_pretrained, replace_routers, upcycle
+from comet_moe.hf import replace_routers, upcycle
 
 if find_spec("peft") is None:
     pytest.skip("needs peft, which the extra comet-moe[dev] has", allow_module_level=True)
@@ -33,6 +35,12 @@ def with_labels(inputs):
     return {**inputs, "labels": inputs["input_ids"]}
 
 
+def loaded(folder):
+    """Model and adapter, by peft."""
+    model = AutoModelForCausalLM.from_pretrained(folder / "model")
+    return peft.PeftModel.from_pretrained(model, folder / "adapter").eval()
+
+
 def lora(**settings):
     return peft.LoraConfig(r=2, lora_alpha=4, task_type="CAUSAL_LM", **settings)
 
@@ -50,10 +58,27 @@ def test_attention_has_adapters_while_the_gates_train(tmp_path):
     assert all("lora" in name or "modules_to_save" in name for name in changed)
 
     tuned.save_pretrained(tmp_path / "adapter")
-    again = peft.PeftModel.from_pretrained(from_pretrained(tmp_path / "model"), tmp_path / "adapter").eval()
+    again = loaded(tmp_path)
     with torch.no_grad():
         wanted = tuned(**left_padded()).logits
         torch.testing.assert_close(again(**left_padded()).logits, wanted)
+
+
+@pytest.mark.skipif(IS_OLD, reason="AutoModel loses modules_to_save before transformers 5.22")
+def test_the_folder_of_an_adapter_opens_with_its_model(tmp_path):
+    model = build("mixtral")
+    replace_routers(model, CometGate)
+    model.save_pretrained(tmp_path / "model")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")  # whose name the adapter remembers
+    tuned = peft.get_peft_model(model, lora(target_modules=["q_proj"], modules_to_save=["mlp.gate"]))
+    train_a_step(tuned, with_labels(left_padded()))
+    tuned.save_pretrained(tmp_path / "adapter")
+    by_peft = peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter").eval()
+    by_transformers = AutoModelForCausalLM.from_pretrained(tmp_path / "adapter")
+    with torch.no_grad():
+        wanted = tuned(**left_padded()).logits
+        for again in (by_peft, by_transformers):
+            torch.testing.assert_close(again(**left_padded()).logits, wanted)
 
 
 def test_experts_have_adapters_by_target_parameters(tmp_path):
@@ -67,7 +92,7 @@ def test_experts_have_adapters_by_target_parameters(tmp_path):
     assert all("lora" in name for name in changed)
 
     tuned.save_pretrained(tmp_path / "adapter")
-    again = peft.PeftModel.from_pretrained(from_pretrained(tmp_path / "model"), tmp_path / "adapter").eval()
+    again = loaded(tmp_path)
     with torch.no_grad():
         wanted = tuned(**left_padded()).logits
         torch.testing.assert_close(again(**left_padded()).logits, wanted)
@@ -86,7 +111,7 @@ def test_the_experts_of_an_upcycled_model_have_adapters_by_module(tmp_path):
     assert any("leaf_weight" in name for name in changed)
 
     tuned.save_pretrained(tmp_path / "adapter")
-    again = peft.PeftModel.from_pretrained(from_pretrained(tmp_path / "model"), tmp_path / "adapter").eval()
+    again = loaded(tmp_path)
     with torch.no_grad():
         inputs = batch("llama")
         torch.testing.assert_close(again(**inputs).logits, tuned(**inputs).logits)

@@ -1,16 +1,28 @@
 """Models with gates of this library, saved and loaded again."""
 
 import json
+import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
+from huggingface_hub import RepoUrl
 from safetensors.torch import load_file, save_file
 from tiny_models import FAMILIES, VOCABULARY, P, build, left_padded
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 from transformers import (
+    AutoConfig,
+    AutoModel,
     AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
     MixtralForCausalLM,
-    MixtralForSequenceClassification,
     MixtralModel,
+    PreTrainedTokenizerFast,
+    pipeline,
 )
 
 import comet_moe
@@ -29,7 +41,7 @@ from comet_moe.gates import (
     UniformGate,
     WarmupGate,
 )
-from comet_moe.hf import RescaledGate, RouterAdapter, from_pretrained, replace_routers
+from comet_moe.hf import RescaledGate, replace_routers
 from comet_moe.hf.description import KNOWN, describe_gates, restore_gates
 
 GATES = {
@@ -81,7 +93,7 @@ def test_a_saved_model_comes_back_with_its_gates(family, gate, tmp_path):
     replace_routers(model, GATES[gate])
     for parameter in (p for one in gates_of(model) for p in one.parameters()):
         torch.nn.init.normal_(parameter)
-    again = from_pretrained(saved(model, tmp_path))
+    again = AutoModelForCausalLM.from_pretrained(saved(model, tmp_path))
     assert type(again) is type(model)
     assert not again.training
     assert repr(again) == repr(model)
@@ -99,7 +111,7 @@ def test_progress_and_balance_come_back_and_counts_start_anew(tmp_path):
     model.train()(**left_padded())
     comet_moe.step(model)
     model(**left_padded())
-    again = from_pretrained(saved(model, tmp_path))
+    again = AutoModelForCausalLM.from_pretrained(saved(model, tmp_path))
     for one, other in zip(gates_of(model), gates_of(again), strict=True):
         assert int(other.progress) == 1
         assert torch.equal(other.gate.balance_bias, one.gate.balance_bias)
@@ -111,7 +123,7 @@ def test_a_shared_search_is_still_shared(tmp_path):
     model = build("mixtral")
     search = Permutation(4, steps=5)
     replace_routers(model, lambda p, n, k: PermutedGate(TopKGate(p, n, k), search))
-    again, info = from_pretrained(saved(model, tmp_path), output_loading_info=True)
+    again, info = AutoModelForCausalLM.from_pretrained(saved(model, tmp_path), output_loading_info=True)
     assert not info["missing_keys"]
     searches = {gate.search for gate in gates_of(again)}
     assert len(searches) == 1
@@ -121,8 +133,8 @@ def test_a_shared_search_is_still_shared(tmp_path):
 def test_a_loaded_model_can_be_saved_again(tmp_path):
     model = build("mixtral")
     replace_routers(model, CometGate)
-    first = from_pretrained(saved(model, tmp_path / "1"))
-    second = from_pretrained(saved(first, tmp_path / "2"), dtype=torch.bfloat16)
+    first = AutoModelForCausalLM.from_pretrained(saved(model, tmp_path / "1"))
+    second = AutoModelForCausalLM.from_pretrained(saved(first, tmp_path / "2"), dtype=torch.bfloat16)
     assert {p.dtype for gate in gates_of(second) for p in gate.parameters()} == {torch.bfloat16}
     assert second.config.comet_moe == model.config.comet_moe
 
@@ -130,7 +142,8 @@ def test_a_loaded_model_can_be_saved_again(tmp_path):
 def test_another_class_of_the_family_can_be_loaded(tmp_path):
     model = build("mixtral")
     replace_routers(model, CometGate)
-    base = from_pretrained(saved(model, tmp_path), MixtralModel)
+    base = AutoModel.from_pretrained(saved(model, tmp_path))
+    assert type(base) is MixtralModel
     with torch.no_grad():
         wanted = model.model(**left_padded()).last_hidden_state
         assert torch.equal(base(**left_padded()).last_hidden_state, wanted)
@@ -140,7 +153,7 @@ def drop_last(weights, end):
     del weights[max(name for name in weights if name.endswith(end))]
 
 
-@pytest.mark.parametrize("model_class", [None, MixtralModel])
+@pytest.mark.parametrize("model_class", [AutoModelForCausalLM, AutoModel])
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -161,7 +174,7 @@ def test_weights_that_are_missing_or_unexpected_are_refused(tmp_path, change, me
     change(weights)
     save_file(weights, path, metadata={"format": "pt"})
     with pytest.raises(ValueError, match=message):
-        from_pretrained(tmp_path, model_class)
+        model_class.from_pretrained(tmp_path)
 
 
 def test_only_another_class_may_have_another_head(tmp_path):
@@ -172,8 +185,8 @@ def test_only_another_class_may_have_another_head(tmp_path):
     del weights["lm_head.weight"]
     save_file(weights, path, metadata={"format": "pt"})
     with pytest.raises(ValueError, match=r"lacks lm_head.weight \(1 such"):
-        from_pretrained(tmp_path)
-    assert from_pretrained(tmp_path, MixtralForSequenceClassification).score.out_features == 2
+        AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert AutoModelForSequenceClassification.from_pretrained(tmp_path).score.out_features == 2
 
 
 def test_nothing_but_numbers_and_names_is_saved(tmp_path):
@@ -200,13 +213,14 @@ class BiasGate(Gate):
         return Routing(weights=self.bias.softmax(-1).expand(*x.shape[:-1], -1))
 
 
-def test_a_gate_of_ones_own_needs_its_class(tmp_path):
+def test_a_gate_of_ones_own_needs_to_be_registered(tmp_path, monkeypatch):
     model = build("mixtral")
     replace_routers(model, lambda p, n, k: BiasGate(n, start=0.5))
     saved(model, tmp_path)
-    with pytest.raises(ValueError, match=r"^the configuration has a gate BiasGate, .* pass its class"):
-        from_pretrained(tmp_path)
-    again = from_pretrained(tmp_path, classes=[BiasGate], adapter=RouterAdapter("MixtralTopKRouter"))
+    with pytest.raises(ValueError, match=r"^the configuration has a gate BiasGate, .*register_gate$"):
+        AutoModelForCausalLM.from_pretrained(tmp_path)
+    monkeypatch.setitem(KNOWN, "BiasGate", BiasGate)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert [gate.start for gate in gates_of(again)] == [0.5, 0.5]
 
 
@@ -221,39 +235,113 @@ def test_a_gate_that_cannot_be_described_is_a_warning_and_works():
     assert model(**left_padded()).logits.isfinite().all()
 
 
-def test_a_model_without_gates_is_an_error(tmp_path):
-    saved(build("mixtral"), tmp_path)
+def test_gates_that_were_not_described_are_not_replaced_by_others(tmp_path):
+    class Forgetful(BiasGate):
+        def __init__(self, experts):
+            super().__init__(experts)
+
+    model = build("mixtral")
+    with pytest.warns(UserWarning, match="cannot be loaded once it is saved"):
+        replace_routers(model, lambda p, n, k: Forgetful(n))
     with pytest.raises(
-        ValueError, match=r"describes no gates: load it with from_pretrained of transformers$"
+        ValueError, match=r"^the gates in .* could not be saved: Forgetful cannot be described"
     ):
-        from_pretrained(tmp_path)
-    AutoModelForCausalLM.from_pretrained(tmp_path)
+        AutoModelForCausalLM.from_pretrained(saved(model, tmp_path))
 
 
-class Own(MixtralForCausalLM):
-    """A class that transformers does not know."""
+def test_a_model_without_gates_is_saved_and_loaded_by_transformers(tmp_path):
+    model = build("mixtral")
+    config = model.config
+    replace_routers(model, CometGate)
+    assert type(config).__name__ == "MixtralConfig"  # that of another model, perhaps
+    plain = MixtralForCausalLM(config)
+    plain.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert again.config.model_type == "mixtral"
+    assert not gates_of(again)
 
 
-def test_a_class_of_ones_own_must_be_passed(tmp_path):
+def test_the_configuration_alone_makes_a_new_model_with_gates(tmp_path):
+    model = build("mixtral")
+    search = Permutation(4, steps=5)
+    replace_routers(model, lambda p, n, k: PermutedGate(TopKGate(p, n, k), search))
+    config = AutoConfig.from_pretrained(saved(model, tmp_path))
+    new = AutoModelForCausalLM.from_config(config)
+    assert type(new) is MixtralForCausalLM
+    assert repr(new) == repr(model)
+    assert len({gate.search for gate in gates_of(new)}) == 1
+
+
+@pytest.mark.parametrize(
+    ("first", "name", "message"),
+    [
+        ("", "AutoModelForCausalLM", "has model type `comet_moe (first: import comet_moe.hf)`"),
+        ("", "MixtralForCausalLM", "import comet_moe.hf, then load with AutoModelForCausalLM"),
+        ("import comet_moe.hf; ", "MixtralForCausalLM", "then load with AutoModelForCausalLM"),
+    ],
+)
+def test_whoever_cannot_load_the_gates_is_told_what_to_import(tmp_path, first, name, message):
     model = build("mixtral")
     replace_routers(model, CometGate)
-    saved(Own(model.config), tmp_path / "own")
     saved(model, tmp_path)
-    with pytest.raises(ValueError, match=r"is of Own, not of transformers: pass model_class$"):
-        from_pretrained(tmp_path / "own")
-    assert type(from_pretrained(tmp_path, Own)) is Own
+    code = f"{first}import sys, transformers; transformers.{name}.from_pretrained(sys.argv[1])"
+    told = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True)
+    assert told.returncode == 1
+    assert message in told.stderr
+
+
+def test_a_pipeline_and_the_tokenizer_open_the_folder(tmp_path):
+    model = build("mixtral")
+    replace_routers(model, CometGate)
+    words = {f"w{token}": token for token in range(VOCABULARY)}
+    made = Tokenizer(WordLevel(words, unk_token="w3"))
+    made.pre_tokenizer = Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=made, pad_token="w0").save_pretrained(saved(model, tmp_path))
+    generate = pipeline("text-generation", model=str(tmp_path), max_new_tokens=2, do_sample=False)
+    assert len(gates_of(generate.model)) == 2
+    ids = AutoTokenizer.from_pretrained(tmp_path)("w5 w6", return_tensors="pt").input_ids
+    wanted = model.generate(ids, max_new_tokens=2, do_sample=False)
+    text = generate("w5 w6", return_full_text=False)[0]["generated_text"]
+    assert text.split() == [f"w{token}" for token in wanted[0, 2:]]
+
+
+def test_a_pipeline_does_not_fall_back_on_a_model_without_gates(tmp_path):
+    model = build("mixtral")
+    replace_routers(model, CometGate)
+    path = saved(model, tmp_path) / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:900])
+    with pytest.raises(ValueError, match="cannot be read"):
+        pipeline("text-generation", model=str(tmp_path))
+
+
+def test_a_pushed_model_is_the_saved_one(tmp_path, monkeypatch):
+    model = build("mixtral")
+    replace_routers(model, CometGate)
+    hub = tmp_path / "hub"
+
+    def upload(self, folder, repository, *arguments, **options):
+        shutil.copytree(folder, hub)
+
+    # Everything but the network is that of transformers.
+    monkeypatch.setattr(
+        "huggingface_hub.HfApi.create_repo", lambda *a, **options: RepoUrl("https://hf.co/a/b")
+    )
+    monkeypatch.setattr("transformers.utils.hub.PushToHubMixin._upload_modified_files", upload)
+    model.push_to_hub("a/b")
+    again = AutoModelForCausalLM.from_pretrained(hub)
+    assert torch.equal(again(**left_padded()).logits, model(**left_padded()).logits)
 
 
 def test_a_subfolder_has_its_own_configuration(tmp_path):
     model = build("mixtral")
     replace_routers(model, CometGate)
     saved(model, tmp_path / "inner")
-    assert gates_of(from_pretrained(tmp_path, subfolder="inner"))
+    assert gates_of(AutoModelForCausalLM.from_pretrained(tmp_path, subfolder="inner"))
 
 
 def test_the_loading_info_of_transformers_names_no_missing_weights(tmp_path):
     model = build("mixtral")
     replace_routers(model, GATES["PermutedGate"])
-    _, info = from_pretrained(saved(model, tmp_path), MixtralForCausalLM, output_loading_info=True)
+    _, info = AutoModelForCausalLM.from_pretrained(saved(model, tmp_path), output_loading_info=True)
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]

@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from dense_models import batch
@@ -10,9 +11,9 @@ from tiny_models import build, left_padded
 from torch.nn.parallel import DistributedDataParallel
 from transformers import Trainer, TrainingArguments
 
-from comet_moe import Permutation, RoutingMonitor
+from comet_moe import Permutation, RoutingMonitor, record
 from comet_moe.gates import RegularizedGate, TopKGate, WarmupGate
-from comet_moe.hf import MoECallback, replace_routers, upcycle
+from comet_moe.hf import MoECallback, replace_routers, train_only, upcycle
 
 
 class Rows(torch.utils.data.Dataset):
@@ -91,6 +92,33 @@ def test_the_callback_moves_biases_warm_ups_and_searches_and_logs_statistics(tmp
     assert all(module.balance_bias.any() for module in modules if isinstance(module, TopKGate))
     logged = trainer.state.log_history[0]
     assert [name for name in logged if name.startswith("routing/") and name.endswith("/information")]
+
+
+@pytest.mark.parametrize("kind", ["routers", "experts"])
+def test_drift_is_the_share_of_the_first_routes_that_are_gone(kind, tmp_path):
+    model = build("mixtral")
+    replace_routers(model)
+    train_only(model, kind)
+    inputs = left_padded()
+    with torch.no_grad(), record(model.eval()) as before:
+        model(**inputs)
+    settings = arguments(tmp_path, max_steps=3, learning_rate=5.0)
+    trainer = Trainer(model=model, args=settings, train_dataset=Rows())
+    MoECallback(interval=1, drift_batch=inputs).add_to(trainer)
+    trainer.train()
+    with torch.no_grad(), record(model.eval()) as after:
+        model(**inputs)
+    gone = [
+        expert not in new[token, layer]
+        for old, new in zip(before, after, strict=True)
+        for token, layer, slot in np.argwhere(old >= 0)
+        for expert in [old[token, layer, slot]]
+    ]
+    logged = [log for log in trainer.state.log_history if "routing/drift" in log]
+    assert len(logged) == 4  # three steps, and the end of the training
+    assert logged[-1]["routing/drift"] == pytest.approx(sum(gone) / 40)
+    assert logged[-1]["routing/drift"] > 0
+    assert not any(name.startswith("routing_evaluation") for log in logged for name in log)
 
 
 def test_a_model_in_ddp_trains_and_gives_its_tokens_to_the_gates(tmp_path):

@@ -354,6 +354,23 @@ def test_an_adapter_of_ones_own_is_enough_for_another_family():
     torch.testing.assert_close(model(torch.randn(3, P)), torch.ones(3))
 
 
+def test_a_module_named_like_a_router_that_returns_something_else_is_refused():
+    class ScoreRouter(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.top_k, self.num_experts = K, N
+            self.weight = torch.nn.Parameter(torch.zeros(N, P))
+
+        def forward(self, x):
+            return x @ self.weight.t()
+
+    for factory in (None, TopKGate):
+        with pytest.raises(
+            ValueError, match=r"^a ScoreRouter does not return \(logits, weights, experts\): pass"
+        ):
+            replace_routers(torch.nn.Sequential(torch.nn.Sequential(ScoreRouter())), factory)
+
+
 def llama():
     sizes = {"vocab_size": 20, "hidden_size": P, "intermediate_size": 20, "num_hidden_layers": 1}
     return LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=2))
@@ -376,7 +393,7 @@ def test_an_unknown_family_is_an_error():
         num_sparse_encoder_layers=1,
     )
     with pytest.raises(
-        ValueError, match=r"^the routers of SwitchTransformersModel are not known, only .*mixtral"
+        ValueError, match=r"^the routers of SwitchTransformersModel are not recognised: pass .*RouterAdapter$"
     ):
         replace_routers(SwitchTransformersModel(config), TopKGate)
 

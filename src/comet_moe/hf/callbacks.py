@@ -1,14 +1,16 @@
 """A callback for the Trainer of transformers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from comet_moe.exceptions import needs_extra
 from comet_moe.monitor import RoutingMonitor
 from comet_moe.monitor.hooks import Hook
+from comet_moe.routes import Route, record, route_drift
 from comet_moe.stepping import step
 
 with needs_extra("hf", "comet_moe.hf"):
@@ -24,6 +26,8 @@ class MoECallback(TrainerCallback):
     - After each optimiser step :func:`comet_moe.step` moves searches, warm-ups and balancing biases.
     - A :class:`~comet_moe.RoutingMonitor` adds statistics to the Trainer's logs and warns about gates that
       do not route.
+    - With ``drift_batch`` the logs have ``routing/drift``. It is the share of the experts of these tokens at
+      the start of the training that they no longer have.
 
     ``Trainer(callbacks=[MoECallback()])`` works too. The Trainer's own callbacks for TensorBoard, W&B and
     others then run first and do not see the statistics; ``trainer.state.log_history`` has them.
@@ -31,6 +35,8 @@ class MoECallback(TrainerCallback):
     Args:
         add_aux_loss: True always adds the auxiliary losses. False never does; use it where
             ``compute_loss_func`` adds ``callback.monitor.aux_loss``. None follows ``adds_aux_loss``.
+        drift_batch: arguments of the model, such as ``input_ids`` and ``attention_mask``. Each log takes one
+            more forward pass.
         interval, window, names: see :class:`~comet_moe.RoutingMonitor`.
 
     Attributes:
@@ -41,12 +47,15 @@ class MoECallback(TrainerCallback):
         self,
         *,
         add_aux_loss: bool | None = None,
+        drift_batch: Mapping[str, Tensor] | None = None,
         interval: int = 20,
         window: int = 20,
         names: Sequence[str] | None = None,
     ):
         self.add_aux_loss = add_aux_loss
         self.monitor: RoutingMonitor | None = None
+        self._drift_batch = drift_batch
+        self._first_routes: list[Route] = []
         self._options: dict[str, Any] = {"interval": interval, "window": window, "names": names}
         self._open = ExitStack()
 
@@ -61,6 +70,8 @@ class MoECallback(TrainerCallback):
         assert model is not None
         self._open.close()  # of a training that was interrupted
         self.monitor = RoutingMonitor(model, **self._options)
+        if self._drift_batch is not None:
+            self._first_routes = _routes_of(model, self._drift_batch)
         self._open.enter_context(self.monitor)
         if self.add_aux_loss is not False:
             share = 1 / args.gradient_accumulation_steps
@@ -77,17 +88,41 @@ class MoECallback(TrainerCallback):
         step(model)
 
     def on_log(
-        self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any
+        self,
+        args: Any,
+        state: Any,
+        control: Any,
+        logs: dict[str, float] | None = None,
+        model: Any = None,
+        **kwargs: Any,
     ) -> None:
         """Add the statistics to the logs."""
         if self.monitor is not None and logs is not None:
             values = self.monitor.log(state.global_step)
+            if self._drift_batch is not None:
+                self.monitor.is_paused = True
+                routes = _routes_of(model, self._drift_batch)
+                self.monitor.is_paused = False
+                values = {**values, "routing/drift": route_drift(self._first_routes, routes)}
             logs.update(values)
             state.log_history[-1].update(values)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Remove all hooks."""
         self._open.close()
+
+
+@torch.no_grad()
+def _routes_of(model: nn.Module, batch: Mapping[str, Tensor]) -> list[Route]:
+    """The routes of ``batch`` in eval mode; the model returns to the modes that it was in."""
+    device = next(model.parameters()).device
+    was_training = {module: module.training for module in model.modules()}
+    model.eval()
+    with record(model) as routes:
+        model(**{name: value.to(device) for name, value in batch.items()})
+    for module, training in was_training.items():
+        module.training = training
+    return routes
 
 
 class _AuxLossHook(Hook):

@@ -1,7 +1,7 @@
 """Gates as plain JSON: the name of the class and the arguments of its constructor; no pickle, no code."""
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -79,6 +79,8 @@ def _plain(kind: str, argument: str, value: Any, searches: list[Permutation]) ->
 def require_description(description: object, source: object) -> Description:
     """``description``, which the configuration in ``source`` has; ValueError for one that is not of here."""
     content = _require(description, dict, "comet_moe", source)
+    if "problem" in content:
+        raise ValueError(f"the gates in {source} could not be saved: {content['problem']}")
     gates, mixtures, searches = (
         _require(content.get(name), kind, name, source)
         for name, kind in (("gates", dict), ("mixtures", dict), ("searches", list))
@@ -117,18 +119,14 @@ def _require(value: object, kind: type, name: str, source: object) -> Any:
     return value
 
 
-def restore_gates(
-    description: Description, classes: Iterable[type[Gate]] = (), share: bool = True
-) -> dict[str, Gate]:
+def restore_gates(description: Description, share: bool = True) -> dict[str, Gate]:
     """New gates by name, from what :func:`describe_gates` returned.
 
     Args:
         description: see :func:`describe_gates`.
-        classes: gates that are neither of this library nor registered.
         share: whether gates that shared a search share the new one; with False each has its own.
     """
-    own = (*(gate.gate_class for gate in registered_gates()), *classes)
-    known = {**KNOWN, **{kind.__name__: kind for kind in own}}
+    known = {**KNOWN, **{gate.gate_class.__name__: gate.gate_class for gate in registered_gates()}}
     searches = _build_searches(description)
     built = {}
     for name, gate in description["gates"].items():
@@ -158,8 +156,8 @@ def _build(
     kind = arguments.pop("class")
     if not isinstance(kind, str) or kind not in known:
         raise ValueError(
-            f"the configuration has a gate {kind}, which is not known: register it with register_gate, or "
-            f"pass its class in classes"
+            f"the configuration has a gate {kind}, which is not known: import the module that has it, and "
+            f"register it there with comet_moe.gates.register_gate"
         )
     for name, value in arguments.items():
         if isinstance(value, dict) and "class" in value:

@@ -7,9 +7,11 @@ mixtures in it. Gradient checkpointing keeps the arguments of a layer, also when
 Shapes: B sequences, T tokens of this forward pass (1 per step in ``generate`` with a cache), p features.
 """
 
+import copy
 import inspect
 import warnings
 from collections.abc import Iterator
+from functools import cache
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -19,7 +21,7 @@ from comet_moe.gates import Gate, GateWrapper, HashGate
 from comet_moe.hf.description import Description, describe_gates
 
 with needs_extra("hf", "comet_moe.hf"):
-    from transformers import PreTrainedModel
+    from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
     from transformers.modeling_layers import GradientCheckpointingLayer
 
 ARGUMENT = "routing_tokens"
@@ -27,6 +29,12 @@ ARGUMENT = "routing_tokens"
 
 FIELD = "comet_moe"
 """Name of the field that describes the gates in the configuration of a model."""
+
+
+MODEL_TYPE = "comet_moe (first: import comet_moe.hf)"
+"""The ``model_type`` of saved models with gates. Transformers shows it in the error where it is unknown."""
+
+HOW_TO_LOAD = "import comet_moe.hf, then load with AutoModelForCausalLM or another auto class"
 
 
 class Tokens(NamedTuple):
@@ -149,24 +157,68 @@ def _receive_tokens(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
     return args, kwargs
 
 
+class _SavedWithGates:
+    """Makes a configuration of transformers one that only :mod:`comet_moe.hf` can load.
+
+    In memory it has the ``model_type`` of its family, which much of transformers asks for. What is saved has
+    :data:`MODEL_TYPE`, and names of classes that transformers does not have. A class of the family, such as
+    ``MixtralForCausalLM``, would make routers without weights from such a file. But it reads the mapping
+    in it that has the ``model_type`` of the family, and stops at a ``dtype`` that is none.
+    """
+
+    @classmethod
+    def from_pretrained(cls, *arguments: Any, **kwargs: Any) -> Any:
+        """The configuration of a folder, of this class or not."""
+        return AutoConfig.from_pretrained(*arguments, **kwargs)
+
+    def to_diff_dict(self) -> dict[str, Any]:
+        """What ``save_pretrained`` writes."""
+        content: dict[str, Any] = super().to_diff_dict()  # type: ignore[misc]
+        names = [f"Gated{name.removeprefix('Gated')}" for name in content.get("architectures") or ()]
+        described = {**content[FIELD], "model_type": content["model_type"], "dtype": HOW_TO_LOAD}
+        return {**content, "model_type": MODEL_TYPE, "architectures": names, FIELD: described}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _new_config, (type(self).__bases__[1],), self.__dict__
+
+
+def _new_config(family: Any) -> Any:
+    return object.__new__(with_gates(family))
+
+
+@cache
+def with_gates(family: Any) -> Any:
+    """The class for configurations of ``family`` whose models have gates."""
+    if issubclass(family, _SavedWithGates):
+        return family
+    return type(f"Gated{family.__name__}", (_SavedWithGates, family), {"__module__": __name__})
+
+
 def store_description(model: Any) -> None:
     """Describe the gates in ``model`` in its configuration, which ``save_pretrained`` writes.
 
-    A gate that cannot be described is a warning: the model works, but its gates cannot be loaded again.
-    Nothing happens to a model without a configuration.
+    The model gets a configuration of its own, since others may share that one. A gate that cannot be
+    described is a warning: the model works, but its gates cannot be loaded again. Nothing happens to a model
+    without a configuration.
     """
-    config = getattr(model, "config", None)
-    if config is None:
+    shared = getattr(model, "config", None)
+    if not isinstance(shared, PreTrainedConfig):
         return
+    config = copy.deepcopy(shared)
+    family: Any = type(config)
+    config.__class__ = with_gates(family)
+    for module in model.modules():
+        if getattr(module, "config", None) is shared:
+            module.config = config
     readers = {
         name: module for name, module in base_of(model).named_modules() if isinstance(module, TokenReader)
     }
     try:
         description: Description = describe_gates({name: reader.gate for name, reader in readers.items()})
+        description["mixtures"] = {name: reader.describe() for name, reader in readers.items()}
     except ValueError as error:
         warnings.warn(f"the gates of this model cannot be loaded once it is saved: {error}", stacklevel=3)
-        return
-    description["mixtures"] = {name: reader.describe() for name, reader in readers.items()}
+        description = {"problem": str(error)}
     setattr(config, FIELD, description)
 
 

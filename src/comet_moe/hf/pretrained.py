@@ -1,7 +1,13 @@
-"""Loading models with gates of this library from what ``save_pretrained`` wrote."""
+"""Models with gates in the auto classes of transformers: ``AutoModelForCausalLM.from_pretrained(folder)``.
+
+``save_pretrained`` writes a ``model_type`` of this library, which :class:`GatedConfig` reads. It makes a
+configuration of the family in a class of its own. For that class the auto classes have models with gates.
+Those check what they load, and become models of the family's own class.
+"""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from itertools import chain
 from os import PathLike
 from typing import Any
@@ -15,80 +21,135 @@ from comet_moe.files import align_weights
 from comet_moe.gates import Gate
 from comet_moe.hf.description import Description, require_description, restore_gates
 from comet_moe.hf.feed_forward import FeedForwardLayout
-from comet_moe.hf.gated_modules import FIELD, TokenReader, base_of, pass_tokens
-from comet_moe.hf.routers import RouterAdapter, find_adapter, install_gates
+from comet_moe.hf.gated_modules import (
+    FIELD,
+    MODEL_TYPE,
+    TokenReader,
+    base_of,
+    pass_tokens,
+    with_gates,
+)
+from comet_moe.hf.routers import find_adapter, install_gates
 from comet_moe.hf.upcycling import build_mixture
 from comet_moe.local_search import Permutation
 from comet_moe.memory import require_memory
 
 with needs_extra("hf", "comet_moe.hf"):
-    import transformers
-    from transformers import AutoConfig, PreTrainedModel
+    from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+    from transformers.models.auto import (
+        feature_extraction_auto,
+        image_processing_auto,
+        modeling_auto,
+        processing_auto,
+        tokenization_auto,
+    )
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token")
-"""Arguments of ``from_pretrained`` that are also needed to load the configuration."""
+AUTO_MODULES = (
+    feature_extraction_auto,
+    image_processing_auto,
+    modeling_auto,
+    processing_auto,
+    tokenization_auto,
+)
 
 
-def from_pretrained(
-    path: str | PathLike[str],
-    model_class: type[PreTrainedModel] | None = None,
-    *,
-    adapter: RouterAdapter | None = None,
-    classes: Iterable[type[Gate]] = (),
-    **kwargs: Any,
-) -> Any:
-    """Load a model whose gates :func:`replace_routers` or :func:`upcycle` put there.
+class GatedConfig(PreTrainedConfig):
+    """What :class:`~transformers.AutoConfig` finds for models with gates; no model has it."""
 
-    ``from_pretrained`` of transformers builds the model without its gates, and adds them only by remote code.
-    The configuration holds names of classes and numbers; nothing in it is executed. Missing and unexpected
-    weights are errors. Only those of a head are not, if ``model_class`` is not the class that was saved.
+    model_type = MODEL_TYPE
 
-    Args:
-        path: a folder that ``save_pretrained`` wrote, or a name on the Hub.
-        model_class: such as ``MixtralForCausalLM``; None means the class that was saved.
-        adapter: of the family, as it was given to :func:`replace_routers`.
-        classes: the classes of gates that are neither of this library nor registered.
-        kwargs: of the class's own ``from_pretrained``: ``dtype``, ``device_map``, and so on.
-    """
-    where = {name: kwargs[name] for name in HUB_ARGUMENTS if name in kwargs}
-    config = kwargs.pop("config", None) or AutoConfig.from_pretrained(path, trust_remote_code=False, **where)
-    description: Description = getattr(config, FIELD, {})
-    if not description:
-        raise ValueError(
-            f"the configuration in {path} describes no gates: load it with from_pretrained of transformers"
-        )
-    description = require_description(description, path)
-    if model_class is None:
-        name = str((config.architectures or ["None"])[0])
-        model_class = getattr(transformers, name, None)
-        if not (isinstance(model_class, type) and issubclass(model_class, PreTrainedModel)):
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """The configuration of the family, in the class that :func:`with_gates` makes of the family's own."""
+        source = kwargs.get("name_or_path", "config.json")
+        description = dict(require_description(config_dict.get(FIELD), source))
+        description.pop("dtype", None)
+        family = description.pop("model_type", None)
+        if family not in CONFIG_MAPPING:
             raise ValueError(
-                f"the configuration in {path} is of {name}, not of transformers: pass model_class"
+                f"the configuration in {source} is of the family {family}, which is not in this version of "
+                f"transformers: install the version that saved it"
             )
-    classes = tuple(classes)
+        of_family: Any = CONFIG_MAPPING[family]
+        config_class = with_gates(of_family)
+        _add_to_auto_classes(config_class, of_family)
+        return config_class.from_dict({**config_dict, "model_type": family, FIELD: description}, **kwargs)
+
+
+AutoConfig.register(MODEL_TYPE, GatedConfig)
+
+
+@cache
+def _add_to_auto_classes(config_class: Any, family: Any) -> None:
+    """Make the auto classes that know ``family``, of models, tokenizers and so on, know ``config_class``."""
+    for module in AUTO_MODULES:
+        for name, mapping in list(vars(module).items()):
+            if name.endswith("_MAPPING") and hasattr(mapping, "register") and family in mapping:
+                known = mapping[family]
+                if isinstance(known, type) and issubclass(known, PreTrainedModel):
+                    known = _model_with_gates(known, config_class)
+                mapping.register(config_class, known, exist_ok=True)
+
+
+def _model_with_gates(model_class: type[PreTrainedModel], config_class: Any) -> type[PreTrainedModel]:
+    """A class that makes and loads models of ``model_class`` with the gates of their configurations."""
 
     class WithGates(model_class):  # type: ignore[misc, valid-type]
         """The class, with the gates in place before weights are loaded."""
 
         def __init__(self, config: Any, *arguments: Any, **options: Any):
             super().__init__(config, *arguments, **options)
-            # A module under two names would be loaded by the first and lost by the second.
-            _put_gates(self, description, restore_gates(description, classes, share=False), adapter)
+            description = require_description(getattr(config, FIELD), config.name_or_path)
+            # Some heads make the model below them by AutoModel.from_config, which has put the gates there.
+            if not any(isinstance(module, TokenReader) for module in self.modules()):
+                # A module under two names would be loaded by the first and lost by the second.
+                _put_gates(self, description, restore_gates(description, share=False))
+            known: Any = getattr(self, "_keys_to_ignore_on_load_missing") or ()  # noqa: B009
+            self._keys_to_ignore_on_load_missing = {*known, *_stored_elsewhere(restore_gates(description))}
+
+        @classmethod
+        def _from_config(cls, config: Any, **kwargs: Any) -> Any:
+            model = super()._from_config(config, **kwargs)
+            if any(weight.is_meta for weight in model.parameters()):  # within from_pretrained of another head
+                model.__class__ = model_class
+                return model
+            return _finished(model, model_class)
+
+        @classmethod
+        def from_pretrained(cls, path: str | PathLike[str], *arguments: Any, **kwargs: Any) -> Any:
+            return _load(super().from_pretrained, model_class, path, *arguments, **kwargs)
 
     # Transformers looks up what a class can do by these names.
     WithGates.__name__, WithGates.__qualname__ = model_class.__name__, model_class.__qualname__
     WithGates.__module__ = model_class.__module__
+    WithGates.config_class = config_class
+    return WithGates
+
+
+def _load(
+    load: Any,
+    model_class: type[PreTrainedModel],
+    path: str | PathLike[str],
+    *arguments: Any,
+    config: Any,
+    adapter_kwargs: dict[str, Any] | None = None,
+    output_loading_info: bool = False,
+    **kwargs: Any,
+) -> Any:
+    """``load(path)`` with the arguments of ``from_pretrained``, which gives a model that is not finished yet.
+
+    Missing and unexpected weights are errors. Only those of a head are not, if another class was saved.
+    """
+    description = require_description(getattr(config, FIELD), path)
     with torch.device("meta"):
-        unbuilt = restore_gates(description, classes).values()
+        unbuilt = restore_gates(description).values()
     needed = sum(weight.nbytes for gate in unbuilt for weight in gate.state_dict().values())
     require_memory(needed, f"the gates in the configuration of {path}", "restore config.json", ValueError)
-    with torch.device("cpu"):
-        gates = restore_gates(description, classes)
-    known_missing = WithGates._keys_to_ignore_on_load_missing or []
-    WithGates._keys_to_ignore_on_load_missing = [*known_missing, *_stored_elsewhere(gates)]
-    with_report = kwargs.pop("output_loading_info", False)
+    adapter_kwargs = dict(adapter_kwargs or {})
+    adapter = adapter_kwargs.pop("_adapter_model_path", None)
     try:
-        model, report = WithGates.from_pretrained(path, config=config, output_loading_info=True, **kwargs)
+        model, report = load(path, *arguments, config=config, output_loading_info=True, **kwargs)
     except SafetensorError as error:
         raise ValueError(f"the weights in {path} cannot be read ({error}): restore them") from error
     except RuntimeError as error:
@@ -97,12 +158,13 @@ def from_pretrained(
         raise ValueError(
             f"the weights in {path} have other shapes than its configuration says: restore both"
         ) from error
-    model.__class__ = model_class
-    has_other_head = model_class.__name__ not in (config.architectures or [])
+    has_other_head = f"Gated{model_class.__name__}" not in (config.architectures or [])
     _require_all_weights(path, model, report, has_other_head)
-    _renew_gates(model, gates)
+    _finished(model, model_class)
     align_weights(model)
-    return (model, report) if with_report else model
+    if adapter is not None:  # of peft; it may wrap gates, so they must be the final ones
+        report = model.load_adapter(adapter, adapter_kwargs=adapter_kwargs).to_dict()
+    return (model, report) if output_loading_info else model
 
 
 def _require_all_weights(
@@ -133,9 +195,7 @@ def _stored_elsewhere(gates: Mapping[str, Gate]) -> Iterator[str]:
         seen.update(own)
 
 
-def _put_gates(
-    model: Any, description: Description, gates: Mapping[str, Gate], adapter: RouterAdapter | None
-) -> None:
+def _put_gates(model: Any, description: Description, gates: Mapping[str, Gate]) -> None:
     """Give a new model of transformers the mixtures and gates that ``description`` describes."""
     base = base_of(model)
     routers = {}
@@ -150,19 +210,23 @@ def _put_gates(
         neurons = None if size is None else torch.zeros(gate.num_experts, size, dtype=torch.int64)
         build_mixture(base, name, layout, gate, neurons, mixture["execution"])
     if routers:
-        install_gates(base, routers, adapter or find_adapter(model))
+        install_gates(base, routers, find_adapter(model))
     pass_tokens(model)
 
 
-def _renew_gates(model: Any, gates: Mapping[str, Gate]) -> None:
-    """Put ``gates``, which are new, into ``model``, with the weights of those that were loaded.
+def _finished(model: Any, model_class: type[PreTrainedModel]) -> Any:
+    """``model`` with new gates, which have the weights of those that were loaded, as one of ``model_class``.
 
     The loaded ones lack what is not in the file, such as counts, and share no searches.
     """
     base = base_of(model)
+    with torch.device("cpu"):
+        gates = restore_gates(getattr(model.config, FIELD))
     for name, gate in reversed(list(gates.items())):  # the first gate has the weights of a shared search
         reader = base.get_submodule(name)
         assert isinstance(reader, TokenReader)
         gate.load_state_dict(reader.gate.state_dict())
         like = next(chain(reader.gate.parameters(), model.parameters()))
         reader.replace_gate(gate.to(like.device, like.dtype).train(reader.training))
+    model.__class__ = model_class
+    return model

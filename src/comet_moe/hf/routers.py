@@ -3,11 +3,13 @@
 Shapes: N tokens (B sequences of T), p features, n experts, k choices.
 """
 
+import copy
+import inspect
 import re
 import warnings
-from collections.abc import Callable, Mapping
-from itertools import chain
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain, product
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +19,7 @@ from comet_moe.exceptions import IdleGateWarning, needs_extra
 from comet_moe.gates import Gate, HashGate, TopKGate
 from comet_moe.hf.gated_modules import TokenReader, innermost, pass_tokens, store_description
 from comet_moe.local_search import GateFactory
+from comet_moe.routes import FINDERS
 from comet_moe.routing import Routing
 
 with needs_extra("hf", "comet_moe.hf"):
@@ -37,11 +40,13 @@ class RouterSizes(NamedTuple):
 class RouterAdapter:
     """Where the routers of a family of models are, their sizes, and what they return.
 
-    The routers of most families have the attributes ``hidden_dim``, ``num_experts`` and ``top_k``, and return
-    (logits, weights, experts). For those it is enough to name their class. For others, override the methods.
+    Most routers of transformers have the attributes ``top_k`` and ``num_experts`` and a ``weight`` of shape
+    (n, p), and return (logits, weights, experts). They are recognised by that. For those of another class
+    that return the same, it is enough to name it. For others, override the methods.
 
     Args:
-        router_class: name of the class of the routers.
+        router_class: name of the class of the routers; empty for any class named like a router.
+        linear: name of the linear layer in a router; empty where the router itself has the weight.
 
     Example:
         A model whose routers are linear layers called ``router`` and return weights of all experts:
@@ -59,16 +64,32 @@ class RouterAdapter:
         ...         return torch.zeros_like(logits).scatter(-1, experts, weights)
     """
 
-    def __init__(self, router_class: str = ""):
+    def __init__(self, router_class: str = "", linear: str = ""):
         self.router_class = router_class
+        self.linear = linear
 
     def is_router(self, name: str, module: nn.Module) -> bool:
         """Whether the module called ``name`` in the model is a router."""
-        return type(module).__name__ == self.router_class
+        if self.router_class:
+            return type(module).__name__ == self.router_class
+        weight = getattr(module, "weight", None)
+        return (
+            type(module).__name__.endswith("Router")
+            and not isinstance(module, nn.Linear)
+            and hasattr(module, "top_k")
+            and isinstance(weight, Tensor)
+            and weight.dim() == 2
+            and len(weight) == getattr(module, "num_experts", None)
+        )
 
     def sizes(self, router: Any) -> RouterSizes:
         """The sizes of ``router``."""
-        return RouterSizes(router.hidden_dim, router.num_experts, router.top_k)
+        is_ours = isinstance(router, GateRouter)
+        features = router.hidden_dim if is_ours else self._linear(router).weight.shape[1]
+        return RouterSizes(features, router.num_experts, router.top_k)
+
+    def _linear(self, router: Any) -> Any:
+        return router.get_submodule(self.linear)
 
     def output(self, logits: Tensor, weights: Tensor, experts: Tensor) -> Any:
         """What the mixture expects from its router.
@@ -79,45 +100,117 @@ class RouterAdapter:
         """
         return logits, weights, experts
 
-    def copy(self, router: Any) -> TopKGate:
-        """A gate that routes as ``router`` does, for :func:`replace_routers` without a factory."""
-        sizes = self.sizes(router)
-        gate = TopKGate(*sizes, normalize="selected" if getattr(router, "norm_topk_prob", True) else "all")
-        return _with_weights_of(router, gate)
+    def routes(self, output: Any) -> tuple[Tensor, Tensor]:
+        """Weights and experts, (N, c) each, in what a router of the family returned."""
+        _, weights, experts = output
+        return weights, experts
+
+    @torch.no_grad()
+    def copy(self, router: Any, owner: Any) -> TopKGate:
+        """A gate that routes as ``router`` does, for :func:`replace_routers` without a factory.
+
+        The balancing bias is copied and does not move. Scores are a softmax or sigmoids, and may be divided
+        by the sum of the selected. The first such gate is taken that routes random tokens as the router does.
+
+        Args:
+            router: of the family.
+            owner: the mixture that it is in, which has the balancing bias in some families.
+        """
+        sizes, linear = self.sizes(router), self._linear(router)
+        of_both = _buffers_of_both(router, owner)
+        bias = next((of_both[name] for name in of_both if name.endswith(BIAS_NAMES)), None)
+        scale = next((getattr(router, name) for name in SCALE_NAMES if hasattr(router, name)), 1.0)
+        groups = getattr(router, "num_group", None) or 1
+        top_groups = getattr(router, "topk_group", None) or groups
+        x = torch.randn(64, sizes.in_features, generator=torch.Generator().manual_seed(0))
+        x = x.to(linear.weight.device)
+        output = self.probe(router, owner, x)
+        if output is None:
+            raise _not_copied(router)
+        weights, experts = self.routes(output)
+        wanted = weights.new_zeros(len(weights), sizes.num_experts).scatter(-1, experts, weights).float()
+        for score, normalize in product(SCORES, NORMALIZATIONS):
+            gate = TopKGate(
+                *sizes, normalize=normalize, score=score, groups=groups, top_groups=top_groups, scale=scale
+            ).to(x.device)
+            gate.weight.copy_(linear.weight)
+            if getattr(linear, "bias", None) is not None:
+                gate.bias.copy_(linear.bias)
+            if bias is not None and gate.balance_bias is not None:
+                gate.balance_bias.copy_(bias.flatten())
+            if torch.allclose(gate(x).weights, wanted, atol=COPY_TOLERANCE):
+                return gate
+        raise _not_copied(router)
+
+    def probe(self, router: Any, owner: Any, x: Tensor) -> Any:
+        """What ``router`` returns for rows ``x`` (N, p); None if it needs more than rows.
+
+        ValueError if it returns something else than :meth:`routes` reads.
+        """
+        exact = copy.deepcopy(router).float().eval()
+        of_both = _buffers_of_both(router, owner)
+        given = inspect.signature(exact.forward).parameters.keys() & of_both.keys()
+        try:
+            output = exact(x, **{name: of_both[name] for name in given})
+        except (TypeError, ValueError):
+            return None
+        try:
+            weights, experts = self.routes(output)
+            is_read = (
+                weights.shape == experts.shape and not experts.is_floating_point() and len(weights) == len(x)
+            )
+        except (TypeError, ValueError, AttributeError):
+            is_read = False
+        if not is_read:
+            raise ValueError(
+                f"a {type(router).__name__} does not return (logits, weights, experts): pass replace_routers "
+                "an adapter, a comet_moe.hf.RouterAdapter"
+            )
+        return output
 
 
-class SigmoidRouterAdapter(RouterAdapter):
-    """Routers with sigmoid scores, groups and a balancing bias, as in DeepSeek-V3."""
-
-    def copy(self, router: Any) -> TopKGate:
-        """A gate that routes as ``router`` does; its balancing bias is copied and does not move."""
-        gate = TopKGate(
-            *self.sizes(router),
-            normalize="selected" if router.norm_topk_prob else "all",
-            score="sigmoid",
-            groups=router.num_group,
-            top_groups=router.topk_group,
-            scale=router.routed_scaling_factor,
-        )
-        assert gate.balance_bias is not None
-        gate.balance_bias.copy_(router.e_score_correction_bias)
-        return _with_weights_of(router, gate)
+def _buffers_of_both(router: nn.Module, owner: nn.Module) -> dict[str, Tensor]:
+    """The tensors of a mixture itself, and the buffers of its router, by name."""
+    own = (*owner.named_parameters(recurse=False), *owner.named_buffers(recurse=False))
+    return dict((*own, *router.named_buffers()))
 
 
-@torch.no_grad()
-def _with_weights_of(router: Any, gate: TopKGate) -> TopKGate:
-    gate.weight.copy_(router.weight)
-    return gate
+def _not_copied(router: nn.Module) -> ValueError:
+    return ValueError(
+        f"a {type(router).__name__} routes in a way that TopKGate does not have: pass replace_routers a "
+        "factory"
+    )
+
+
+SCORES: tuple[Literal["softmax", "sigmoid"], ...] = ("softmax", "sigmoid")
+NORMALIZATIONS: tuple[Literal["selected", "all"], ...] = ("selected", "all")
+BIAS_NAMES = ("e_score_correction_bias", "expert_bias")
+SCALE_NAMES = ("routed_scaling_factor", "router_scaling_factor", "route_scale")
+COPY_TOLERANCE = 1e-5
+"""Of weights of at most ``scale``; one other expert differs by far more."""
+
+
+class DenseScoresAdapter(RouterAdapter):
+    """Routers that return (weights of all experts, logits), as in Llama 4."""
+
+    def output(self, logits: Tensor, weights: Tensor, experts: Tensor) -> Any:
+        """(N, n) twice."""
+        return torch.zeros_like(logits).scatter(-1, experts, weights.to(logits.dtype)), logits
+
+    def routes(self, output: Any) -> tuple[Tensor, Tensor]:
+        """All experts; those that are not selected have weight 0."""
+        weights, _ = output
+        return weights, torch.arange(weights.shape[-1], device=weights.device).expand_as(weights)
 
 
 ADAPTERS: dict[str, RouterAdapter] = {
-    "mixtral": RouterAdapter("MixtralTopKRouter"),
-    "qwen2_moe": RouterAdapter("Qwen2MoeTopKRouter"),
-    "qwen3_moe": RouterAdapter("Qwen3MoeTopKRouter"),
-    "olmoe": RouterAdapter("OlmoeTopKRouter"),
-    "deepseek_v3": SigmoidRouterAdapter("DeepseekV3TopkRouter"),
+    "afmoe": RouterAdapter("AfmoeTokenChoiceRouter", linear="gate"),
+    "hunyuan_v1_moe": RouterAdapter("HunYuanMoEV1Gate", linear="wg"),
+    "llama4": DenseScoresAdapter("Llama4Router"),
+    "llama4_text": DenseScoresAdapter("Llama4Router"),
+    "phimoe": RouterAdapter("PhimoeTopKRouter"),
 }
-"""By ``model_type`` of the configuration; an adapter of your own can be added."""
+"""By ``model_type`` of the configuration, for families whose routers are not recognised; add yours."""
 
 
 class GateRouter(TokenReader):
@@ -140,8 +233,11 @@ class GateRouter(TokenReader):
         self.adapter = adapter
         self.hidden_dim, self.num_experts, self.top_k = sizes
 
-    def forward(self, hidden_states: Tensor) -> Any:
-        """(N, p) or (B, T, p) -> what the adapter makes of logits (N, n), weights and experts (N, slots)."""
+    def forward(self, hidden_states: Tensor, *others: Any, **more: Any) -> Any:
+        """(N, p) or (B, T, p) -> what the adapter makes of logits (N, n), weights and experts (N, slots).
+
+        Other arguments are of the router that this replaces: the gate has its own keys and biases.
+        """
         x, ids, mask = self.with_tokens(hidden_states, self.gate)
         routing = self.gate(x, keys=ids, mask=mask)
         weights, experts = routing.top(self._count_slots(routing))
@@ -185,7 +281,7 @@ def replace_routers(
     """Put gates into the mixtures of ``model`` in place of its routers; the experts stay as they are.
 
     Args:
-        model: Mixtral, Qwen2-MoE, Qwen3-MoE, OLMoE or DeepSeek-V3 of transformers, or any with ``adapter``.
+        model: a mixture of transformers such as Mixtral, Qwen3-MoE or DeepSeek-V3, or any with ``adapter``.
         factory: called as ``factory(in_features, num_experts, k)`` for each mixture; None makes a
             :class:`~comet_moe.gates.TopKGate` that routes as the model's own router does.
         wrap: applied to each gate, such as ``lambda gate: RegularizedGate(gate, load_balance=0.01)``.
@@ -208,10 +304,15 @@ def replace_routers(
     new = {}
     for name, router in routers.items():
         sizes = RouterSizes(*adapter.sizes(router))
+        owner = model.get_submodule(name.rpartition(".")[0])
         if factory is not None:
+            is_recognised = type(adapter) is RouterAdapter and not adapter.router_class
+            if is_recognised and not isinstance(router, GateRouter):
+                like = next(router.parameters())
+                adapter.probe(router, owner, torch.zeros(2, sizes.in_features, device=like.device))
             gate = factory(*sizes)
         else:
-            gate = router.gate if isinstance(router, GateRouter) else adapter.copy(router)
+            gate = router.gate if isinstance(router, GateRouter) else adapter.copy(router, owner)
         gate = wrap(gate) if wrap is not None else gate
         check_gate_fits(gate, name, sizes)
         new[name] = gate
@@ -245,6 +346,21 @@ def find_routers(model: nn.Module, adapter: RouterAdapter) -> dict[str, nn.Modul
     return routers
 
 
+def find_copies(model: nn.Module) -> Iterator[tuple[str, nn.Module, RouterAdapter, TopKGate | None]]:
+    """The model's own routers: name, router, adapter, and a gate that routes as it does or None."""
+    adapter = ADAPTERS.get(getattr(getattr(model, "config", None), "model_type", ""), RouterAdapter())
+    for name, module in model.named_modules():
+        if adapter.is_router(name, module):
+            try:
+                copied = adapter.copy(module, model.get_submodule(name.rpartition(".")[0]))
+            except ValueError:
+                copied = None
+            yield name, module, adapter, copied
+
+
+FINDERS.append(find_copies)
+
+
 def check_gate_fits(gate: Gate, name: str, sizes: RouterSizes) -> None:
     """ValueError if the sizes of ``gate`` are not those of the mixture called ``name``."""
     if not isinstance(gate, Gate):
@@ -259,8 +375,8 @@ def check_gate_fits(gate: Gate, name: str, sizes: RouterSizes) -> None:
         )
 
 
-def warn_of_idle_gates(gates: Mapping[str, Gate]) -> None:
-    """Warn if gates, by the name of their mixture, get no gradient from the loss of the model.
+def idle_gates(gates: Mapping[str, Gate]) -> list[str]:
+    """The names of the gates, by the name of their mixture, that get no gradient from the loss of the model.
 
     A Top-1 gate that divides by the sum of the selected scores is one: its weight is the constant 1.
     """
@@ -270,6 +386,12 @@ def warn_of_idle_gates(gates: Mapping[str, Gate]) -> None:
         parameters = {parameter for parameter, _ in inner.named_parameters()}
         if inner.num_experts > 1 and parameters and parameters <= inner.idle_parameters():
             idle.append(name)
+    return idle
+
+
+def warn_of_idle_gates(gates: Mapping[str, Gate]) -> None:
+    """Warn of :func:`idle_gates`."""
+    idle = idle_gates(gates)
     if idle:
         warnings.warn(
             f"the loss of the model does not train the gates of {len(idle)} mixtures, such as {idle[0]}, "
@@ -281,13 +403,16 @@ def warn_of_idle_gates(gates: Mapping[str, Gate]) -> None:
 
 def find_adapter(model: Any) -> RouterAdapter:
     """The adapter of the family of ``model``."""
-    family = getattr(getattr(model, "config", None), "model_type", None)
-    if family in ADAPTERS:
-        return ADAPTERS[family]
-    kinds = {type(module).__name__ for module in model.modules()}
+    adapter = ADAPTERS.get(getattr(getattr(model, "config", None), "model_type", ""), RouterAdapter())
+    modules = dict(model.named_modules())
+    if any(
+        isinstance(module, GateRouter) or adapter.is_router(name, module) for name, module in modules.items()
+    ):
+        return adapter
+    kinds = {type(module).__name__ for module in modules.values()}
     if any(re.search("Router|Experts|M[oO]E|Moe", kind) for kind in kinds):
         raise ValueError(
-            f"the routers of {type(model).__name__} are not known, only those of {', '.join(ADAPTERS)}: pass "
-            "replace_routers an adapter, a comet_moe.hf.RouterAdapter"
+            f"the routers of {type(model).__name__} are not recognised: pass replace_routers an adapter, a "
+            "comet_moe.hf.RouterAdapter"
         )
-    return RouterAdapter()  # finds none, and that is the error
+    return adapter  # finds none, and that is the error

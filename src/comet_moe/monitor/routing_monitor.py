@@ -68,6 +68,9 @@ class RoutingMonitor:
         4
     """
 
+    is_paused = False
+    """Whether passes are left out, such as those that only compare routes."""
+
     def __init__(
         self,
         model: nn.Module,
@@ -193,6 +196,8 @@ class RoutingMonitor:
     @torch.compiler.disable
     def _observe(self, name: str, routing: Routing, mask: Tensor | None) -> None:
         """Add one call of a gate; ``routing`` need not be masked yet."""
+        if self.is_paused:
+            return
         gate = self.gates[name]
         if torch._C._current_graph_task_id() != -1:  # in a backward pass: a checkpoint recomputes
             self._losses.refuse_lost(name, routing)
