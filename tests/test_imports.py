@@ -26,6 +26,7 @@ ORDER = (
     "interventions",
     "parallel",
     "monitor",
+    "audit",
     "lightning",
     "testing",
     "hf",

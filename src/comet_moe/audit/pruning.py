@@ -1,0 +1,110 @@
+"""A mixture with fewer experts: which to keep, and the smaller model.
+
+The experts with the least mean of weight times norm of the output go (REAP, Lasby et al. 2025). The rows of
+the router and of the stacked experts are sliced; the router then chooses among those that are left.
+
+Shapes: n experts, m of them kept.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from comet_moe.audit.mixtures import Mixture, RoutedExperts
+from comet_moe.audit.training import is_gate_of_ours
+
+COUNT_NAMES = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_routed_experts")
+"""Attributes of modules and configurations of transformers that hold n."""
+
+Undo = Callable[[], None]
+
+
+def why_not_prunable(model: nn.Module, mixtures: Sequence[Mixture]) -> str | None:
+    """The reason why experts of ``model`` cannot be removed, as a sentence; None if they can."""
+    for mixture in mixtures:
+        if not isinstance(mixture, RoutedExperts) or is_gate_of_ours(mixture):
+            return f"{mixture.name} has a gate of comet_moe, and only routers of transformers can be sliced"
+        if mixture.router is None:
+            return f"the router of {mixture.name} was not found, so that its rows cannot be removed"
+        sizes = [len(weight) for weight in mixture.expert_parameters.values()]
+        if any(size != mixture.num_experts for size in sizes):
+            return f"the experts of {mixture.name} are not stacked in one tensor each"
+        grouped = [mixture.router, *([] if mixture.name == "" else [model.get_submodule(mixture.name)])]
+        if any(getattr(module, name, 1) not in (None, 1) for module in grouped for name in ("num_group", "n_group")):
+            return f"the experts of {mixture.name} are in groups of equal size, which removing would break"
+    if len({mixture.num_experts for mixture in mixtures}) > 1:
+        return "the mixtures have different numbers of experts"
+    return None
+
+
+def rank_experts(saliency: Mapping[str, Tensor], keep: int) -> dict[str, Tensor]:
+    """The ``keep`` experts of largest saliency of each mixture, in their order."""
+    return {
+        name: values.argsort(descending=True, stable=True)[:keep].sort().values
+        for name, values in saliency.items()
+    }
+
+
+@torch.no_grad()
+def remove_experts(model: nn.Module, mixtures: Sequence[Mixture], kept: Mapping[str, Tensor]) -> Undo:
+    """Keep only the experts ``kept`` (m,) of each mixture, in place; returns a function that undoes it.
+
+    The configuration of a model of transformers gets the new number.
+    """
+    undo: list[Undo] = []
+    for mixture in mixtures:
+        assert isinstance(mixture, RoutedExperts)
+        assert mixture.router is not None
+        chosen, n = kept[mixture.name], mixture.num_experts
+        for owner in (mixture.router, mixture.experts):
+            for module in owner.modules():
+                _slice_tensors(module, chosen, n, undo)
+        parent = model.get_submodule(mixture.name)
+        for module in {mixture.experts, mixture.router, parent}:
+            _set_counts(module, n, len(chosen), undo)
+    n = mixtures[0].num_experts
+    config = getattr(model, "config", None)
+    for owner in {id(one): one for one in (model, config, _text_config(config)) if one is not None}.values():
+        _set_counts(owner, n, len(kept[mixtures[0].name]), undo)
+
+    def undo_all() -> None:
+        for step in reversed(undo):
+            step()
+
+    return undo_all
+
+
+@contextmanager
+def removed(model: nn.Module, mixtures: Sequence[Mixture], kept: Mapping[str, Tensor]) -> Iterator[None]:
+    """The model with the experts ``kept`` only, within the block; needs memory for a copy of them."""
+    undo = remove_experts(model, mixtures, kept)
+    try:
+        yield
+    finally:
+        undo()
+
+
+def _slice_tensors(module: nn.Module, chosen: Tensor, n: int, undo: list[Undo]) -> None:
+    for name, parameter in list(module.named_parameters(recurse=False)):
+        if len(parameter) == n:
+            new = nn.Parameter(parameter[chosen.to(parameter.device)], requires_grad=parameter.requires_grad)
+            setattr(module, name, new)
+            undo.append(lambda module=module, name=name, old=parameter: setattr(module, name, old))
+    for name, buffer in list(module.named_buffers(recurse=False)):
+        if buffer.dim() and len(buffer) == n:
+            setattr(module, name, buffer[chosen.to(buffer.device)])
+            undo.append(lambda module=module, name=name, old=buffer: setattr(module, name, old))
+
+
+def _set_counts(owner: Any, n: int, new: int, undo: list[Undo]) -> None:
+    for name in COUNT_NAMES:
+        if getattr(owner, name, None) == n:
+            setattr(owner, name, new)
+            undo.append(lambda owner=owner, name=name: setattr(owner, name, n))
+
+
+def _text_config(config: Any) -> Any:
+    return config.get_text_config() if hasattr(config, "get_text_config") else None
