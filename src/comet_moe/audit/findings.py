@@ -57,8 +57,8 @@ def _of_layer(layer: LayerReport) -> Iterator[Finding]:
             "dead-experts",
             len(dead),
             f"no token selects {len(dead)} of the {layer.num_experts} experts of {name} "
-            f"({_listed(dead)}), where a balanced router gives each {expected:.0f} choices. Raise the balance "
-            "loss, use a balancing bias, or remove them with comet-moe prune.",
+            f"({_listed(dead)}), where a balanced router gives each {expected:.0f} choices. Raise the "
+            "balance loss, use a balancing bias, or remove them with comet-moe prune.",
         )
     similar = layer.similarity
     if similar is not None and similar["largest"] > thresholds.EQUAL_SIMILARITY:
@@ -66,18 +66,17 @@ def _of_layer(layer: LayerReport) -> Iterator[Finding]:
         yield finding(
             "equal-experts",
             similar["largest"],
-            f"experts {first} and {second} of {name} give the same outputs (cosine {similar['largest']:.4f}). "
-            "Remove one with comet-moe prune, or start experts that were copied with noise.",
+            f"experts {first} and {second} of {name} give the same outputs (cosine "
+            f"{similar['largest']:.4f}). Remove one with comet-moe prune, or start experts that were copied with noise.",
         )
     if layer.padding_share > thresholds.PADDING_SHARE:
         with_padding = layer.load_ratio_with_padding
-        counted = "" if with_padding is None else (
-            f"; counting it, the load ratio is {with_padding:.2f} instead of {statistics['load_ratio']:.2f}"
-        )
+        counted = "" if with_padding is None else f"; with it the load ratio is {with_padding:.2f}"
         yield finding(
             "padding-routed",
             layer.padding_share,
-            f"{100 * layer.padding_share:.0f} % of the (token, expert) pairs of {name} are padding{counted}. "
+            f"{100 * layer.padding_share:.0f} % of the (token, expert) pairs of {name} are padding{counted}, "
+            f"without it {statistics['load_ratio']:.2f}. "
             "Pack the sequences, sort them by length, or use gates that leave padding out "
             "(comet_moe.hf.replace_routers).",
         )
@@ -146,19 +145,24 @@ def _of_aux_loss(report: Report) -> Iterator[Finding]:
     ratio, source = aux["ratio"], " and ".join(aux["sources"])
     by_definition = f"{aux['expected']:.5f} by its definition ({source})"
     if abs(ratio) < thresholds.AUX_TOLERANCE:
-        code, message = "balance-loss-missing", (
-            f"the auxiliary loss is {by_definition}, and the training loss has {aux['added']:.5f} of it. Set "
-            "output_router_logits=True, or add monitor.aux_loss to the loss (MoECallback)."
+        code = "balance-loss-missing"
+        message = (
+            f"the auxiliary loss is {by_definition}, and the training loss has {aux['added']:.5f} of it, "
+            f"with {ratio:.2f} times its gradient. Set output_router_logits=True, or add monitor.aux_loss to "
+            "the loss (MoECallback)."
         )
     elif round(ratio) >= 2 and abs(ratio / round(ratio) - 1) < thresholds.AUX_TOLERANCE:
-        code, message = "balance-loss-doubled", (
-            f"the auxiliary loss is {by_definition}, and the training loss has it {ratio:.2f} times. Add it in "
-            "one place only."
+        code = "balance-loss-doubled"
+        message = (
+            f"the auxiliary loss is {by_definition}, and the training loss has it {ratio:.2f} times. Add it "
+            "in one place only."
         )
     elif abs(ratio - 1) > thresholds.AUX_TOLERANCE:
-        code, message = "balance-loss-wrong", (
-            f"the auxiliary loss is {by_definition}, and the training loss has {aux['added']:.5f}, "
-            f"{ratio:.2f} times that. Compute it from the logits before the softmax, without padding."
+        code = "balance-loss-wrong"
+        message = (
+            f"the auxiliary loss is {by_definition}, and the training loss has {aux['added']:.5f}, with "
+            f"{ratio:.2f} times its gradient into the routers. Compute it from the logits before the "
+            "softmax, without padding."
         )
     else:
         return

@@ -7,7 +7,8 @@ Two kinds are found, and a family of models needs no code of its own:
   mixtures of transformers with routers of their own are of this kind. Gates of this library that replaced
   those routers are seen there too.
 
-Shapes: B sequences of T tokens, N = B·T rows (tables: N = B rows), n experts, k choices, p features, u outputs.
+Shapes: B sequences of T tokens, N = B·T rows (tables: N = B rows), n experts, k choices, p features, u
+outputs.
 """
 
 import inspect
@@ -135,9 +136,7 @@ class GatedMixture(Mixture):
         def hook(gate: Gate, args: tuple[Any, ...], kwargs: dict[str, Any], routing: Routing) -> Any:
             x = args[0] if args else kwargs["x"]
             logits = None if routing.logits is None else routing.logits.flatten(0, -2)
-            flat = Routing(
-                weights=routing.weights.flatten(0, -2), logits=logits, aux_loss=routing._aux_loss
-            )
+            flat = Routing(weights=routing.weights.flatten(0, -2), logits=logits, aux_loss=routing._aux_loss)
             flat.candidates = routing.candidates
             changed = visit(self, self._call(x.flatten(0, -2), flat, x.shape[:-1], kwargs.get("mask")))
             if changed is None:
@@ -179,8 +178,9 @@ class RoutedExperts(Mixture):
         def keep(router: nn.Module, args: Any, output: Any) -> None:
             found = [value for value in _as_tuple(output) if isinstance(value, Tensor)]
             logits = next((value for value in found if value.shape[-1] == self.num_experts), None)
-            usable = logits is not None and logits.is_floating_point()
-            self._returned = logits.reshape(-1, self.num_experts) if usable else None, self._returned[1]  # type: ignore[union-attr]
+            if logits is not None:
+                logits = logits.reshape(-1, self.num_experts) if logits.is_floating_point() else None
+            self._returned = logits, self._returned[1]
 
         def keep_aux_loss(gate: nn.Module, args: Any, routing: Routing) -> None:
             self._returned = self._returned[0], routing._aux_loss
@@ -263,7 +263,10 @@ def find_mixtures(model: nn.Module) -> list[Mixture]:
             found[name] = RoutedExperts(parent or name, module, router)
             replaced.update(router.modules() if router is not None else ())
     owners = {
-        gate: module for module in modules.values() if isinstance(module, MultiGateMoE) for gate in module.gates
+        gate: module
+        for module in modules.values()
+        if isinstance(module, MultiGateMoE)
+        for gate in module.gates
     }
     for name, gate, _ in outermost_gates(model):
         if gate not in replaced:
@@ -279,12 +282,12 @@ def find_mixtures(model: nn.Module) -> list[Mixture]:
 
 def _argument_names(module: nn.Module) -> tuple[str, str, str] | None:
     """The first three arguments of a module of experts; None for other modules."""
-    return _first_arguments(type(module))
+    return _first_arguments(type(module).forward)
 
 
 @lru_cache
-def _first_arguments(kind: type[nn.Module]) -> tuple[str, str, str] | None:
-    names = list(inspect.signature(kind.forward).parameters)[1:]  # of the function that a decorator wraps
+def _first_arguments(forward: Callable[..., Any]) -> tuple[str, str, str] | None:
+    names = list(inspect.signature(forward).parameters)[1:]  # of the function that a decorator wraps
     if len(names) < 3 or names[1] not in INDEX_NAMES or names[2] not in WEIGHT_NAMES:
         return None
     return names[0], names[1], names[2]

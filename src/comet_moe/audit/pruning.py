@@ -8,18 +8,28 @@ Shapes: n experts, m of them kept.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from comet_moe.audit.mixtures import Mixture, RoutedExperts
-from comet_moe.audit.training import is_gate_of_ours
+from comet_moe.audit.mixtures import Mixture, RoutedExperts, find_mixtures, visiting
+from comet_moe.audit.routes import RouteReader
+from comet_moe.audit.training import evaluating, is_gate_of_ours, text_config
+from comet_moe.exceptions import CometError
+from comet_moe.interventions import Loss
 
-COUNT_NAMES = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_routed_experts")
+COUNT_NAMES = (
+    "num_experts",
+    "num_local_experts",
+    "n_routed_experts",
+    "moe_num_experts",
+    "num_routed_experts",
+)
 """Attributes of modules and configurations of transformers that hold n."""
 
-Undo = Callable[[], None]
+Undo = Callable[[], object]
 
 
 def why_not_prunable(model: nn.Module, mixtures: Sequence[Mixture]) -> str | None:
@@ -33,7 +43,11 @@ def why_not_prunable(model: nn.Module, mixtures: Sequence[Mixture]) -> str | Non
         if any(size != mixture.num_experts for size in sizes):
             return f"the experts of {mixture.name} are not stacked in one tensor each"
         grouped = [mixture.router, *([] if mixture.name == "" else [model.get_submodule(mixture.name)])]
-        if any(getattr(module, name, 1) not in (None, 1) for module in grouped for name in ("num_group", "n_group")):
+        if any(
+            getattr(module, name, 1) not in (None, 1)
+            for module in grouped
+            for name in ("num_group", "n_group")
+        ):
             return f"the experts of {mixture.name} are in groups of equal size, which removing would break"
     if len({mixture.num_experts for mixture in mixtures}) > 1:
         return "the mixtures have different numbers of experts"
@@ -67,7 +81,7 @@ def remove_experts(model: nn.Module, mixtures: Sequence[Mixture], kept: Mapping[
             _set_counts(module, n, len(chosen), undo)
     n = mixtures[0].num_experts
     config = getattr(model, "config", None)
-    for owner in {id(one): one for one in (model, config, _text_config(config)) if one is not None}.values():
+    for owner in {id(one): one for one in (model, config, text_config(config)) if one is not None}.values():
         _set_counts(owner, n, len(kept[mixtures[0].name]), undo)
 
     def undo_all() -> None:
@@ -92,19 +106,54 @@ def _slice_tensors(module: nn.Module, chosen: Tensor, n: int, undo: list[Undo]) 
         if len(parameter) == n:
             new = nn.Parameter(parameter[chosen.to(parameter.device)], requires_grad=parameter.requires_grad)
             setattr(module, name, new)
-            undo.append(lambda module=module, name=name, old=parameter: setattr(module, name, old))
+            undo.append(partial(setattr, module, name, parameter))
     for name, buffer in list(module.named_buffers(recurse=False)):
         if buffer.dim() and len(buffer) == n:
             setattr(module, name, buffer[chosen.to(buffer.device)])
-            undo.append(lambda module=module, name=name, old=buffer: setattr(module, name, old))
+            undo.append(partial(setattr, module, name, buffer))
 
 
 def _set_counts(owner: Any, n: int, new: int, undo: list[Undo]) -> None:
     for name in COUNT_NAMES:
         if getattr(owner, name, None) == n:
             setattr(owner, name, new)
-            undo.append(lambda owner=owner, name=name: setattr(owner, name, n))
+            undo.append(partial(setattr, owner, name, n))
 
 
-def _text_config(config: Any) -> Any:
-    return config.get_text_config() if hasattr(config, "get_text_config") else None
+@torch.no_grad()
+def prune(
+    model: nn.Module, batches: Sequence[Any], loss: Loss, experts: int, *, seed: int = 0
+) -> dict[str, list[int]]:
+    """Keep ``experts`` experts in each mixture of a model of transformers, in place.
+
+    ``model.save_pretrained(folder)`` then writes a checkpoint that opens with plain transformers.
+
+    Args:
+        model: with routers of its own.
+        batches: the data that decides which experts stay.
+        loss: see :func:`comet_moe.audit.audit`.
+        experts: m, the number of experts that stay.
+        seed: as there.
+
+    Returns:
+        The experts that stay, by the name of the mixture.
+    """
+    mixtures = find_mixtures(model)
+    reason = why_not_prunable(model, mixtures)
+    if reason is not None:
+        raise CometError(f"experts cannot be removed: {reason}")
+    reader = RouteReader(mixtures, 0, 0, seed)
+    with evaluating(model), visiting(model, mixtures, reader):
+        for batch in batches:
+            loss(model, batch)
+    n = mixtures[0].num_experts
+    k = max(routes.most_experts for routes in reader.routes.values())
+    if not k <= experts < n:
+        raise CometError(
+            f"--experts is {experts}: give a number from {k}, which a token selects, to {n - 1}, one less than "
+            "the model has"
+        )
+    saliency = {name: routes.saliency for name, routes in reader.routes.items() if routes.saliency is not None}
+    kept = rank_experts(saliency, experts)
+    remove_experts(model, mixtures, kept)
+    return {name: own.tolist() for name, own in kept.items()}

@@ -101,7 +101,17 @@ class Report:
 
     def _table(self) -> list[str]:
         rows = [
-            ("layer", "experts", "verdict", "effective", "dead", "routing gain", "gap to random", "better", "gradient")
+            (
+                "layer",
+                "experts",
+                "verdict",
+                "effective",
+                "dead",
+                "routing gain",
+                "gap to random",
+                "better",
+                "gradient",
+            )
         ]
         for layer in self.layers:
             statistics = layer.statistics
@@ -120,7 +130,10 @@ class Report:
                 )
             )
         widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        lines = [
+            "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in rows
+        ]
         total = f"loss {self.loss:.4f} over {self.samples:,} samples; all mixtures together: routing gain "
         total += f"{_with_interval(self.routing_gain)}, gap to random {_with_interval(self.gap_to_random)}"
         return [total, "", *lines]

@@ -91,7 +91,9 @@ class RouteReader:
             routes.groups.add(rows, group.flatten()[real])
         if mixture.has_outputs:
             self._add_norms(mixture, routes, call, selected, real)
-            chosen = real[torch.randperm(len(real), generator=self._generator)[: self._sample].to(real.device)]
+            chosen = real[
+                torch.randperm(len(real), generator=self._generator)[: self._sample].to(real.device)
+            ]
             routes.inputs.append(call.inputs[chosen].detach())
 
     def _add_positions(self, routes: Routes, rows: Routing, position: Tensor) -> None:
@@ -129,7 +131,9 @@ def similarity(mixture: Mixture, rows: Tensor) -> Tensor:
 
     .. math:: S_{ij} = \frac{1}{m} \sum_{b=1}^m \frac{f_i(x_b)^T f_j(x_b)}{|f_i(x_b)| \, |f_j(x_b)|}
     """
-    outputs = torch.stack([mixture.run(expert, rows).flatten(1).float() for expert in range(mixture.num_experts)])
+    outputs = torch.stack(
+        [mixture.run(expert, rows).flatten(1).float() for expert in range(mixture.num_experts)]
+    )
     outputs = torch.nn.functional.normalize(outputs, dim=-1)  # (n, m, u)
     return torch.einsum("imu,jmu->ij", outputs, outputs).div(max(len(rows), 1)).cpu()
 

@@ -120,9 +120,7 @@ def audit(
             gains[mixture.name] = gains[""] if one else gain("shuffle", [mixture.name])
             gaps[mixture.name] = gaps[""] if one else gain("random", [mixture.name])
             if routes and _has_choice(reader.routes[mixture.name], mixture):
-                regrets[mixture.name] = measure_regret(
-                    model, mixture, mixtures, batches, loss, routes, seed
-                )
+                regrets[mixture.name] = measure_regret(model, mixture, mixtures, batches, loss, routes, seed)
         say("similarity of experts")
         similar = {mixture.name: _similarity(mixture, reader.routes[mixture.name]) for mixture in mixtures}
         say("routers of other layers")
@@ -150,7 +148,7 @@ def audit(
         samples=len(before),
         routing_gain=gains[""],
         gap_to_random=gaps[""],
-        aux_loss=None if aux is None else {**asdict(aux), "ratio": aux.ratio},
+        aux_loss=None if aux is None else asdict(aux),
         removal=removal_curve,
         group_names=None if group_names is None else list(group_names),
     )

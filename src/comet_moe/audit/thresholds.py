@@ -20,3 +20,6 @@ PADDING_SHARE = 0.05
 
 AUX_TOLERANCE = 0.05
 """Relative deviation of an auxiliary loss from its definition that a mean over other rows explains."""
+
+AUX_GRADIENT = 1e-4
+"""Gradient norm of an auxiliary loss over the task's, above which the difference of two passes is exact."""

@@ -6,11 +6,13 @@ Nothing is changed: gradients are not stored, buffers and modes are restored.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from comet_moe.audit.thresholds import AUX_GRADIENT
 from comet_moe.audit.mixtures import Call, Mixture, RoutedExperts, visiting
 from comet_moe.gates.base import Gate
 from comet_moe.gates.losses import load_balancing_loss
@@ -122,22 +124,21 @@ def measure_gradients(
 
 @dataclass(frozen=True)
 class AuxLosses:
-    """The auxiliary losses of a model, mean over the batches.
+    """The auxiliary losses of a model, over all batches.
 
     Attributes:
         sources: which: "router_aux_loss_coef" of transformers' configuration, "gates" of this library.
-        expected: their value by definition.
-        added: total less task loss.
+        expected: their mean by definition.
+        added: mean of total less task loss.
+        ratio: how many times the total has them: the projection of the gradient of what is added into the
+            routers on that by definition, g_added · g / g · g. Where that gradient is rounding, as with
+            equal loads, it is added / expected.
     """
 
     sources: list[str]
     expected: float
     added: float
-
-    @property
-    def ratio(self) -> float:
-        """added / expected: 1 if the total has them once."""
-        return self.added / self.expected
+    ratio: float
 
 
 def measure_aux_losses(
@@ -151,7 +152,8 @@ def measure_aux_losses(
     r"""The auxiliary losses by their definition, against what the training loss has beyond the task's.
 
     The definition for routers of transformers is the load-balancing loss of the rows of all layers together,
-    times the configuration's ``router_aux_loss_coef``. Gates of this library return theirs.
+    times the configuration's ``router_aux_loss_coef``. Gates of this library return theirs. Gradients are
+    compared too: a loss on a double softmax has nearly the right value.
 
     Args:
         total: the training loss. None is ``model(...).loss`` for models of transformers that have such a
@@ -163,30 +165,70 @@ def measure_aux_losses(
     coefficient = _coefficient(model)
     if total is None and not coefficient:
         return None
+    gates = dict.fromkeys(weight for mixture in mixtures for weight in mixture.gate_parameters.values())
+    weights = [weight for weight in gates if weight.requires_grad]
     expected = added = 0.0
+    sums: list[tuple[Tensor, Tensor, Tensor]] = []  # gradients by definition, as added, of the task
     sources: set[str] = set()
-    with as_in_training(model, seed), torch.no_grad():
+    with as_in_training(model, seed), torch.enable_grad():
         for batch in batches:
             calls: list[tuple[Mixture, Call]] = []
-            with visiting(model, mixtures, lambda mixture, call, calls=calls: calls.append((mixture, call))):
+            with visiting(model, mixtures, partial(_keep, calls)):
                 task = _task_loss(model, batch) if total is None else loss(model, batch).float().mean()
-            of_routers = [
-                _masked(call)
-                for mixture, call in calls
-                if isinstance(mixture, RoutedExperts) and call.routing.logits is not None
-            ]
-            if coefficient and of_routers:
-                expected += coefficient * float(load_balancing_loss(of_routers))
-                sources.add("router_aux_loss_coef")
-            of_gates = [float(call.aux_loss) for _, call in calls if call.aux_loss is not None]
-            if total is not None and any(of_gates):
-                expected += sum(of_gates)
-                sources.add("gates")
+            by_source = _by_definition(calls, coefficient, with_gates=total is not None)
+            if not by_source:
+                return None
+            sources.update(by_source)
+            definition = torch.stack(list(by_source.values())).sum()
             value = model(**_inputs(batch)).loss if total is None else total(model, batch)
-            added += float(value) - float(task)
-    if not sources or not expected:
+            expected, added = expected + definition.item(), added + (value - task).item()
+            if weights:
+                by_task = _gradient(task, weights)
+                sums.append((_gradient(definition, weights), _gradient(value, weights) - by_task, by_task))
+    if not expected:
         return None
-    return AuxLosses(sorted(sources), expected / len(batches), added / len(batches))
+    ratio = added / expected
+    if sums:
+        wanted, actual, of_task = (torch.stack(own).sum(0) for own in zip(*sums, strict=True))
+        if wanted.norm() > AUX_GRADIENT * of_task.norm():
+            ratio = float(actual @ wanted / (wanted @ wanted))
+    return AuxLosses(sorted(sources), expected / len(batches), added / len(batches), ratio)
+
+
+def _keep(calls: list[tuple[Mixture, Call]], mixture: Mixture, call: Call) -> None:
+    calls.append((mixture, call))
+
+
+def _by_definition(
+    calls: Sequence[tuple[Mixture, Call]], coefficient: float, with_gates: bool
+) -> dict[str, Tensor]:
+    """The auxiliary losses of one forward pass, by source."""
+    found = {}
+    of_routers = [
+        _masked(call)
+        for mixture, call in calls
+        if isinstance(mixture, RoutedExperts) and call.routing.logits is not None
+    ]
+    if coefficient and of_routers:
+        found["router_aux_loss_coef"] = coefficient * load_balancing_loss(of_routers)
+    of_gates = [call.aux_loss for _, call in calls if call.aux_loss is not None]
+    if with_gates and any(bool(value) for value in of_gates):
+        found["gates"] = torch.stack(of_gates).sum()
+    return found
+
+
+def _gradient(value: Tensor, weights: list[nn.Parameter]) -> Tensor:
+    """The gradient of ``value`` into all ``weights`` as one vector, in float64; 0 where there is none."""
+    if not value.requires_grad:
+        gradients: Sequence[Tensor | None] = [None] * len(weights)
+    else:
+        gradients = torch.autograd.grad(value, weights, retain_graph=True, allow_unused=True)
+    return torch.cat(
+        [
+            (torch.zeros_like(weight) if gradient is None else gradient).double().flatten()
+            for weight, gradient in zip(weights, gradients, strict=True)
+        ]
+    )
 
 
 def _masked(call: Call) -> Routing:
@@ -197,8 +239,13 @@ def _masked(call: Call) -> Routing:
 def _coefficient(model: Any) -> float:
     """The coefficient of the balance loss in a configuration of transformers, 0 without one."""
     config = getattr(model, "config", None)
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    text = text_config(config)
     return float(getattr(text, "router_aux_loss_coef", None) or 0.0)
+
+
+def text_config(config: Any) -> Any:
+    """The part of a configuration of transformers that describes the language model."""
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
 def _task_loss(model: Any, batch: Any) -> Tensor:

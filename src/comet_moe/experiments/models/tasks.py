@@ -73,6 +73,13 @@ class Task:
 
     def loss(self, output: Tensor, targets: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Sum of the losses over the rows that count, and their number: (B, outputs) -> (), ()."""
+        losses, counted = self.row_losses(output, targets)
+        if counted is None:
+            return losses.sum(), losses.new_full((), len(losses))
+        return (losses * counted).sum(), counted.sum()
+
+    def row_losses(self, output: Tensor, targets: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
+        """The loss of each row and how much the row counts, None for 1: (B, outputs) -> (B,), (B,)."""
         target = targets[self.name]
         counted = None if self.where is None else targets[self.where].to(output.dtype)
         if self.has_missing:
@@ -88,10 +95,7 @@ class Task:
             weights = torch.stack([output.new_full((), weight) for weight in self.class_weights])
             factors = weights[target.long()]
             counted = factors if counted is None else counted * factors
-        losses = self._losses(output, target)
-        if counted is None:
-            return losses.sum(), losses.new_full((), len(losses))
-        return (losses * counted).sum(), counted.sum()
+        return self._losses(output, target), counted
 
     def _losses(self, output: Tensor, target: Tensor) -> Tensor:
         """The loss of each row: (B, outputs), (B,) -> (B,)."""

@@ -21,7 +21,7 @@ def sentences(number, seed):
     return tokens
 
 
-def batches(number=4, rows=32, seed=100):
+def batches(number=2, rows=32, seed=100):
     return [{"input_ids": sentences(rows, seed + index)} for index in range(number)]
 
 
@@ -34,7 +34,7 @@ def sequence_loss(model, batch):
     return (losses * real).sum(1) / real.sum(1).clamp_min(1)
 
 
-def train(model, steps=400, rows=32, lr=5e-3):
+def train(model, steps=120, rows=16, lr=1e-2):
     optimizer = torch.optim.AdamW(model.parameters(), lr)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     model.train()
