@@ -67,16 +67,16 @@ def _of_layer(layer: LayerReport) -> Iterator[Finding]:
             "equal-experts",
             similar["largest"],
             f"experts {first} and {second} of {name} give the same outputs (cosine "
-            f"{similar['largest']:.4f}). Remove one with comet-moe prune, or start experts that were copied with noise.",
+            f"{similar['largest']:.4f}). Remove one with comet-moe prune, or add noise to copied experts.",
         )
     if layer.padding_share > thresholds.PADDING_SHARE:
         with_padding = layer.load_ratio_with_padding
-        counted = "" if with_padding is None else f"; with it the load ratio is {with_padding:.2f}"
+        counted = "" if with_padding is None else f" (with it {with_padding:.2f})"
         yield finding(
             "padding-routed",
             layer.padding_share,
-            f"{100 * layer.padding_share:.0f} % of the (token, expert) pairs of {name} are padding{counted}, "
-            f"without it {statistics['load_ratio']:.2f}. "
+            f"{100 * layer.padding_share:.0f} % of the (token, expert) pairs of {name} are padding. Without it "
+            f"the load ratio is {statistics['load_ratio']:.2f}{counted}. "
             "Pack the sequences, sort them by length, or use gates that leave padding out "
             "(comet_moe.hf.replace_routers).",
         )

@@ -80,7 +80,9 @@ def read_texts(path: Path, text: str, group: str | None) -> Iterator[tuple[str, 
         raise DataError(f"there is no file {path}: give a file of texts")
     if path.suffix not in FORMATS:
         if group is not None:
-            raise DataError(f"{path} has no columns, so no group {group}: give a .jsonl, .csv or .parquet file")
+            raise DataError(
+                f"{path} has no columns, so no group {group}: give a .jsonl, .csv or .parquet file"
+            )
         with path.open(encoding="utf-8", errors="replace", newline="") as file:
             yield from ((line, "") for line in file)
         return
@@ -130,7 +132,9 @@ def language_batches(
             sequence of its own, cut at ``length`` and padded.
     """
     names: dict[str, int] = {}
-    sequences = _pack(texts, encode, separator, length) if padding == "packed" else _cut(texts, encode, length)
+    sequences = (
+        _pack(texts, encode, separator, length) if padding == "packed" else _cut(texts, encode, length)
+    )
     found = list(islice(sequences, batches * batch_size))
     if not found:
         raise DataError(f"the data has no {length} tokens: give more texts, or a smaller --length")

@@ -150,10 +150,12 @@ def prune(
     k = max(routes.most_experts for routes in reader.routes.values())
     if not k <= experts < n:
         raise CometError(
-            f"--experts is {experts}: give a number from {k}, which a token selects, to {n - 1}, one less than "
+            f"experts is {experts}: give a number from {k}, which a token selects, to {n - 1}, one less than "
             "the model has"
         )
-    saliency = {name: routes.saliency for name, routes in reader.routes.items() if routes.saliency is not None}
+    saliency = {
+        name: routes.saliency for name, routes in reader.routes.items() if routes.saliency is not None
+    }
     kept = rank_experts(saliency, experts)
     remove_experts(model, mixtures, kept)
     return {name: own.tolist() for name, own in kept.items()}

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from comet_moe.audit.thresholds import AUX_GRADIENT
 from comet_moe.audit.mixtures import Call, Mixture, RoutedExperts, visiting
+from comet_moe.audit.thresholds import AUX_GRADIENT
 from comet_moe.gates.base import Gate
 from comet_moe.gates.losses import load_balancing_loss
 from comet_moe.interventions import Loss
@@ -130,9 +130,9 @@ class AuxLosses:
         sources: which: "router_aux_loss_coef" of transformers' configuration, "gates" of this library.
         expected: their mean by definition.
         added: mean of total less task loss.
-        ratio: how many times the total has them: the projection of the gradient of what is added into the
-            routers on that by definition, g_added · g / g · g. Where that gradient is rounding, as with
-            equal loads, it is added / expected.
+        ratio: how many times the total has them, from gradients into the routers. With g by definition and
+            a of what is added it is a · g / g · g. Where g is rounding, as with equal loads, it is added /
+            expected.
     """
 
     sources: list[str]

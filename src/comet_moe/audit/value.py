@@ -101,12 +101,12 @@ def measure_regret(
 
     .. math:: \mathrm{regret} = \frac{1}{M} \sum_{t=1}^M \max(0, \ell_t - \min_r \ell_t^{(r)})
 
-    ℓ_t is the loss of the sequence of token t. A loss that is the mean over a sequence is multiplied by its
-    number of tokens, so that regret is in units of the loss of one token.
+    ℓ_t is the loss of the sequence of token t. A loss with one value per sequence is taken as the mean over
+    its tokens, and multiplied by their number. So regret is in units of the loss of one token.
 
     Returns:
-        ``regret``, ``better_share`` (of the random routes, those that were better than the own one), their
-        95 % intervals and the number of ``tokens``; None for a loss without a value per row.
+        ``regret`` and ``better_share``, the share of the random routes that were better than the own one.
+        Both have a 95 % interval, over ``tokens`` sampled tokens. None for a loss without a value per row.
     """
     differences = []
     for number, batch in enumerate(batches):
@@ -118,8 +118,6 @@ def measure_regret(
             with visiting(model, mixtures, visit):
                 after = _losses(model, [batch], loss)
             if visit.lengths is None or len(after) % len(visit.lengths) or len(after) < len(visit.lengths):
-                return None
-            if len(after) == 1 and len(visit.lengths) == 1 and number == 0 and len(batches) == 1:
                 return None
             sequences = len(visit.lengths)
             change = (after - before).reshape(sequences, -1).sum(1)

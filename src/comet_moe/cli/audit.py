@@ -62,8 +62,8 @@ def audit(
 ) -> None:
     """Measure what the routers of a model do and what they are worth, and say what is wrong.
 
-    Findings come worst first, each with its number and a fix. Exit code 3 with --fail-on lets a training run's
-    checks fail.
+    Findings come worst first, each with its number and a fix. With --fail-on they can fail a check, by exit
+    code 3.
     """
     from comet_moe.audit import CODES
     from comet_moe.audit.run import audit as run_audit

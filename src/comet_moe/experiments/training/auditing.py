@@ -1,4 +1,4 @@
-"""A run folder as the audit takes it: batches of a new table or of the run's own data, and the loss of rows."""
+"""A run folder as the audit takes it: batches of a table or of the run's own data, and the loss of rows."""
 
 from collections.abc import Iterator
 from itertools import islice
