@@ -1,16 +1,18 @@
 """Mixtures of every kind behind one interface: their routes are seen and replaced."""
 
+import dense_models
 import pytest
 import tiny_models
 import torch
 from torch import nn
 
 from comet_moe import MoE, MultiGateMoE, audit, routing_gain
+from comet_moe.audit.language import language_loss
 from comet_moe.audit.mixtures import find_mixtures, visiting
 from comet_moe.audit.value import OtherRoutes, measure_gain
 from comet_moe.experts import DenseExperts
 from comet_moe.gates import CometGate, HashGate, RegularizedGate, TopKGate
-from comet_moe.hf import replace_routers
+from comet_moe.hf import replace_routers, upcycle
 from comet_moe.interventions import _losses
 
 FAMILIES = {
@@ -92,7 +94,21 @@ def test_one_gate_per_task_is_one_mixture_per_task_and_a_hash_gate_has_no_parame
     assert first.gate_parameters
     assert not second.gate_parameters
     calls = seen(moe, torch.randn(5, 8), keys=torch.arange(5), mask=torch.tensor([1, 1, 1, 1, 0]).bool())
-    assert calls[0][1].real_rows().tolist() == [0, 1, 2, 3]
+    for _, call in calls:
+        assert call.real_rows().tolist() == [0, 1, 2, 3]
+        assert not call.routing.weights[4].any(), "gates do not route padding"
+
+
+def test_copies_of_a_dense_layer_are_equal_experts_and_their_gate_routes_no_padding():
+    model = dense_models.llama()
+    upcycle(model, experts=4, k=1, gate="topk")
+    mask = torch.ones_like(IDS)
+    mask[:, -3:] = 0
+    report = audit(model, [{"input_ids": IDS, "attention_mask": mask}], language_loss, routes=0)
+    codes = {finding.code for finding in report.findings}
+    assert "equal-experts" in codes
+    assert "padding-routed" not in codes
+    assert report.layers[0].statistics["samples"] == 18
 
 
 def test_packed_sequences_start_again_at_position_0():

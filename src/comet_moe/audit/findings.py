@@ -41,8 +41,7 @@ def _of_layer(layer: LayerReport) -> Iterator[Finding]:
             "router-idle",
             ratio,
             f"the gradient of the task's loss into the router of {name} is {ratio:.1e} of that into its "
-            "experts. With one expert per token, do not divide its weight by itself (norm_topk_prob=False, "
-            'TopKGate(normalize="all")), or select two.',
+            f"experts. {_why_idle(layer)}",
         )
     if layer.is_frozen:
         yield finding(
@@ -75,10 +74,9 @@ def _of_layer(layer: LayerReport) -> Iterator[Finding]:
         yield finding(
             "padding-routed",
             layer.padding_share,
-            f"{100 * layer.padding_share:.0f} % of the (token, expert) pairs of {name} are padding. Without it "
-            f"the load ratio is {statistics['load_ratio']:.2f}{counted}. "
-            "Pack the sequences, sort them by length, or use gates that leave padding out "
-            "(comet_moe.hf.replace_routers).",
+            f"{100 * layer.padding_share:.0f} % of the (token, expert) pairs of {name} are padding. Without "
+            f"it the load ratio is {statistics['load_ratio']:.2f}{counted}. Pack the sequences, sort them by "
+            "length, or use gates that leave padding out (comet_moe.hf.replace_routers).",
         )
 
 
@@ -167,6 +165,19 @@ def _of_aux_loss(report: Report) -> Iterator[Finding]:
     else:
         return
     yield Finding(code, None, ratio, message)
+
+
+def _why_idle(layer: LayerReport) -> str:
+    """The likely cause of a router without a gradient, as a fix."""
+    similar = layer.similarity
+    if similar is not None and similar["mean"] > thresholds.EQUAL_SIMILARITY:
+        return "Its experts are all equal, so that no route is better: add noise to copied experts."
+    if layer.statistics["experts_per_sample"] <= 1:
+        return (
+            "With one expert per token, do not divide its weight by itself (norm_topk_prob=False, "
+            'TopKGate(normalize="all")), or select two.'
+        )
+    return "Check that the outputs of the experts are multiplied by its weights, and that these are not detached."
 
 
 def _expected_choices(layer: LayerReport) -> float:

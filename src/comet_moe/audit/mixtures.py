@@ -135,6 +135,7 @@ class GatedMixture(Mixture):
 
         def hook(gate: Gate, args: tuple[Any, ...], kwargs: dict[str, Any], routing: Routing) -> Any:
             x = args[0] if args else kwargs["x"]
+            routing = routing.masked(kwargs.get("mask"))  # as after this hook
             logits = None if routing.logits is None else routing.logits.flatten(0, -2)
             flat = Routing(weights=routing.weights.flatten(0, -2), logits=logits, aux_loss=routing._aux_loss)
             flat.candidates = routing.candidates

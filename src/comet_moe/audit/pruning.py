@@ -6,7 +6,7 @@ the router and of the stacked experts are sliced; the router then chooses among 
 Shapes: n experts, m of them kept.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -52,6 +52,17 @@ def why_not_prunable(model: nn.Module, mixtures: Sequence[Mixture]) -> str | Non
     if len({mixture.num_experts for mixture in mixtures}) > 1:
         return "the mixtures have different numbers of experts"
     return None
+
+
+def fewest_experts(model: Any, most_experts: Iterable[int]) -> int:
+    """The number of experts that must stay: as many as a token selects, or the configuration says.
+
+    Args:
+        model: its configuration may have ``num_experts_per_tok``.
+        most_experts: the most experts of a token, by mixture.
+    """
+    config = text_config(getattr(model, "config", None))
+    return max(*most_experts, int(getattr(config, "num_experts_per_tok", None) or 1), 1)
 
 
 def rank_experts(saliency: Mapping[str, Tensor], keep: int) -> dict[str, Tensor]:
@@ -147,7 +158,7 @@ def prune(
         for batch in batches:
             loss(model, batch)
     n = mixtures[0].num_experts
-    k = max(routes.most_experts for routes in reader.routes.values())
+    k = fewest_experts(model, (routes.most_experts for routes in reader.routes.values()))
     if not k <= experts < n:
         raise CometError(
             f"experts is {experts}: give a number from {k}, which a token selects, to {n - 1}, one less than "

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from comet_moe import checks
 from comet_moe.audit.findings import find_all
 from comet_moe.audit.mixtures import Mixture, find_mixtures, visiting
-from comet_moe.audit.pruning import rank_experts, removed, why_not_prunable
+from comet_moe.audit.pruning import fewest_experts, rank_experts, removed, why_not_prunable
 from comet_moe.audit.report import LayerReport, Report
 from comet_moe.audit.routes import RouteReader, Routes, group_information, groups_of, similarity
 from comet_moe.audit.training import (
@@ -233,13 +233,13 @@ def _removal(
 ) -> list[dict[str, Any]]:
     """The loss with 1, n/4, n/2 and 3n/4 experts removed from each mixture, by saliency and at random."""
     n = mixtures[0].num_experts
-    k = max(own.most_experts for own in routes.values())
+    k = fewest_experts(model, (own.most_experts for own in routes.values()))
     saliency = {name: own.saliency for name, own in routes.items() if own.saliency is not None}
     generator = torch.Generator().manual_seed(seed)
     chance = {name: torch.rand(n, generator=generator) for name in saliency}
     curve = [{"removed": 0, "by_saliency": float(before.mean()), "at_random": float(before.mean())}]
     for number in sorted({1, n // 4, n // 2, 3 * n // 4} - {0}):
-        if n - number < max(k, 1):
+        if n - number < k:
             break
         point: dict[str, Any] = {"removed": number}
         for key, order in (("by_saliency", saliency), ("at_random", chance)):
