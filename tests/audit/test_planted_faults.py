@@ -142,3 +142,34 @@ def test_a_model_that_was_not_trained_routes_no_better_than_at_random():
     names = {code for code, _ in found(models.untrained())}
     assert names & {"no-better-than-random", "router-of-another-layer"}
     assert "router-idle" not in names
+
+
+def test_groups_that_go_to_different_experts_have_information(model):
+    batches = [{**batch, "groups": batch["input_ids"] % 2} for batch in models.batches()]
+    plain = [{**batch, "groups": torch.arange(32) % 2} for batch in models.batches()]
+    by_token, by_row = (
+        audit(model, own, models.sequence_loss, routes=0, removal=False).layers[0].groups
+        for own in (batches, plain)
+    )
+    assert sum(by_token["samples"]) == sum(by_row["samples"]) == 2 * 32 * 16
+    assert by_token["information"] > by_row["information"]
+
+
+def test_a_trained_router_has_less_regret_than_one_that_is_not(model):
+    def better(own):
+        report = audit(own, models.batches(1), models.sequence_loss, routes=6, repeats=1, removal=False)
+        return report.layers[0].regret["better_share"]
+
+    broken = models.copy_of(model)
+    with torch.no_grad():
+        router(broken).weight.copy_(-router(model).weight)
+    assert better(model) < better(broken)
+
+
+def test_a_loss_of_one_number_has_no_regret_and_intervals_over_batches(model):
+    def mean(own, batch):
+        return models.sequence_loss(own, batch).mean()
+
+    report = audit(model, models.batches(3), mean, routes=1, removal=False)
+    assert report.samples == 3
+    assert report.layers[0].regret is None

@@ -177,7 +177,7 @@ def _why_idle(layer: LayerReport) -> str:
             "With one expert per token, do not divide its weight by itself (norm_topk_prob=False, "
             'TopKGate(normalize="all")), or select two.'
         )
-    return "Check that the outputs of the experts are multiplied by its weights, and that these are not detached."
+    return "Check that its weights multiply the outputs of the experts, and are not detached."
 
 
 def _expected_choices(layer: LayerReport) -> float:

@@ -96,7 +96,7 @@ def audit(
     if output is not None:
         from comet_moe.experiments.report.audit_page import write_audit_page
 
-        write_audit_page(found, str(model), output)
+        write_audit_page(found, model.resolve().name, output)
     if as_json:
         echo(json.dumps(found))
     else:
