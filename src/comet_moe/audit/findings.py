@@ -1,6 +1,6 @@
 """From measurements to findings: sentences, each with its number and its fix."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from comet_moe.audit import thresholds
 from comet_moe.audit.report import Finding, LayerReport, Report
@@ -26,8 +26,13 @@ def find_all(report: Report) -> list[Finding]:
     found = [*_of_aux_loss(report)]
     for layer in report.layers:
         found += _of_layer(layer)
+    return sort(found)
+
+
+def sort(findings: Iterable[Finding]) -> list[Finding]:
+    """Worst first: by code, then by the size of the value."""
     order = list(CODES)
-    return sorted(found, key=lambda finding: (order.index(finding.code), -abs(finding.value)))
+    return sorted(findings, key=lambda finding: (order.index(finding.code), -abs(finding.value)))
 
 
 def _of_layer(layer: LayerReport) -> Iterator[Finding]:
