@@ -177,7 +177,7 @@ class RoutedExperts(Mixture):
         """A hook before the experts, and hooks after the router and the gate in it."""
 
         def keep(router: nn.Module, args: Any, output: Any) -> None:
-            found = [value for value in _as_tuple(output) if isinstance(value, Tensor)]
+            found = [value for value in _as_tuple(output) if isinstance(value, Tensor) and value.dim()]
             logits = next((value for value in found if value.shape[-1] == self.num_experts), None)
             if logits is not None:
                 logits = logits.reshape(-1, self.num_experts) if logits.is_floating_point() else None
