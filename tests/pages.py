@@ -60,6 +60,7 @@ RESULT_SCRIPT = re.compile(r"(?:\w+=\S+ )?(?:python )?(docs/results/[\w/-]+\.(?:
 
 RUN_BY = {
     "README.md": "tests/test_readme.py",
+    "docs/audit.md": "tests/audit/test_audit_page.py",
     "docs/bert.md": "tests/experiments/bert/test_bert_page.py",
     "docs/data.md": "tests/cli/test_page_commands.py",
     "docs/estimators.md": "tests/sklearn/test_sklearn_files.py",

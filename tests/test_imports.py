@@ -32,6 +32,7 @@ ORDER = (
     "testing",
     "hf",
     "growing",
+    "audit",
     "bert",
     "experiments",
     "sklearn",

@@ -59,3 +59,10 @@ def test_sinkhorn_is_a_function_of_the_package_and_a_module_of_local_search():
     assert isinstance(module, ModuleType)
     assert sys.modules["comet_moe.local_search"].sinkhorn is module
     assert comet_moe.sinkhorn is module.sinkhorn
+
+
+def test_audit_is_a_package_that_can_be_called():
+    importlib.import_module("comet_moe.audit.findings")
+    assert isinstance(comet_moe.audit, ModuleType)
+    with pytest.raises(ValueError, match="batches is empty"):
+        comet_moe.audit(importlib.import_module("torch").nn.Linear(1, 1), [], None)

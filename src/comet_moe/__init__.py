@@ -81,7 +81,18 @@ __all__ = [
 ]
 
 
-_PACKAGES = ("bert", "experts", "gates", "hf", "kernels", "local_search", "parallel", "sklearn", "testing")
+_PACKAGES = (
+    "audit",  # which can be called
+    "bert",
+    "experts",
+    "gates",
+    "hf",
+    "kernels",
+    "local_search",
+    "parallel",
+    "sklearn",
+    "testing",
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -62,8 +62,8 @@ def intervene(
         >>> torch.equal(shuffled, moe(x))
         False
     """
-    if kind not in _CHANGES:
-        raise ValueError(f"kind is {kind!r}: choose one of {', '.join(_CHANGES)}")
+    if kind not in CHANGES:
+        raise ValueError(f"kind is {kind!r}: choose one of {', '.join(CHANGES)}")
     found = _find_gates(model, gates)
     handles = [
         gate.register_forward_hook(_Hook(kind, seed), with_kwargs=True, prepend=True)
@@ -128,13 +128,13 @@ def routing_gain(
     was_training = {module: module.training for module in model.modules()}
     model.eval()
     try:
-        before = _losses(model, batches, loss)
+        before = collect_losses(model, batches, loss)
 
         def gain(gates: list[str]) -> dict[str, Any]:
             after = []
             for repeat in range(repeats):
                 with intervene(model, kind, seed=seed + repeat, gates=gates):
-                    after.append(_losses(model, batches, loss))
+                    after.append(collect_losses(model, batches, loss))
             return summarise_gain(torch.stack(after) - before)
 
         total = gain(names)
@@ -163,7 +163,7 @@ class _Hook:
     """Replaces the routing that a gate returned. Each gate draws from a generator of its own, all alike."""
 
     def __init__(self, kind: Intervention, seed: int):
-        self._change = _CHANGES[kind]
+        self._change = CHANGES[kind]
         self._generator = torch.Generator().manual_seed(seed)
 
     def __call__(
@@ -193,7 +193,7 @@ def _random(weights: Tensor, generator: torch.Generator) -> Tensor:
     return torch.zeros_like(weights).scatter(-1, order, weights.sort(-1, descending=True).values)
 
 
-_CHANGES: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
+CHANGES: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
     "shuffle": _shuffle,
     "mean": _mean,
     "random": _random,
@@ -205,7 +205,7 @@ def _is_reusable(batches: Iterable[Any]) -> bool:
     return iter(batches) is not batches
 
 
-def _losses(model: nn.Module, batches: Iterable[Any], loss: Loss) -> Tensor:
+def collect_losses(model: nn.Module, batches: Iterable[Any], loss: Loss) -> Tensor:
     """The losses of all rows, or of all batches, in float64."""
     losses = [torch.as_tensor(loss(model, batch)).detach().double().cpu() for batch in batches]
     if not losses:

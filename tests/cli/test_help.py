@@ -69,7 +69,9 @@ for verb in {list(verbs())}:
 
 
 def test_every_fixed_verb_exists():
-    fixed = "demo data train evaluate predict export tune ablate table curves flops report bert bench"
+    fixed = (
+        "demo audit prune data train evaluate predict export tune ablate table curves flops report bert bench"
+    )
     assert set(fixed.split()) <= {verb[0] for verb in verbs()}
 
 

@@ -8,6 +8,7 @@ import typer
 import comet_moe
 from comet_moe.cli import (
     ablate,
+    audit,
     bench,
     bert,
     compare,
@@ -18,6 +19,7 @@ from comet_moe.cli import (
     export,
     flops,
     predict,
+    prune,
     report,
     table,
     train,
@@ -35,6 +37,8 @@ app = typer.Typer(
 )
 app.command()(demo.demo)
 app.command()(compare.compare)
+app.command()(audit.audit)
+app.command()(prune.prune)
 app.add_typer(data.app, name="data")
 app.add_typer(bert.app, name="bert")
 app.command()(train.train)

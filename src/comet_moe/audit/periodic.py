@@ -1,0 +1,102 @@
+"""Audits during training, within a budget of its time."""
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch import Tensor, nn
+
+from comet_moe import checks
+from comet_moe.audit.findings import sort
+from comet_moe.audit.mixtures import find_mixtures
+from comet_moe.audit.report import Finding, Report
+from comet_moe.audit.run import audit
+from comet_moe.interventions import Loss
+
+
+class PeriodicAudit:
+    """Audits a model every ``interval`` steps, for at most ``share`` of the time.
+
+    The first audit shows what one costs. An audit that is due then waits until all of them, itself included,
+    take at most ``share`` of the time since this object was made. A router whose parameters are equal in two
+    audits is frozen, also where ``requires_grad`` is set but no optimiser has it.
+
+    Args:
+        batches, loss, options: see :func:`comet_moe.audit.audit`.
+        interval: number of training steps.
+        share: budget of the time.
+        on_report: called with each report, such as ``lambda report: print(report.text())``.
+
+    Attributes:
+        reports: all reports so far, by the number of the step.
+
+    Example:
+        >>> import torch
+        >>> from comet_moe import MoE
+        >>> from comet_moe.audit.periodic import PeriodicAudit
+        >>> from comet_moe.experts import DenseExperts
+        >>> from comet_moe.gates import TopKGate
+        >>> moe = MoE(experts=DenseExperts(4, 8, 8), gate=TopKGate(8, 4, k=2), return_routing=False)
+        >>> def loss(model, batch):
+        ...     return (model(batch) - batch).square().mean(-1)
+        >>> audits = PeriodicAudit([torch.randn(64, 8)], loss, interval=2, share=1.0)
+        >>> for step in range(2):
+        ...     report = audits.after_step(moe)  # after the step of the optimiser
+        >>> list(audits.reports)
+        [2]
+    """
+
+    def __init__(
+        self,
+        batches: Iterable[Any],
+        loss: Loss,
+        *,
+        interval: int = 500,
+        share: float = 0.05,
+        on_report: Callable[[Report], None] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        **options: Any,
+    ):
+        self.reports: dict[int, Report] = {}
+        self._batches, self._loss, self._options = list(batches), loss, options
+        self._interval = checks.at_least_one("interval", interval)
+        self._share = checks.not_negative("share", share)
+        self._on_report, self._clock = on_report, clock
+        self._started = clock()
+        self._steps, self._spent, self._last = 0, 0.0, 0.0
+        self._gates: dict[str, list[Tensor]] = {}
+
+    def after_step(self, model: nn.Module) -> Report | None:
+        """Count one step; the report if an audit was due and within the budget."""
+        self._steps += 1
+        if self._steps % self._interval:
+            return None
+        before = self._clock()
+        if self.reports and self._spent + self._last > self._share * (before - self._started):
+            return None
+        report = audit(model, self._batches, self._loss, **self._options)
+        report.findings = sort([*report.findings, *self._unmoved(model, report)])
+        self._last = self._clock() - before
+        self._spent += self._last
+        self.reports[self._steps] = report
+        if self._on_report is not None:
+            self._on_report(report)
+        return report
+
+    def _unmoved(self, model: nn.Module, report: Report) -> list[Finding]:
+        """A finding for each router that is as it was in the last audit, and is not known as frozen."""
+        known = {finding.layer for finding in report.findings if finding.code == "router-frozen"}
+        found = []
+        for mixture in find_mixtures(model):
+            now = [weight.detach().clone() for weight in mixture.gate_parameters.values()]
+            last = self._gates.get(mixture.name)
+            self._gates[mixture.name] = now
+            if not now or last is None or mixture.name in known:
+                continue
+            if all(one.equal(other) for one, other in zip(now, last, strict=True)):
+                message = (
+                    f"no parameter of the router of {mixture.name} has moved since the last audit. Give them "
+                    "to the optimiser."
+                )
+                found.append(Finding("router-frozen", mixture.name, 0.0, message))
+        return found

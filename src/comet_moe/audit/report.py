@@ -1,0 +1,162 @@
+"""What an audit found, as plain values that JSON can hold, and as text."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from math import isfinite
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong.
+
+    Attributes:
+        code: which, a key of :data:`comet_moe.audit.findings.CODES`.
+        layer: name of the mixture in the model; None for the model as a whole.
+        value: the number that shows it.
+        message: a sentence with the number, and a sentence with the fix.
+    """
+
+    code: str
+    layer: str | None
+    value: float
+    message: str
+
+
+@dataclass
+class LayerReport:
+    """The measurements of one mixture; None where something could not be measured.
+
+    Attributes:
+        name: in the model.
+        num_experts: n.
+        statistics: see :meth:`comet_moe.statistics.RoutingStatistics.result`, without padding.
+        padding_share: share of the (token, expert) pairs that is padding.
+        load_ratio_with_padding: the load ratio if padding counts; None without padding.
+        by_position: experts per sample, effective and dead experts by range of positions in the sequence.
+        routing_gain, gap_to_random: ``gain`` and ``interval`` when only this mixture is changed. Routes are
+            exchanged among the samples, or drawn by the load.
+        regret: see :func:`comet_moe.audit.value.measure_regret`.
+        gradient: norms of the task's gradient, ``router``, ``experts`` and their ``ratio``.
+        is_frozen: whether the router is not trained.
+        saliency: n numbers, mean of weight times norm of the output.
+        similarity: ``mean``, ``largest`` and its ``pair`` of experts.
+        groups: ``samples``, ``shares`` by group, and the ``information`` of group and expert in nats.
+        exchanged: ``layer``, ``gain`` and ``interval`` of the gate whose exchange lowers the loss most.
+        same_gate_as: name of another mixture whose gate has equal parameters.
+    """
+
+    name: str
+    num_experts: int
+    statistics: dict[str, Any]
+    padding_share: float = 0.0
+    load_ratio_with_padding: float | None = None
+    by_position: dict[str, dict[str, Any]] = field(default_factory=dict)
+    routing_gain: dict[str, Any] | None = None
+    gap_to_random: dict[str, Any] | None = None
+    regret: dict[str, Any] | None = None
+    gradient: dict[str, float | None] = field(default_factory=dict)
+    is_frozen: bool = False
+    saliency: list[float] | None = None
+    similarity: dict[str, Any] | None = None
+    groups: dict[str, Any] | None = None
+    exchanged: dict[str, Any] | None = None
+    same_gate_as: str | None = None
+
+
+@dataclass
+class Report:
+    """The result of :func:`comet_moe.audit.audit`.
+
+    Attributes:
+        findings: worst first.
+        layers: one per mixture.
+        loss: mean loss without an intervention.
+        samples: number of losses behind it.
+        routing_gain, gap_to_random: when all mixtures are changed together.
+        aux_loss: ``sources``, ``expected``, ``added`` and their ``ratio``; None where it is not known.
+        removal: loss by number of ``removed`` experts per mixture, by saliency and at random.
+        seconds: time that the audit took.
+    """
+
+    findings: list[Finding]
+    layers: list[LayerReport]
+    loss: float
+    samples: int
+    routing_gain: dict[str, Any]
+    gap_to_random: dict[str, Any]
+    aux_loss: dict[str, Any] | None = None
+    removal: list[dict[str, Any]] = field(default_factory=list)
+    group_names: list[str] | None = None
+    seconds: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain dictionaries, lists and numbers, with None for NaN."""
+        found: dict[str, Any] = _finite(asdict(self))
+        return found
+
+    def text(self) -> str:
+        """A table with one line per mixture, and the findings."""
+        return "\n".join([*self._table(), "", *self._sentences()])
+
+    def _table(self) -> list[str]:
+        rows = [
+            (
+                "layer",
+                "experts",
+                "verdict",
+                "effective",
+                "dead",
+                "routing gain",
+                "gap to random",
+                "better",
+                "gradient",
+            )
+        ]
+        for layer in self.layers:
+            statistics = layer.statistics
+            regret, ratio = layer.regret, layer.gradient.get("ratio")
+            rows.append(
+                (
+                    layer.name,
+                    f"{statistics['experts_per_sample']:.2g} of {layer.num_experts}",
+                    statistics["verdict"],
+                    f"{statistics['effective_experts']:.1f}",
+                    str(len(statistics["dead_experts"])),
+                    _with_interval(layer.routing_gain),
+                    _with_interval(layer.gap_to_random),
+                    "-" if regret is None else f"{100 * regret['better_share']:.0f} %",
+                    "-" if ratio is None else f"{ratio:.2g}",
+                )
+            )
+        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+        lines = [
+            "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in rows
+        ]
+        total = f"loss {self.loss:.4f} over {self.samples:,} samples; all mixtures together: routing gain "
+        total += f"{_with_interval(self.routing_gain)}, gap to random {_with_interval(self.gap_to_random)}"
+        return [total, "", *lines]
+
+    def _sentences(self) -> Sequence[str]:
+        if not self.findings:
+            return ["no findings"]
+        lines = [f"{len(self.findings)} finding{'s' if len(self.findings) > 1 else ''}, worst first:"]
+        return [*lines, *(f"- {finding.code}: {finding.message}" for finding in self.findings)]
+
+
+def _with_interval(found: dict[str, Any] | None) -> str:
+    if found is None:
+        return "-"
+    if found["interval"] is None:
+        return f"{found['gain']:.4f}"
+    half = (found["interval"][1] - found["interval"][0]) / 2
+    return f"{found['gain']:.4f} ± {half:.4f}"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not isfinite(value) else value

@@ -1,0 +1,47 @@
+"""The page of an audit: findings, tables per mixture, no network and no scripts."""
+
+from collections.abc import Mapping
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from comet_moe import __version__
+from comet_moe.experiments.report.page import _read_asset, _templates
+from comet_moe.files import write_text
+
+
+def write_audit_page(report: Mapping[str, Any], title: str, out: Path) -> None:
+    """Write the page of ``report``, what ``comet-moe audit --json`` prints, to ``out``.
+
+    Raises:
+        WriteError: ``out`` cannot be written; an existing file is unchanged.
+        MissingExtraError: Jinja2 is not installed.
+    """
+    write_text(out, render_audit_page(report, title))
+
+
+def render_audit_page(report: Mapping[str, Any], title: str) -> str:
+    """The HTML file."""
+    environment = _templates()
+    environment.filters["gain"] = _gain
+    environment.filters["interval"] = _interval
+    return str(
+        environment.get_template("audit.html").render(
+            report=report,
+            title=title,
+            style=_read_asset("page.css"),
+            version=__version__,
+            today=date.today().isoformat(),
+        )
+    )
+
+
+def _gain(found: Mapping[str, Any] | None) -> str:
+    return "-" if found is None else f"{found['gain']:.4f}"
+
+
+def _interval(found: Mapping[str, Any] | None) -> str:
+    if found is None or found["interval"] is None:
+        return ""
+    low, high = found["interval"]
+    return f"{low:.4f} to {high:.4f}"

@@ -1,0 +1,147 @@
+"""`comet-moe audit` and `comet-moe prune` on folders of transformers and of runs."""
+
+import json
+
+import pandas as pd
+import pytest
+import tiny_models
+import torch
+from command import comet_moe, refusal, succeed
+from raw_sets import sets
+from transformers import AutoModelForCausalLM
+
+from comet_moe.audit import CODES
+from comet_moe.gates import CometGate
+from comet_moe.hf import replace_routers
+from made_tables import TASKS, customers, write_table
+
+SHORT = ("--length", "16", "--batches", "2", "--batch-size", "4", "--repeats", "1", "--routes", "1")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A model over bytes whose routers are idle: one expert with its weight divided by itself."""
+    torch.manual_seed(0)
+    path = tmp_path_factory.mktemp("model") / "mixtral"
+    tiny_models.mixtral(vocab_size=256, num_experts_per_tok=1).save_pretrained(path)
+    return path
+
+
+@pytest.fixture
+def texts(tmp_path):
+    rows = [{"text": f"text {index}: " + index * "word ", "domain": "ab"[index % 2]} for index in range(20)]
+    path = tmp_path / "texts.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_findings_layers_and_the_exit_code(folder, texts):
+    done = comet_moe(
+        "audit", folder, "--data", texts, *SHORT, "--json", "--fail-on", "router-idle,dead-experts"
+    )
+    assert done.code == 3
+    found = done.json
+    assert {"code", "layer", "value", "message"} == set(found["findings"][0])
+    assert "router-idle" in {finding["code"] for finding in found["findings"]}
+    assert [layer["name"] for layer in found["layers"]] == ["model.layers.0.mlp", "model.layers.1.mlp"]
+    assert "audit: routes of 2 mixtures in 2 batches" in done.err
+    assert comet_moe("audit", folder, "--data", texts, *SHORT, "--fail-on", "equal-experts").code == 0
+
+
+@pytest.mark.parametrize("suffix", [".txt", ".csv", ".tsv", ".parquet"])
+def test_texts_of_any_format(folder, texts, tmp_path, suffix):
+    frame = pd.read_json(texts, lines=True)
+    path = tmp_path / f"texts{suffix}"
+    if suffix == ".txt":
+        path.write_text("\n".join(frame["text"]))
+    elif suffix == ".parquet":
+        frame.to_parquet(path)
+    else:
+        frame.to_csv(path, sep="\t" if suffix == ".tsv" else ",", index=False)
+    assert "findings, worst first" in succeed("audit", folder, "--data", path, *SHORT).out
+
+
+def test_groups_and_a_page_that_loads_nothing(folder, texts, tmp_path):
+    page = tmp_path / "audit.html"
+    arguments = ("--data", texts, "--group", "domain", *SHORT, "-o", page)
+    assert str(page) in succeed("audit", folder, *arguments).out
+    html = page.read_text(encoding="utf-8")
+    assert "router-idle" in html
+    assert "by group" in html
+    assert "http" not in html.replace("http-equiv", "")
+    assert "<script" not in html
+
+
+def test_padding_that_is_routed(folder, texts):
+    found = succeed(
+        "audit", folder, "--data", texts, *SHORT, "--padding", "right", "--length", "40", "--json"
+    ).json
+    assert 0 < found["layers"][0]["padding_share"] < 1
+
+
+def test_a_folder_with_gates_of_this_library(texts, tmp_path):
+    model = tiny_models.mixtral(vocab_size=256)
+    replace_routers(model, lambda p, n, k: CometGate(p, n, k=k))
+    model.save_pretrained(tmp_path / "gates")
+    found = succeed("audit", tmp_path / "gates", "--data", texts, *SHORT, "--json").json
+    assert len(found["layers"]) == 2
+    done = comet_moe("prune", tmp_path / "gates", "--experts", 3, "-o", tmp_path / "small", "--length", 16)
+    assert done.code == 2
+    assert "has a gate of comet_moe" in done.err.splitlines()[-1]
+
+
+def test_a_run_on_a_table_with_its_data_and_with_new_rows(tmp_path):
+    path = write_table(customers(300), tmp_path / "my.csv")
+    settings = [
+        f"data.path={path}",
+        f"data.options.targets={json.dumps(TASKS)}",
+        "data.options.columns.tags=list",
+        *("training.epochs=1", "model.experts=4", "model.units=[8, 8]", "gate=topk"),
+    ]
+    succeed("train", "table", *sets(settings), "--out", tmp_path / "run")
+    own = succeed("audit", tmp_path / "run", "--batch-size", 20, "--repeats", 1, "--json").json
+    new = write_table(customers(50, seed=1), tmp_path / "new.csv")
+    other = succeed("audit", tmp_path / "run", "--data", new, "--repeats", 1, "--json").json
+    assert other["samples"] == 50
+    assert len(own["layers"]) == len(other["layers"])
+    assert other["layers"][0]["regret"]["tokens"] == 50
+    lacking = write_table(customers(50).drop(columns=["age"]), tmp_path / "lacking.csv")
+    assert "has no column age" in refusal("audit", tmp_path / "run", "--data", lacking)
+
+
+def test_wrong_use_is_one_sentence(folder, texts, tmp_path):
+    assert "give --data FILE" in refusal("audit", folder)
+    assert "there is no folder" in refusal("audit", tmp_path / "none", "--data", texts)
+    assert "neither a config.json" in refusal("audit", tmp_path, "--data", texts)
+    message = refusal("audit", folder, "--data", texts, "--fail-on", "idle")
+    assert all(code in message for code in CODES)
+
+
+def test_wrong_data_is_one_sentence(folder, texts, tmp_path):
+    def last(*arguments):
+        done = comet_moe("audit", folder, *arguments)
+        assert done.code == 2
+        return done.err.splitlines()[-1]
+
+    assert "there is no file" in last("--data", tmp_path / "none.txt")
+    assert "has no column words; its columns are text, domain" in last("--data", texts, "--text", "words")
+    (tmp_path / "short.txt").write_text("a")
+    assert "give more texts" in last("--data", tmp_path / "short.txt")
+
+
+@pytest.mark.parametrize("with_data", [True, False])
+def test_prune_writes_a_model_with_fewer_experts(folder, texts, tmp_path, with_data):
+    data = ("--data", texts) if with_data else ()
+    small = tmp_path / "small"
+    arguments = ("--experts", 3, "-o", small, *data, "--length", 16, "--batches", 2)
+    done = succeed("prune", folder, *arguments, "--json")
+    assert len(done.json["kept"]["model.layers.0.mlp"]) == 3
+    assert AutoModelForCausalLM.from_pretrained(small).config.num_local_experts == 3
+    assert "exists already" in refusal("prune", folder, "--experts", 3, "-o", small)
+
+
+def test_prune_refuses_a_number_that_cannot_be(folder, tmp_path):
+    done = comet_moe("prune", folder, "--experts", 4, "-o", tmp_path / "same", "--length", 8, "--batches", 1)
+    assert done.code == 2
+    assert "give a number from 1, which a token selects, to 3" in done.err.splitlines()[-1]
+    assert not (tmp_path / "same").exists()
