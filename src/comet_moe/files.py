@@ -283,8 +283,15 @@ def field_name(parts: Iterable[object]) -> str:
     Example:
         >>> field_name(["tasks", "a\nb"])
         'tasks.a\\nb'
+        >>> field_name(["gate", "gamma", "float"])  # pydantic adds the member of a union that it has tried
+        'gate.gamma'
     """
-    name = ".".join(str(part) for part in parts)
+    names = [str(part) for part in parts]
+    while names[1:] and re.fullmatch(
+        r"float|int|str|bool|none|(tuple|list|dict|function-\w+)\[.*", names[-1]
+    ):
+        names.pop()
+    name = ".".join(names)
     return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in name)
 
 

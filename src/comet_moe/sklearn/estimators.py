@@ -69,9 +69,9 @@ class MoEClassifier(ClassifierMixin, BaseMoE):
             ``validation_loss``, metrics of each task on the ``validation`` rows, ``seconds`` so far.
         routing_: for each task the statistics of its gate on the validation rows, or on the train rows if
             there are none. ``verdict`` is "routes", "blends", "static" or "dense".
-        routing_gain_: what the loss on the same rows gains when rows exchange their routes (``gain``, with an
-            ``interval``, and ``by_gate``), or all have the mean weights (``mean_routes``); None for a network
-            without a mixture.
+        routing_gain_: how much the loss on the same rows rises when rows exchange their routes: ``gain`` with
+            its ``interval``, and ``by_gate``. ``mean_routes`` is the same with the mean weights for all
+            rows. None for a network without a mixture.
         result_: loss and metrics on the validation rows with the final weights; number of parameters, rows,
             operations per row. ``notes`` name columns that were left out and gates that do not route.
         model_: the network, a :class:`~comet_moe.experiments.models.TableModel` in float64. Its weights were

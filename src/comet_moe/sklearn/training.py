@@ -118,8 +118,8 @@ def train(
     random numbers of an epoch depend on the seed and the epoch alone; torch's own generator stays as it is.
 
     Returns:
-        ``history_`` of the estimators, the model on the validation rows (on the train rows where there are
-        none), its routing gain on the same rows, and what ``result_`` has about the training.
+        ``history_`` of the estimators, an evaluation, the routing gain, and what ``result_`` has about the
+        training. The evaluation and the gain are on the validation rows, or else on the train rows.
     """
     started = time.perf_counter()
     placement = make_placement(config.training.device, config.training.precision, source="")

@@ -62,7 +62,8 @@ def is_section(kind: Any) -> bool:
 
 def section_tag(section: type[BaseModel]) -> str:
     (tag,) = [name for name in UNION_TAGS if name in section.model_fields]
-    return str(get_args(section.model_fields[tag].annotation)[0])
+    names = get_args(section.model_fields[tag].annotation)
+    return str(names[0]) if names else "dense"  # whose name may have any width
 
 
 def default_text(field: FieldInfo) -> str:

@@ -44,7 +44,7 @@ def test_with_all_rows_in_every_batch_both_are_the_same_optimiser():
     results = []
     for sparse in (False, True):
         model = made_model()
-        optimizer = build_optimizer(model, 0.1, sparse)
+        optimizer = build_optimizer(model, 0.1, None, sparse)
         for _ in range(3):
             step(model, optimizer, torch.arange(ROWS))
         results.append(torch.cat([parameter.detach().flatten() for parameter in model.parameters()]))
@@ -54,7 +54,7 @@ def test_with_all_rows_in_every_batch_both_are_the_same_optimiser():
 
 def test_a_checkpoint_resumes_the_lazy_adam_exactly():
     models = [made_model(), made_model()]
-    optimizers = [build_optimizer(model, 0.1, True) for model in models]
+    optimizers = [build_optimizer(model, 0.1, None, True) for model in models]
     for batch in BATCHES[:2]:
         step(models[0], optimizers[0], batch)
     best = {name: value.clone() for name, value in models[0].state_dict().items()}
@@ -68,7 +68,7 @@ def test_a_checkpoint_resumes_the_lazy_adam_exactly():
 
 def test_a_learning_rate_of_zero_in_all_groups_moves_nothing():
     model = made_model()
-    optimizer = build_optimizer(model, 0.1, True)
+    optimizer = build_optimizer(model, 0.1, None, True)
     assert isinstance(optimizer, AdamWithLazyRows)
     before = [parameter.detach().clone() for parameter in model.parameters()]
     for group in optimizer.param_groups:
@@ -80,12 +80,12 @@ def test_a_learning_rate_of_zero_in_all_groups_moves_nothing():
 def test_models_without_embeddings_and_the_default_have_plain_adam():
     assert not load_train_config("movielens").training.sparse_embeddings
     assert load_train_config("movielens", ["training.sparse_embeddings=true"]).training.sparse_embeddings
-    assert type(build_optimizer(nn.Linear(2, 1), 0.1, True)) is torch.optim.Adam
+    assert type(build_optimizer(nn.Linear(2, 1), 0.1, None, True)) is torch.optim.Adam
     model = made_model()
-    assert type(build_optimizer(model, 0.1, False)) is torch.optim.Adam
+    assert type(build_optimizer(model, 0.1, None, False)) is torch.optim.Adam
     assert not model[0].sparse
 
 
 def test_a_closure_is_refused():
     with pytest.raises(ValueError, match=r"call step\(\) without one"):
-        build_optimizer(made_model(), 0.1, True).step(lambda: 0.0)
+        build_optimizer(made_model(), 0.1, None, True).step(lambda: 0.0)

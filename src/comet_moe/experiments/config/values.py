@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from comet_moe.exceptions import RecipeError
 
 MAX_ALIASES = 50
+MAX_DEPTH = 100
 """Most aliases of a file: those of aliases multiply."""
 
 _INT, _FLOAT, _TIME = (f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "timestamp"))
@@ -68,12 +69,15 @@ def read_yaml(text: str) -> Any:
     >>> read_yaml("[1e-3, 1_000, nan, no, 2024-01-31]")
     [0.001, 1000, 'nan', False, '2024-01-31']
     """
-    aliases = 0
+    aliases = depth = 0
     try:
         for event in yaml.parse(text, Loader=yaml.SafeLoader):
             aliases += isinstance(event, yaml.AliasEvent)
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if aliases > MAX_ALIASES:
                 raise yaml.YAMLError(f"it has more than {MAX_ALIASES} aliases")
+            if depth > MAX_DEPTH:  # reading on takes a time that grows with the square of the depth
+                raise yaml.YAMLError("it is nested too deeply")
             if getattr(event, "tag", None) is not None:
                 raise yaml.YAMLError(f"the tag {event.tag} is not allowed")
         loader = _Loader(text)
@@ -81,9 +85,8 @@ def read_yaml(text: str) -> Any:
         return None if node is None else loader.construct_object(node, deep=True)  # refuses a loop of aliases
     except yaml.YAMLError:
         raise
-    except (ValueError, TypeError, OverflowError, RecursionError) as error:
-        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise yaml.YAMLError(reason) from error
+    except (ValueError, TypeError, OverflowError) as error:
+        raise yaml.YAMLError(str(error)) from error
 
 
 class SettingText(str):
