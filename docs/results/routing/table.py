@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 from statistics import fmean
 
-from comet_moe.experiments.studies.significance import Summary, welch_t_test, summarise
+from comet_moe.experiments.studies.significance import Summary, summarise, welch_t_test
 
 sys.path.append(str(Path(__file__).parents[1]))
 import raw

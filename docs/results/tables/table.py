@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from statistics import fmean, median
 
-from comet_moe.experiments.studies.significance import welch_t_test, summarise
+from comet_moe.experiments.studies.significance import summarise, welch_t_test
 from comet_moe.experiments.training.records import RoutingRecord
 
 sys.path.append(str(Path(__file__).parents[1]))

@@ -1,6 +1,6 @@
 """Five made-up tables whose verdict is known: python made.py FOLDER [DRAW]
 
-x0 ... x5 are normal, `left` and `up` are 0 or 1, `shop` is one of eight names. All noise has a deviation of 0.1.
+x0 ... x5 are normal, `left` and `up` are 0 or 1, `shop` is one of eight names. Noise has a deviation of 0.1.
 
 regimes   y has another formula in each of four regimes, chosen by `left` and `up`: a mixture must pay
 formula   y has one formula: a mixture must not pay
@@ -42,7 +42,10 @@ def make(name: str, draw: int, rows: int = ROWS) -> pd.DataFrame:
         return table.assign(y=both + noise[0], z=np.sin(3 * x[1]) * x[2] - np.cos(2 * x[3]) * x[0] + noise[1])
     if name == "keys":
         weights = np.random.default_rng(0).normal(size=(8, 6))  # the shops of all draws
-        bent = np.sin(1.5 * (weights[shop] * x.T).sum(1)) + (np.roll(weights, 3, 1)[shop] * np.abs(x.T)).sum(1) / 2
+        bent = (
+            np.sin(1.5 * (weights[shop] * x.T).sum(1))
+            + (np.roll(weights, 3, 1)[shop] * np.abs(x.T)).sum(1) / 2
+        )
         return table.assign(y=bent + noise[0])
     return table.assign(y=random.normal(size=rows))
 
