@@ -288,7 +288,7 @@ def field_name(parts: Iterable[object]) -> str:
     """
     names = [str(part) for part in parts]
     while names[1:] and re.fullmatch(
-        r"float|int|str|bool|none|(tuple|list|dict|function-\w+)\[.*", names[-1]
+        r"float|int|str|bool|none|constrained-\w+|(tuple|list|dict|function-\w+)\[.*", names[-1]
     ):
         names.pop()
     name = ".".join(names)

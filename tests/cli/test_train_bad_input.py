@@ -124,8 +124,6 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path):
     message = refusal(*digits("--out", out, "--resume", settings=["gates.comet.k=3"]))
     assert "gate.k is 2 in the saved run, got 3" in message
     succeed(*digits("--out", out, "--resume", settings=["gates.comet.k=2"]))
-    message = refusal(*digits("--out", out, "--resume", settings=["gates.comet.k=2", "gates.topk.k=3"]))
-    assert "gates.topk.k changes nothing" in message
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path):

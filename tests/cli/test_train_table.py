@@ -96,7 +96,7 @@ def test_predictions_for_a_new_table_with_its_columns_in_any_order(run, tmp_path
 def test_a_new_table_that_lacks_a_column_is_refused(run, tmp_path):
     path = write_table(customers(50).drop(columns=["age", "city"]), tmp_path / "new.csv")
     message = refusal("predict", run, path, "-o", tmp_path / "out.csv")
-    assert "has no column age, city, which the run was trained with" in message
+    assert "has no column age, city, which the model was trained with" in message
     assert not (tmp_path / "out.csv").exists()
 
 

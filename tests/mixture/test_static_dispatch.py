@@ -21,7 +21,7 @@ EXPERTS = {
     "feed_forward": lambda: FeedForwardExperts(N, P, 7, activation="swiglu"),
     "conv": lambda: ConvExperts(N, (3, 2, 2), filters=(4,), kernel_size=1, units=(5,)),
 }
-BOUNDED = {"topk", "topk-noise", "topk-all", "sigmoid", "hash"}
+BOUNDED = {"topk", "topk-noise", "topk-all", "quantile", "sigmoid", "hash"}
 """Gates that know beforehand how many experts they choose."""
 
 

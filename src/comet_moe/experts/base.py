@@ -108,7 +108,7 @@ class Experts(nn.Module, ABC):
         raise NotImplementedError(f"{type(self).__name__} has no sorted_rows: leave takes_offsets False")
 
     def weighted_sums(self, x: Tensor, pairs: WeightedPairs) -> Tensor:
-        """The mixtures of T gates from their pairs, for stacks with ``takes_pairs``: -> (B, T, *output)."""
+        """The mixtures of T gates from their pairs, for stacks with ``takes_pairs``: ``(B, T, *output)``."""
         raise NotImplementedError(f"{type(self).__name__} has no weighted_sums: leave takes_pairs False")
 
     @abstractmethod

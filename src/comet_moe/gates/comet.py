@@ -99,7 +99,7 @@ class CometGate(SteppedGate):
         in_features: int,
         num_experts: int,
         k: Size = 1,
-        gamma: float | tuple[float, float] = 1.0,
+        gamma: Positive | tuple[Positive, Positive] = 1.0,
         entropy: NotNegative = 0.0,
         balance: Literal["normalize", "median"] | None = None,
         scale: Positive = 1.0,

@@ -129,10 +129,11 @@ class RouterAdapter:
             raise _not_copied(router)
         weights, experts = self.routes(output)
         wanted = weights.new_zeros(len(weights), sizes.num_experts).scatter(-1, experts, weights).float()
+        settings: dict[str, Any] = {"groups": groups, "top_groups": top_groups, "scale": scale}
         for score, normalize in product(SCORES, NORMALIZATIONS):
-            gate = TopKGate(
-                *sizes, normalize=normalize, score=score, groups=groups, top_groups=top_groups, scale=scale
-            ).to(x.device)
+            with warnings.catch_warnings():  # replace_routers warns of the gate that is the right one
+                warnings.simplefilter("ignore", IdleGateWarning)
+                gate = TopKGate(*sizes, normalize=normalize, score=score, **settings).to(x.device)
             gate.weight.copy_(linear.weight)
             if getattr(linear, "bias", None) is not None:
                 gate.bias.copy_(linear.bias)

@@ -63,5 +63,5 @@ def test_boosted_trees_pass_over_classes_that_only_validation_rows_have(held_out
     targets = {"train": np.array([0.0, 1.0] * 20), "validation": np.array(held_out)}
     inputs = {name: np.arange(len(own), dtype=float)[:, None] for name, own in targets.items()}
     dataset = SimpleNamespace(**{name: SimpleNamespace(targets={"y": own}) for name, own in targets.items()})
-    model = _fit(task, dataset, inputs, np.array([False]), seed=0)
+    model = _fit(task, dataset, inputs, np.array([False]))
     assert _as_output(task, model, inputs["validation"]).shape == (3, 3)

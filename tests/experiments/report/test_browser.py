@@ -11,7 +11,7 @@ from comet_moe.experiments.training.records import GroupsRecord
 
 pytestmark = pytest.mark.slow
 
-ROUTING_PLOTS = ["information", "effective", "load", "groups"]
+ROUTING_PLOTS = ["frontier", "groups", "information", "effective", "load"]
 STUDY_PLOTS = [
     *ROUTING_PLOTS,
     *("losses", "tuning", "experts", "flops", "convergence", "permutation", "trees", "sensitivity"),
@@ -225,7 +225,8 @@ def test_local_search_looks_different_without_colour(page, study_page):
 def test_an_ablation_shows_its_seeds_and_no_tuning_plots(page, tmp_path):
     folder = write_study(tmp_path / "ablation", kind="ablation", gates=("topk", "topk+"), trials=10)
     page.open(write_report([folder], tmp_path / "page.html")).scroll_to_all()
-    assert dict(page.marks()) == {"seeds": 2 * 11, "experts": 20, "flops": 20}  # ten runs and a mean per gate
+    # Ten runs and a mean per gate.
+    assert dict(page.marks()) == {"frontier": 2, "seeds": 2 * 11, "experts": 20, "flops": 20}
     assert "topk+ lower than topk: p" in page.find("#study-1-seeds").text
     assert page.console_messages() == []
 

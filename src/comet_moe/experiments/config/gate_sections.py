@@ -3,13 +3,16 @@
 from collections.abc import Iterator, Mapping
 from functools import cache
 from inspect import Parameter
-from typing import Annotated, Any, ClassVar, Literal
+from types import UnionType
+from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin
 
+from annotated_types import Interval
 from pydantic import Field, NonNegativeFloat, create_model, field_validator
 
 from comet_moe.experiments.config.values import ConfigSection, Size
 from comet_moe.gates.registry import (
     DENSE_KINDS,
+    Limits,
     NamedGate,
     find_gate,
     gate_kinds,
@@ -103,7 +106,7 @@ def _make_section(gate: NamedGate, base: type[MixtureGateConfig]) -> type[Mixtur
         default = ... if name == "k" or setting.default is Parameter.empty else setting.default
         limits = setting.limits
         fields[name] = (
-            setting.kind,
+            _with_limits(setting.kind),
             Field(
                 default=default,
                 gt=limits.above,
@@ -113,6 +116,17 @@ def _make_section(gate: NamedGate, base: type[MixtureGateConfig]) -> type[Mixtur
             ),
         )
     return create_model(f"{gate.gate_class.__name__}Config", __base__=base, **fields)
+
+
+def _with_limits(kind: Any) -> Any:
+    """``kind`` with the limits of numbers inside unions and tuples as pydantic's."""
+    origin, members = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        limits = next(item for item in members[1:] if isinstance(item, Limits))
+        return Annotated[members[0], Interval(gt=limits.above, ge=limits.at_least, le=limits.at_most)]
+    if origin in (Union, UnionType):
+        return Union[tuple(map(_with_limits, members))]  # noqa: UP007 - of as many as there are
+    return tuple[tuple(map(_with_limits, members))] if origin is tuple else kind  # type: ignore[misc]
 
 
 def _restore_section(base: type[MixtureGateConfig], values: Mapping[str, Any]) -> MixtureGateConfig:

@@ -5,7 +5,7 @@
 const MARKERS = {
   dense: "cross", "dense-wide": "bowtie", "dense-per-task": "pentagon", softmax: "circle", hash: "square",
   topk: "triangle-up", switch: "triangle-down", sigmoid: "hourglass", dselect: "diamond", relu: "triangle-right",
-  "product-keys": "triangle-left", comet: "star",
+  "hash-k": "hexagon", "product-keys": "triangle-left", comet: "star",
 };
 const OUTLINES = {
   circle: "M-4,0a4,4 0 1,0 8,0a4,4 0 1,0 -8,0Z",
@@ -18,6 +18,7 @@ const OUTLINES = {
   hourglass: "M-4,-4.4H4L-4,4.4H4Z",
   pentagon: "M0,-5L4.8,-1.5L2.9,4H-2.9L-4.8,-1.5Z",
   bowtie: "M-4.4,-4V4L4.4,-4V4Z",
+  hexagon: "M-4.6,0L-2.3,-4H2.3L4.6,0L2.3,4H-2.3Z",
   diamond: "M0,-5L4.4,0L0,5L-4.4,0Z",
   star: "M0,-5.4L1.4,-1.8L5.2,-1.7L2.2,.7L3.2,4.4L0,2.3L-3.2,4.4L-2.2,.7L-5.2,-1.7L-1.4,-1.8Z",
   x: "M-4,-4L4,4M4,-4L-4,4",
