@@ -44,6 +44,9 @@ def test_gates_and_trees_are_compared_and_the_comparison_resumes(tmp_path, table
         assert row["trials_complete"] == (1 if gate == "trees" else 2)
         assert {name.partition(".")[0] for name in row["metrics"] if "." in name} == set(TASKS)
     assert rows["dense"]["verdict"] == "dense"
+    assert rows["dense"]["routing_gain_mean"] is None
+    assert rows["topk"]["routing_gain_se"] >= 0
+    assert {target["routing_gain_mean"] is None for target in rows["topk"]["routing"].values()} == {False}
     assert 0 <= rows["topk"]["p_dense"] <= 1
     assert 0 <= rows["topk"]["p_trees"] <= 1
     assert (out / "compare.html").stat().st_size > 10_000

@@ -29,7 +29,7 @@ with needs_extra("tune", "tuning"):
     from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner
     from optuna.trial import FrozenTrial, TrialState
 
-_KEPT = set(RESULT_FIELDS - {"status", "reason"} | {"routing"})
+_KEPT = set(RESULT_FIELDS - {"status", "reason"} | {"routing", "routing_gain"})
 """The fields of a result that an attempt keeps."""
 _FINAL: dict[TrialState, TrialStatus] = {TrialState.COMPLETE: "complete", TrialState.PRUNED: "pruned"}
 
