@@ -219,8 +219,9 @@ def _train_within(study: "StudyHandle", seeds: int, workers: int | None, end: fl
     from comet_moe.experiments.studies.budget import first_round, next_round
     from comet_moe.experiments.studies.records import count_by_status
 
-    size = num_workers(workers)
-    following: Round | None = first_round(study.definition.gates, end - time.monotonic(), size)
+    size, gates = num_workers(workers), study.definition.gates
+    waiting = sum(not trial.is_finished for trial in study.trials)
+    following: Round | None = first_round(gates, waiting, end - time.monotonic(), size)
     while following is not None:
         train(study, size, following.gates, following.max_seconds)
         trained = study.summarise(following.gates)
@@ -228,7 +229,7 @@ def _train_within(study: "StudyHandle", seeds: int, workers: int | None, end: fl
         if following is None or study.definition.trials >= seeds:
             break
         study.add_trials(1)
-    complete = {gate: count_by_status(study.trials, gate)["complete"] for gate in study.definition.gates}
+    complete = {gate: count_by_status(study.trials, gate)["complete"] for gate in gates}
     if min(complete.values()) < seeds:
         counts = ", ".join(f"{gate} {count}" for gate, count in complete.items())
         echo(f"budget {budget}: seeds of {seeds} per network: {counts}", err=True)

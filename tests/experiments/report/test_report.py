@@ -22,7 +22,7 @@ from comet_moe.experiments.report.format import (
     format_scaled,
     round_number,
 )
-from comet_moe.experiments.report.page import _read_asset
+from comet_moe.experiments.report.page import read_asset
 from comet_moe.experiments.studies.reading import read_studies
 from comet_moe.experiments.studies.tables import compare_gates
 from comet_moe.experiments.training.records import ResultRecord
@@ -341,7 +341,7 @@ def test_lifts_are_those_of_the_run_and_dense_networks_have_none(tmp_path):
 
 
 def test_every_gate_has_a_marker_and_a_colour_of_its_own_in_both_schemes():
-    theme, style = (_read_asset(name) for name in ("theme.js", "page.css"))
+    theme, style = (read_asset(name) for name in ("theme.js", "page.css"))
     block = theme.partition("const MARKERS = {")[2].partition("};")[0]
     markers = dict(re.findall(r'"?([\w-]+)"?: "([\w-]+)"', block))
     assert set(gate_kinds()) <= set(markers)

@@ -22,12 +22,17 @@ def test_any_other_text_is_refused(text):
 
 @pytest.mark.parametrize("workers", [1, 2, 20])
 def test_the_first_seed_of_all_networks_ends_within_its_share(workers):
-    first = first_round(GATES, 600, workers)
+    first = first_round(GATES, len(GATES), 600, workers)
     assert first.gates == GATES
     rounds_of_workers = -(-len(GATES) // workers)
     assert rounds_of_workers * first.max_seconds <= FIRST_SHARE * 600 * max(
         1, rounds_of_workers * workers / len(GATES)
     )
+
+
+def test_the_seeds_that_a_resumed_comparison_has_left_share_the_time_of_its_first_round():
+    assert first_round(GATES, 24, 600, 2).max_seconds * 24 / 2 == pytest.approx(FIRST_SHARE * 600)
+    assert first_round(GATES, 0, 600, 2).gates == GATES  # nothing is left: the round ends at once
 
 
 def test_later_rounds_have_the_dense_networks_and_the_better_half_of_the_mixtures():

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from comet_moe import __version__
-from comet_moe.experiments.report.page import _read_asset, _templates
+from comet_moe.experiments.report.page import load_templates, read_asset
 from comet_moe.files import write_text
 
 
@@ -22,14 +22,14 @@ def write_audit_page(report: Mapping[str, Any], title: str, out: Path) -> None:
 
 def render_audit_page(report: Mapping[str, Any], title: str) -> str:
     """The HTML file."""
-    environment = _templates()
+    environment = load_templates()
     environment.filters["gain"] = _gain
     environment.filters["interval"] = _interval
     return str(
         environment.get_template("audit.html").render(
             report=report,
             title=title,
-            style=_read_asset("page.css"),
+            style=read_asset("page.css"),
             version=__version__,
             today=date.today().isoformat(),
         )

@@ -41,22 +41,22 @@ def render_page(sections: list[Section]) -> str:
     plotly = import_module("plotly.offline")
     title = sections[0].study.title if len(sections) == 1 else f"{len(sections)} comparisons of gates"
     return str(
-        _templates()
+        load_templates()
         .get_template("page.html")
         .render(
             title=title,
             sections=sections,
             data={"sections": [section.data for section in sections]},
-            style=_read_asset("page.css"),
+            style=read_asset("page.css"),
             plotly=plotly.get_plotlyjs(),
-            scripts="".join(map(_read_asset, SCRIPTS)),
+            scripts="".join(map(read_asset, SCRIPTS)),
             version=__version__,
             today=date.today().isoformat(),
         )
     )
 
 
-def _templates() -> Any:
+def load_templates() -> Any:
     """The Jinja2 environment: it escapes every text, and an undefined name is an error."""
     import jinja2
 
@@ -72,7 +72,8 @@ def _templates() -> Any:
     return environment
 
 
-def _read_asset(name: str) -> str:
+def read_asset(name: str) -> str:
+    """The text of a file of the page: a style or a script."""
     return (
         resources.files("comet_moe.experiments.report").joinpath("assets", name).read_text(encoding="utf-8")
     )

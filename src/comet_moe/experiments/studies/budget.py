@@ -46,9 +46,9 @@ def parse_budget(text: str) -> float | None:
     return float(found[1]) * _UNITS[found[2]]
 
 
-def first_round(gates: list[str], seconds: float, workers: int) -> Round:
-    """All networks."""
-    return Round(gates, FIRST_SHARE * seconds * workers / max(len(gates), workers))
+def first_round(gates: list[str], runs: int, seconds: float, workers: int) -> Round:
+    """All networks: one seed of each, or all ``runs`` that a resumed comparison still has to train."""
+    return Round(gates, FIRST_SHARE * seconds * workers / max(runs, workers))
 
 
 def next_round(trained: Mapping[str, Trained], seconds: float, workers: int) -> Round | None:
