@@ -319,7 +319,7 @@ def resumed_trainer(mesh):
             processes=processes,
         )
         trainer._resume(folder)
-        while trainer.epoch < epochs:
+        while trainer.state.epoch < epochs:
             trainer._run_epoch()
         return trainer
 

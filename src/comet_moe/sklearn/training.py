@@ -128,7 +128,7 @@ def train(
         ended = trainer.run()
     if ended.status == "failed":
         raise DivergedError(f"{ended.reason}: {ADVICE}")
-    evaluation = trainer.history[trainer.best_epoch - 1].validation
+    evaluation = trainer.history[trainer.state.best_epoch - 1].validation
     if validation is None:
         with num_threads(config.training.threads):
             evaluation = evaluate(model, train_rows, placement=placement)
@@ -139,7 +139,7 @@ def train(
         gain = measure_gain(model, train_rows if validation is None else validation, Placement())
     result = {
         "epochs": len(trainer.history),
-        "best_epoch": trainer.best_epoch,
+        "best_epoch": trainer.state.best_epoch,
         "loss": evaluation.loss / 100,
         "tasks": evaluation.tasks,
         "experts_per_sample": evaluation.experts_per_sample,

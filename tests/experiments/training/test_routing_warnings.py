@@ -70,7 +70,7 @@ def run(path, by_epoch, gate=None, **callbacks):
             tasks={"line": {}},
             experts_per_sample=1,
             flops_per_sample=0,
-            routing=by_epoch[trainer.epoch - 1],
+            routing=by_epoch[trainer.state.epoch - 1],
         )
 
     trainer = Trainer(

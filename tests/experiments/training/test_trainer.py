@@ -225,7 +225,7 @@ def test_a_schedule_scales_the_learning_rate_of_every_step(tmp_path):
     trainer = line_trainer(RunFolder(tmp_path / "run"), schedule=lambda step: [1, 0, 0, 2, 0, 0][step])
     trainer.run()
     # The first step halves the distance from 1, the fourth one, at a learning rate of 0.5, ends it.
-    assert trainer.best_epoch == 2
+    assert trainer.state.best_epoch == 2
     assert trainer.folder.model()["w"].item() == 1
 
 

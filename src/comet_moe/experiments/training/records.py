@@ -268,7 +268,7 @@ class ResultRecord(SummaryRecord):
 
 
 class CheckpointRecord(Record):
-    """The state of training beside the tensors of a checkpoint, in its metadata.
+    """The state of training beside its tensors, in the metadata of a checkpoint.
 
     Attributes:
         epoch: epochs that are done.

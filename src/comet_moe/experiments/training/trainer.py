@@ -45,9 +45,9 @@ from comet_moe.statistics import RoutingStatistics
 from comet_moe.stepping import step as step_modules
 
 READ_INTERVAL = 20
+"""Steps on an accelerator from one reading of the losses, which waits for them, to the next."""
 PLATEAU_FACTOR = 0.3
 """Factor on the learning rates each time the validation loss stays on a plateau."""
-"""Steps on an accelerator from one reading of the losses, which waits for them, to the next."""
 
 ROUTING_INTERVAL = 20
 """Training batches from one that counts in the routing statistics of an epoch to the next."""
@@ -146,6 +146,7 @@ class Trainer:
 
     Attributes:
         history: records of the epochs that were trained since this object was made.
+        state: what changes from epoch to epoch; a checkpoint has all of it.
     """
 
     model: nn.Module
@@ -179,17 +180,11 @@ class Trainer:
         is_scaled = self.placement.precision == "float16"
         self.scaler = torch.amp.GradScaler(self.placement.device.type, enabled=is_scaled)
         self.history: list[EpochRecord] = []
-        # The state of training, all of it in a checkpoint.
-        self.epoch = 0
-        self.best_epoch = 0
-        self.best_selection_loss = math.inf
-        self.best_loss = math.inf
+        self.state = CheckpointRecord.model_construct(  # not validated: no checkpoint is of epoch 0
+            epoch=0, best_epoch=0, best_selection_loss=math.inf, best_loss=math.inf, seconds=0.0, warned={}
+        )
         self.best_weights: Tensors = {}
-        self.seconds = 0.0
         self.is_out_of_time = False
-        self.decays = 0
-        self.stalled = 0
-        self.warned: dict[str, list[str]] = {}  # each warning so far, with the gates that it is about
 
     def _read_model(self) -> None:
         """Note what the model and its optimiser consist of."""
@@ -204,8 +199,9 @@ class Trainer:
             group["lr"] = learning_rate
         self.objective = self.grow()
         self._read_model()
-        self.best_epoch, self.best_weights = 0, {}
-        self.best_selection_loss = self.best_loss = math.inf
+        self.best_weights = {}
+        self.state.best_epoch, self.state.best_selection_loss = 0, math.inf
+        self.state.best_loss = math.inf
 
     def run(self) -> ResultRecord:
         """Train to the end, from the last checkpoint if there is one; returns the result."""
@@ -215,7 +211,7 @@ class Trainer:
             try:
                 if self.folder is not None:
                     self._resume(self.folder)
-                while self.epoch < self.epochs and self._patience_left() > 0 and not self.is_out_of_time:
+                while not self._is_done() and not self.is_out_of_time:
                     self._run_epoch()
             except DivergedError as error:
                 return self._end(status="failed", reason=str(error))
@@ -226,24 +222,24 @@ class Trainer:
 
     def _run_epoch(self) -> None:
         started = time.perf_counter()
-        if self.epoch == self.dense_epochs:
+        if self.state.epoch == self.dense_epochs:
             self._grow()
-        self.epoch += 1
+        self.state.epoch += 1
         trained = self._train_epoch()
         samples_per_second = self.train_rows / (time.perf_counter() - started)
         validation = self._validate()
-        self.seconds += time.perf_counter() - started
+        self.state.seconds += time.perf_counter() - started
         warnings = self._routing_warnings(validation)
-        self.warned |= warnings
+        self.state.warned |= warnings
         record = EpochRecord(
-            epoch=self.epoch,
+            epoch=self.state.epoch,
             **trained,
             warnings=list(warnings),
             samples_per_second=samples_per_second,
             validation=validation,
-            best_validation_loss=self.best_loss,
+            best_validation_loss=self.state.best_loss,
             patience_left=self._patience_left(),
-            seconds=self.seconds,
+            seconds=self.state.seconds,
         )
         self.history.append(record)
         if self.folder is not None:
@@ -253,35 +249,35 @@ class Trainer:
     def _validate(self) -> EvaluationRecord:
         """Evaluate the model, and keep its weights if they are the best so far."""
         if self.evaluate is None:
-            self.best_epoch = self.epoch
+            self.state.best_epoch = self.state.epoch
             return NOT_EVALUATED
         validation = self.processes.with_model(self.evaluate)
         if not math.isfinite(validation_loss(validation)):
-            raise DivergedError(f"the validation loss is {validation.loss} after epoch {self.epoch}")
+            raise DivergedError(f"the validation loss is {validation.loss} after epoch {self.state.epoch}")
         selection_loss = self.selection_loss(validation)
-        if selection_loss < self.best_selection_loss or self.best_epoch == 0:
-            self.best_epoch, self.best_selection_loss = self.epoch, selection_loss
-            self.best_loss = validation_loss(validation)
+        if selection_loss < self.state.best_selection_loss or self.state.best_epoch == 0:
+            self.state.best_epoch, self.state.best_selection_loss = self.state.epoch, selection_loss
+            self.state.best_loss = validation_loss(validation)
             self.best_weights = {name: value.clone() for name, value in self.model.state_dict().items()}
-            self.stalled = 0
+            self.state.stalled = 0
         else:
-            self.stalled += 1
-            if self.decays_on_plateau and self.stalled >= max(1, self.patience // 3):
-                self.decays, self.stalled = self.decays + 1, 0
+            self.state.stalled += 1
+            if self.decays_on_plateau and self.state.stalled >= max(1, self.patience // 3):
+                self.state.decays, self.state.stalled = self.state.decays + 1, 0
         return validation
 
     @without_value_checks()  # a NaN loss ends the run with a reason, not with an error
     def _train_epoch(self) -> dict[str, Any]:
         """One optimiser step per batch; returns the fields of the epoch's record that are about training."""
-        torch.manual_seed(zlib.crc32(f"{self.seed}/{self.epoch}/{self.processes.rank}".encode()))
+        torch.manual_seed(zlib.crc32(f"{self.seed}/{self.state.epoch}/{self.processes.rank}".encode()))
         self.model.train()
         sums = np.zeros(4)  # total, loss, aux_loss, distillation
         read = 0
         waiting: list[Tensor] = []  # losses that have not been read: reading makes an accelerator wait
         statistics: dict[str, RoutingStatistics] = {}
         distilled = False
-        for step, batch in enumerate(prefetched(self.batches(self.epoch))):
-            self._set_learning_rates((self.epoch - 1) * self.steps_per_epoch + step)
+        for step, batch in enumerate(prefetched(self.batches(self.state.epoch))):
+            self._set_learning_rates((self.state.epoch - 1) * self.steps_per_epoch + step)
             self.optimizer.zero_grad(set_to_none=True)
             with self.placement.autocast():
                 losses = self.objective(self.placement.move(batch))
@@ -297,7 +293,7 @@ class Trainer:
                     statistics.setdefault(name, RoutingStatistics()).add(routing)
             mean_loss = 100 * float(sums[1]) / max(read, 1)
             try:
-                self.callbacks.on_batch(Progress(self.epoch, step + 1, self.steps_per_epoch, mean_loss))
+                self.callbacks.on_batch(Progress(self.state.epoch, step + 1, self.steps_per_epoch, mean_loss))
             except OutOfTime:
                 self.is_out_of_time = True
                 break
@@ -338,12 +334,13 @@ class Trainer:
         """Warnings about gates, each with its gates; none while a search or a warm-up is on."""
         if any(isinstance(module, Gate) and module.soft_in_training for module in self.model.modules()):
             return {}
-        known = {gate for gates in self.warned.values() for gate in gates}
-        return routing_warnings(validation.routing, self.epoch, known)
+        known = {gate for gates in self.state.warned.values() for gate in gates}
+        return routing_warnings(validation.routing, self.state.epoch, known)
 
     def _set_learning_rates(self, step: int) -> None:
         if self.schedule is not None or self.decays_on_plateau:
-            factor = PLATEAU_FACTOR**self.decays * (1.0 if self.schedule is None else self.schedule(step))
+            factor = 1.0 if self.schedule is None else self.schedule(step)
+            factor *= PLATEAU_FACTOR**self.state.decays
             for group, learning_rate in zip(self.optimizer.param_groups, self.learning_rates, strict=True):
                 group["lr"] = learning_rate * factor
 
@@ -353,26 +350,19 @@ class Trainer:
         values = np.array(scalars.tolist(), dtype=np.float64)
         for step, total in enumerate(values[:, 0], first + 1):
             if not math.isfinite(total):
-                raise DivergedError(f"the loss is {total} at step {step} of epoch {self.epoch}")
+                raise DivergedError(f"the loss is {total} at step {step} of epoch {self.state.epoch}")
         return cast(npt.NDArray[np.float64], values.sum(0))
 
+    def _is_done(self) -> bool:
+        return self.state.epoch >= self.epochs or self._patience_left() <= 0
+
     def _patience_left(self) -> int:
-        if self.epoch <= self.dense_epochs:  # the epochs before the change are not cut short
+        if self.state.epoch <= self.dense_epochs:  # the epochs before the change are not cut short
             return self.patience
-        return self.patience - (self.epoch - self.best_epoch)
+        return self.patience - (self.state.epoch - self.state.best_epoch)
 
     def _save(self, record: EpochRecord, folder: RunFolder) -> None:
-        state = CheckpointRecord(
-            epoch=self.epoch,
-            best_epoch=self.best_epoch,
-            best_selection_loss=self.best_selection_loss,
-            best_loss=self.best_loss,
-            seconds=self.seconds,
-            decays=self.decays,
-            stalled=self.stalled,
-            warned=self.warned,
-            scaler=self.scaler.state_dict(),
-        )
+        state = self.state.model_copy(update={"scaler": self.scaler.state_dict()})
         tensors = self.processes.gather(pack_state(self.model, self.best_weights, self.optimizer))
 
         def write() -> None:
@@ -401,14 +391,11 @@ class Trainer:
             self._grow()
         tensors = self.processes.broadcast(tensors)
         self.best_weights = unpack_state(tensors, self.model, self.optimizer)
-        self.epoch, self.best_epoch = state.epoch, state.best_epoch
-        self.best_selection_loss, self.best_loss = state.best_selection_loss, state.best_loss
-        self.seconds, self.warned = state.seconds, state.warned
-        self.decays, self.stalled = state.decays, state.stalled
+        self.state = state
         if self.scaler.is_enabled():
             self.scaler.load_state_dict(state.scaler)
         on_resume = self.callbacks.on_resume
-        if on_resume is not None and self.epoch < self.epochs and self._patience_left() > 0:
+        if on_resume is not None and not self._is_done():
             on_resume(folder.metrics()[-1])
 
     def _finish(self, converged: bool) -> ResultRecord:
@@ -426,10 +413,10 @@ class Trainer:
     def _end(self, **fields: Any) -> ResultRecord:
         """The result, also in the folder."""
         state = {
-            "epochs": self.epoch,
-            "best_epoch": self.best_epoch,
-            "seconds": self.seconds,
-            "notes": [*self.result.notes, *self.warned],
+            "epochs": self.state.epoch,
+            "best_epoch": self.state.best_epoch,
+            "seconds": self.state.seconds,
+            "notes": [*self.result.notes, *self.state.warned],
         }
         result, folder = self.result.model_copy(update=fields | state), self.folder
         if folder is None:
