@@ -1,8 +1,11 @@
 """Text for a terminal: names from files cannot control it, and losing it does not end a training."""
 
+import csv
 import re
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
+from typing import Any
 
 import typer
 
@@ -30,9 +33,18 @@ def echo(text: object, err: bool = False, nl: bool = True) -> None:
             typer.echo(line, err=True)
 
 
+def describe_table(meta: Mapping[str, Any]) -> list[str]:
+    """What was inferred about a prepared table, and what misleads in it: lines to print."""
+    notes, warnings = (meta.get(name, []) for name in ("notes", "warnings"))
+    return [*(f"note: {note}" for note in notes), *(f"warning: {warning}" for warning in warnings)]
+
+
 def split_names(text: str, option: str) -> list[str]:
-    """The names in ``text``, separated by commas, each once; ``option`` is where it was given."""
-    names = [name.strip() for name in text.split(",")]
+    """The names in ``text``, separated by commas, each once; ``option`` is where it was given.
+
+    A name with a comma is in double quotes.
+    """
+    names = [name.strip() for name in next(csv.reader([text], skipinitialspace=True), [""])]
     if not all(names):
         raise typer.BadParameter(f"{option} must be names separated by commas, got {text!r}")
     twice = next((name for name in names if names.count(name) > 1), None)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from comet_moe.cli._study_options import AsJson, Resume, Settings, Storage, Workers
-from comet_moe.cli._text import echo, split_names
+from comet_moe.cli._text import describe_table, echo, split_names
 from comet_moe.experiments.studies.defaults import DEFAULT_GATES, FRONTIER
 
 if TYPE_CHECKING:
@@ -27,7 +27,12 @@ def compare(
     table: Annotated[
         str, typer.Argument(metavar="TABLE", help="CSV, TSV or Parquet file, a folder or a glob of them.")
     ],
-    targets: Annotated[str, typer.Option(help="Columns to predict, separated by commas.")],
+    targets: Annotated[
+        str,
+        typer.Option(
+            help="Columns to predict, separated by commas; a name with a comma is in double quotes."
+        ),
+    ],
     features: Annotated[
         str | None, typer.Option(help="Columns to predict from.", show_default="all but the targets")
     ] = None,
@@ -89,6 +94,7 @@ def compare(
     """
     from comet_moe.cli._study import explain_stop
     from comet_moe.cli.table import print_tables
+    from comet_moe.experiments.data.table.text_file import table_suffix
     from comet_moe.experiments.report import check_extra, write_report
     from comet_moe.experiments.studies.budget import RESERVED, parse_budget
     from comet_moe.experiments.studies.comparison import Comparison
@@ -107,7 +113,8 @@ def compare(
         limit = parse_budget(budget)
     except ValueError as error:
         raise typer.BadParameter(f"--budget {error}") from None
-    out = out or Path("studies") / f"{Path(table.rstrip('/*')).stem}-compare"
+    given_table = Path(table.rstrip("/*"))
+    out = out or Path("studies") / f"{given_table.stem.removesuffix(table_suffix(given_table))}-compare"
     options = _study_options(
         table, targets, features, exclude, tasks, weights, key, gates, settings, out, storage, resume
     )
@@ -116,8 +123,9 @@ def compare(
         trials = None if resume else seeds if limit is None else 1
         study = open_study(replace(options, trials=trials))
         comparison = Comparison(study)
-        for note in comparison.dataset.meta.get("notes", []):
-            echo(f"note: {note}", err=True)
+        warnings = comparison.dataset.meta.get("warnings", [])
+        for line in describe_table(comparison.dataset.meta):
+            echo(line, err=True)
         if trees:
             comparison.fit_trees(lambda: echo("boosted trees", err=True))
         if limit is None:
@@ -133,11 +141,13 @@ def compare(
             "study": str(out),
             "rows": rows,
             **asdict(decision),
+            "warnings": warnings,
             "page": str(file),
         }
         echo(json.dumps(message, allow_nan=False))
     else:
-        notes = [COMPARISON_NOTE, decision.answer, decision.recommendation]
+        notes = [COMPARISON_NOTE, *(f"Warning: {warning}" for warning in warnings)]
+        notes += [decision.answer, decision.recommendation]
         print_tables([comparison.table(rows)], [note for note in notes if note], as_markdown=False)
         echo(f"page: {file}")
     if all(row["test_loss_mean"] is None for row in rows):
@@ -174,8 +184,8 @@ def _study_options(
         given["data.options.key"] = key
     if exclude is not None:
         given["data.options.exclude"] = split_names(exclude, "--exclude")
-    for name, weight in _pairs("--weights", weights).items():
-        given[f"loss.weights.{name}"] = weight
+    if weights is not None:
+        given["loss.weights"] = _pairs("--weights", weights)
     for setting in settings or []:
         key = setting.partition("=")[0].strip()
         if any(key == name or key.startswith(f"{name}.") or name.startswith(f"{key}.") for name in given):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from comet_moe.cli._text import echo
+from comet_moe.cli._text import describe_table, echo, split_names
 
 if TYPE_CHECKING:
     from comet_moe.experiments.data.table.inspect import TableReport
@@ -96,14 +96,15 @@ def prepare(
         "seconds": round(time.perf_counter() - started, 2),
         "folder": str(dataset.folder),
         "notes": dataset.meta.get("notes", []),
+        "warnings": dataset.meta.get("warnings", []),
     }
     if as_json:
         echo(json.dumps(summary))
         return
     rows = ", ".join(f"{count:,} {split}" for split, count in summary["rows"].items())
     echo(f"{name}: {rows} rows, {summary['seconds']:.1f} s, in {dataset.folder}")
-    for note in summary["notes"]:
-        echo(f"  {note}")
+    for line in describe_table(dataset.meta):
+        echo(f"  {line}")
 
 
 @app.command()
@@ -111,7 +112,8 @@ def inspect(
     table: Annotated[
         Path,
         typer.Argument(
-            metavar="TABLE", help="A .csv, .tsv or .parquet file, a folder of them, or a pattern."
+            metavar="TABLE",
+            help="A .csv, .tsv or .parquet file (.csv.gz and .csv.zst too), a folder of them, or a pattern.",
         ),
     ],
     targets: Annotated[
@@ -145,7 +147,7 @@ def inspect(
 
     options = _options("table", settings or [])
     if targets is not None:
-        options["targets"] = targets
+        options["targets"] = split_names(targets, "--targets")
     if output is not None and not options.get("targets"):
         raise RecipeError("a recipe needs --targets, the names of the columns to predict")
     if output is not None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from comet_moe.cli._study_options import Recipe
-from comet_moe.cli._text import echo
+from comet_moe.cli._text import describe_table, echo
 
 if TYPE_CHECKING:
     from comet_moe.experiments.config import TrainConfig
@@ -97,8 +97,8 @@ def _train(
     if not processes.is_main:
         return trainer.run()
     if DATASETS[dataset.name].is_user_supplied:
-        for note in dataset.meta.get("notes", []):
-            echo(f"{dataset.name}: {note}", err=True)
+        for line in describe_table(dataset.meta):
+            echo(line, err=True)
     row = RunRow(folder.path.name, config.training.epochs)
     runs = LiveRuns([row], log_epochs=True)
     with ExitStack() as stack:

@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -158,8 +159,10 @@ def require_columns(source: object, wanted: Iterable[str], present: Iterable[str
     present = list(present)
     missing = [name for name in wanted if name not in present]
     if missing:
+        close = get_close_matches(missing[0], present, n=1)
+        meant = f"did you mean {close[0]}? Its" if close else "its"
         raise DataError(
-            f"{source} has no column {', '.join(missing)}{use}; its columns are "
+            f"{source} has no column {', '.join(missing)}{use}; {meant} columns are "
             f"{', '.join(map(str, present))}."
         )
 

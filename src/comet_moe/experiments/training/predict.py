@@ -196,9 +196,11 @@ def _predict_table(
     ]
     if not parts:
         raise DataError(f"{source} has no rows; at least one is needed.")
-    used = {*keep, *schema.feature_columns, *(target.column for target in schema.targets)}
-    ignored = [name for name in source.columns if name not in used]
-    lines = [f"columns that the model does not use: {', '.join(ignored)}"] if ignored else []
+    encoder.require_numbers(source)
+    targets = {target.column for target in schema.targets}
+    ignored = [name for name in source.columns if name not in {*keep, *schema.feature_columns}]
+    described = ", ".join(f"{name} (a target)" if name in targets else name for name in ignored)
+    lines = [f"columns that the model does not use: {described}"] if ignored else []
     for counts, meaning in (
         (encoder.unknown, "values were never seen in training"),
         (encoder.not_numbers, "texts are not numbers and count as missing"),

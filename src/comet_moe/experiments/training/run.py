@@ -71,7 +71,7 @@ _CACHE_FIELDS = ("source", "strict", "arrays", "vocabularies", "files", "format"
 _REMEDY = "restore it, or delete the folder of the run"
 _LEFT_BY_A_KILL = re.compile(r"\.lock|\..+\.[0-9a-f]{16}\.tmp")
 # Fields that are for readers: a run resumes if they have been worded anew.
-_TEXT_FIELDS = ("licence", "notes")
+_TEXT_FIELDS = ("licence", "notes", "warnings")
 
 
 def resolve_run(

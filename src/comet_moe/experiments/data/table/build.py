@@ -1,7 +1,8 @@
 """``table``: the user's own table, with any columns and any tasks.
 
-Three passes over the rows, each in bounded memory. The first looks at all columns and decides their kinds.
-The second learns vocabularies, bins and the scale of targets from the train rows. The third encodes the rows.
+Four passes over the rows, each in bounded memory. The first looks at all columns and decides their kinds. The
+second samples rows, for warnings and to find copies. The third learns vocabularies, bins and the scale of
+targets from the train rows. The last encodes the rows.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,8 +16,10 @@ import pyarrow as pa
 from comet_moe.exceptions import DataError
 from comet_moe.experiments.data.cache import Block, BlockwiseArray, RawDataset, RawSplit, Request
 from comet_moe.experiments.data.splits import SPLITS
+from comet_moe.experiments.data.table.copies import sample_rows
 from comet_moe.experiments.data.table.encode import Encoder
 from comet_moe.experiments.data.table.fit import SchemaFitter
+from comet_moe.experiments.data.table.inspect import find_warnings
 from comet_moe.experiments.data.table.roles import choose_features, choose_targets
 from comet_moe.experiments.data.table.scan import scan_table
 from comet_moe.experiments.data.table.schema import TableOptions, TableSchema
@@ -54,7 +57,14 @@ def build_table(files: Mapping[str, Path], request: Request) -> RawDataset:
     own = [*(feature.column for feature in features), *(target.column for target in targets)]
     columns = list(dict.fromkeys([*own, *named]))
     class_columns = [target.column for target in targets if target.classes]
-    make_assigners = plan_splits(sources, scans, options, request.split, request.seed, class_columns)
+    compared = list(dict.fromkeys(own))
+    sample = sample_rows(main, compared, [], next(iter(scans.values())).rows)
+    kept_together = sample.copies if options.copies == "together" and request.split == "random" else None
+    kinds = {own.column: own.kind for own in features}
+    warnings = find_warnings(sample, scans, targets, kinds, kept_together is not None)
+    make_assigners = plan_splits(
+        sources, scans, options, request.split, request.seed, class_columns, kept_together
+    )
     fitter = SchemaFitter(features, targets, options, request.seed)
     rows = dict.fromkeys(SPLITS, 0)
     for batch, split in _assigned_batches(sources, make_assigners(), columns):
@@ -79,6 +89,7 @@ def build_table(files: Mapping[str, Path], request: Request) -> RawDataset:
         [_empty_split(encoder, columns, count) for count in rows.values()],
         meta={
             "table": schema.model_dump(mode="json"),
+            "warnings": warnings,
             "notes": [*notes, *target_notes, *feature_notes, *fitter.notes],
             **({"groups": groups} if groups else {}),
         },

@@ -55,12 +55,14 @@ class Encoder:
     Attributes:
         unknown: rows (elements, of a list) with a category that was never seen in training, by feature.
         not_numbers: rows with a text in place of a number, which count as missing, by feature.
+        numbers: rows with a number in a column of texts, by feature.
     """
 
     def __init__(self, schema: TableSchema):
         self.schema = schema
         self.unknown: Counter[str] = Counter()
         self.not_numbers: Counter[str] = Counter()
+        self.numbers: Counter[str] = Counter()
         self._codes = {
             feature.name: {
                 **dict.fromkeys(feature.rare, RARE),
@@ -92,6 +94,16 @@ class Encoder:
             encoded["group"] = hash_groups(batch.column(schema.gauc))
         return encoded
 
+    def require_numbers(self, source: object) -> None:
+        """Raise DataError if a numeric column of the rows so far, which are of ``source``, has texts only."""
+        for feature in self.schema.of_kind("numeric"):
+            if self.not_numbers[feature.name] and not self.numbers[feature.name]:
+                raise DataError(
+                    f"{source} has {self.not_numbers[feature.name]:,} texts and no number in column "
+                    f"{feature.column}, which has numbers in the table of the training; give numbers written "
+                    f"as there."
+                )
+
     def targets(self, batch: pa.RecordBatch) -> dict[str, Array]:
         """The targets of the rows of ``batch``, by task; regression targets are standardised."""
         return {
@@ -109,8 +121,9 @@ class Encoder:
     def _encode_numbers(self, feature: Feature, values: pa.Array) -> Array:
         numbers = feature_numbers(feature, values)
         if is_text(values.type):
-            wrong = int(np.isnan(numbers).sum()) - values.null_count
-            self.not_numbers += Counter({feature.name: wrong})
+            present = len(numbers) - int(np.isnan(numbers).sum())
+            self.numbers += Counter({feature.name: present})
+            self.not_numbers += Counter({feature.name: len(numbers) - values.null_count - present})
         numbers[np.isinf(numbers)] = np.nan
         return numbers.astype(np.float32)
 
@@ -127,7 +140,7 @@ class Encoder:
 
     def _encode_target(self, target: Target, values: pa.Array) -> npt.NDArray[np.float64]:
         if target.kind in ("regression", "count"):
-            numbers = as_numbers(values)
+            numbers = as_numbers(values, target.decimal)
             if np.isinf(numbers).any():
                 raise DataError(f"the target {target.name} has an infinite value; correct or remove it.")
             return (numbers - target.mean) / target.std if target.kind == "regression" else numbers
@@ -157,7 +170,8 @@ def _check_type(feature: Feature, kind: pa.DataType) -> None:
 
 def feature_numbers(feature: Feature, values: pa.Array) -> npt.NDArray[np.float64]:
     """The numbers of a numeric feature, (B,), within ``LARGEST`` unless they are infinite."""
-    numbers = as_days(as_dates(values)) if feature.part == "days" else as_numbers(values)
+    is_date = feature.part == "days"
+    numbers = as_days(as_dates(values)) if is_date else as_numbers(values, feature.decimal)
     return np.where(np.isinf(numbers), numbers, np.clip(numbers, -LARGEST, LARGEST))
 
 

@@ -145,7 +145,7 @@ class SchemaFitter:
 
     def _add_target(self, target: Target, values: pa.Array) -> None:
         if target.kind in ("regression", "count"):
-            numbers = as_numbers(values)
+            numbers = as_numbers(values, target.decimal)
             present = numbers[~np.isnan(numbers)]
             self._missing[target.name] += len(numbers) - len(present)
             if len(present):

@@ -5,26 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
-
 from comet_moe.exceptions import DataError
-from comet_moe.experiments.data.splits import make_rng
-from comet_moe.experiments.data.table.roles import choose_targets, infer_kind
+from comet_moe.experiments.data.table.copies import MAX_KEYS, Copies, RowSample, sample_rows
+from comet_moe.experiments.data.table.leaks import find_leaks
+from comet_moe.experiments.data.table.roles import choose_targets, describe_written, infer_kind
 from comet_moe.experiments.data.table.scan import MAX_DISTINCT, ColumnScan, scan_table
 from comet_moe.experiments.data.table.schema import TableOptions, Target
 from comet_moe.experiments.data.table.source import TableSource, find_tables
-from comet_moe.experiments.data.table.values import Floats, as_categories, as_numbers
-
-SAMPLE_ROWS = 50_000
-"""About this many rows are sampled to find columns that give a target away."""
-ROWS_PER_VALUE = 5
-"""A column can determine a target only with at least this many rows per distinct value."""
-DETERMINED = 0.999
-"""A column that explains at least this share of a target is taken for the target in other words."""
-ORDERED_BY_ID = 0.9
-"""A column that identifies rows leaks a target with at least this rank correlation."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +52,14 @@ def inspect_table(path: Path, options: Mapping[str, Any]) -> TableReport:
     targets, notes = choose_targets(scans, read, source) if has_targets else ([], [])
     warnings: list[str] = []
     columns = [_report_column(scan, read, targets, source, warnings) for scan in scans.values()]
-    features = [column.name for column in columns if column.role == "feature"]
-    identifying = [name for name, scan in scans.items() if scan.identifies_rows and not scan.texts]
-    warnings += _find_leaks(source, scans, targets, list(dict.fromkeys([*features, *identifying])))
+    features = {column.name: column.kind or "" for column in columns if column.role == "feature"}
+    for name in features:
+        notes += describe_written(scans[name]) if features[name] == "numeric" else []
+    compared = [*features, *(target.column for target in targets)]
+    if compared:
+        others = {name: "" for name, scan in scans.items() if scan.identifies_rows and not scan.number.texts}
+        sample = sample_rows(source, compared, list(others), next(iter(scans.values())).rows)
+        warnings += find_warnings(sample, scans, targets, others | features, read.copies == "together")
     rows = next(iter(scans.values())).rows
     files = [str(file) for file in source.paths]
     return TableReport(files, rows, columns, warnings, [*source.notes, *notes])
@@ -95,13 +87,9 @@ def _report_column(
             warnings.append(str(error))
             kind, reason = None, "numbers and texts are mixed"
         role = "feature" if kind is not None else "left out"
-    if scan.looks_like_date and not scan.is_date and scan.texts and role != "target" and not is_excluded:
-        text = next(iter(sorted(scan.counts)))
-        use = "left out" if kind is None else f"read as {kind}"
-        warnings.append(
-            f"column {scan.name} looks like dates, such as {text!r}, but is {use}: write them as 2024-01-31 "
-            f"for parts of dates."
-        )
+    date = describe_dates(scan, None) if role == "left out" and not is_excluded else None
+    if date is not None:
+        warnings.append(date)
     elif role == "left out" and not is_excluded and len(scan.counts) <= 1 and scan.is_readable:
         warnings.append(f"column {scan.name} is constant and left out: {reason}.")
     distinct = None if scan.has_many else len(scan.counts)
@@ -111,96 +99,50 @@ def _report_column(
     )
 
 
-def _find_leaks(
-    source: TableSource, scans: Mapping[str, ColumnScan], targets: Sequence[Target], columns: Sequence[str]
-) -> list[str]:
-    """Warnings about columns that determine a target, or whose order of ids is that of a target."""
-    own = list(dict.fromkeys(target.column for target in targets))
-    usable = [name for name in columns if not scans[name].is_list and name not in own]
-    if not targets or not usable:
+def describe_copies(copies: Copies | None, rows: int, are_together: bool) -> list[str]:
+    """A warning about rows that are copies of others, if there are any."""
+    if copies is None:
         return []
-    sample = _sample_rows(source, [*usable, *own], scans[usable[0]].rows)
-    warnings: list[str | None] = []
-    for target in targets:
-        values = _target_values(target, sample.column(target.column).combine_chunks())
-        is_present = ~np.isnan(values)
-        if len(np.unique(values[is_present])) < 2:
-            continue
-        for name in usable:
-            column = sample.column(name).combine_chunks().filter(pa.array(is_present))
-            warnings.append(_describe_leak(scans[name], target, column, values[is_present]))
-    return [warning for warning in warnings if warning]
+    many = f"{copies.count:,} of {rows:,} rows"
+    if rows > MAX_KEYS:
+        many = f"about {many}"
+    if are_together:
+        return [f"{many} are copies of others: all copies of a row are in one split."]
+    return [f"{many} are copies of others, which may be in several splits: remove them."]
 
 
-def _sample_rows(source: TableSource, columns: Sequence[str], rows: int) -> pa.Table:
-    rng = make_rng(0, "inspect")
-    samples = [
-        pa.Table.from_batches([batch.filter(pa.array(rng.random(batch.num_rows) < SAMPLE_ROWS / rows))])
-        for batch in source.batches(columns)
+def describe_dates(scan: ColumnScan, kind: str | None) -> str | None:
+    """A warning about dates in a form that is not understood; ``kind`` is that of a feature."""
+    if not scan.looks_like_date or scan.is_date or not scan.number.texts:
+        return None
+    return (
+        f"column {scan.name} looks like dates, such as {next(iter(sorted(scan.counts)))!r}, but is "
+        f"{'left out' if kind is None else f'read as {kind}'}: write them as 2024-01-31 for parts of dates."
+    )
+
+
+def find_warnings(
+    sample: RowSample,
+    scans: Mapping[str, ColumnScan],
+    targets: Sequence[Target],
+    features: Mapping[str, str],
+    are_together: bool,
+) -> list[str]:
+    """What misleads in a table: copies of rows, columns that give a target away, dates that are texts.
+
+    Args:
+        sample: of its rows.
+        scans: of all columns.
+        targets: its targets.
+        features: kind of each column that is a feature.
+        are_together: whether all copies of a row are in one split.
+    """
+    dates = (describe_dates(scans[name], kind) for name, kind in features.items())
+    return [
+        *describe_copies(sample.copies, next(iter(scans.values())).rows, are_together),
+        *find_leaks(sample.table, scans, targets, list(features)),
+        *filter(None, dates),
     ]
-    return pa.concat_tables(samples, promote_options="permissive")
-
-
-def _target_values(target: Target, values: pa.Array) -> Floats:
-    if target.kind in ("regression", "count"):
-        return as_numbers(values)
-    codes, texts = as_categories(values)
-    if target.positive is not None:
-        return np.array([*(float(text == target.positive) for text in texts), np.nan])[codes]
-    return np.where(codes < 0, np.nan, codes.astype(np.float64))
-
-
-def _describe_leak(scan: ColumnScan, target: Target, column: pa.Array, values: Floats) -> str | None:
-    codes, texts = as_categories(column)
-    if len(texts) > 1 and len(values) >= ROWS_PER_VALUE * len(texts):
-        if _explained_share(codes, values, target.kind in ("binary", "multiclass")) >= DETERMINED:
-            return (
-                f"column {scan.name} determines the target {target.name} (nearly) alone: leave it out unless "
-                f"it is known before the target is."
-            )
-        return None
-    if target.kind == "multiclass" or scan.texts:
-        return None
-    correlation = abs(_rank_correlation(as_numbers(column), values))
-    if correlation >= DETERMINED:
-        return (
-            f"column {scan.name} has the order of the target {target.name}: leave it out unless it is known "
-            f"before the target is."
-        )
-    if scan.identifies_rows and scan.is_integer and correlation >= ORDERED_BY_ID:
-        return (
-            f"column {scan.name} identifies the rows and leaks the target {target.name} by its order (rank "
-            f"correlation {correlation:.2f}): leave it out."
-        )
-    return None
-
-
-def _explained_share(codes: npt.NDArray[np.int64], values: Floats, is_class: bool) -> float:
-    """Share of the target that the column explains: of wrong guesses that it avoids, or of the variance."""
-    group = codes + 1
-    if is_class:
-        classes = values.astype(np.int64)
-        table = np.zeros((group.max() + 1, classes.max() + 1))
-        np.add.at(table, (group, classes), 1)
-        wrong_without = len(values) - table.sum(0).max()
-        return float(1 - (len(values) - table.max(1).sum()) / max(wrong_without, 1))
-    counts = np.maximum(np.bincount(group), 1)
-    means = np.bincount(group, values) / counts
-    return float(1 - ((values - means[group]) ** 2).mean() / max(values.var(), 1e-300))
-
-
-def _rank_correlation(numbers: Floats, values: Floats) -> float:
-    """Of two numbers Spearman's; of a number and a class 2 AUC - 1, so that a perfect order is 1."""
-    from scipy.stats import spearmanr
-    from sklearn.metrics import roc_auc_score
-
-    is_number = np.isfinite(numbers)
-    numbers, values = numbers[is_number], values[is_number]
-    if len(numbers) < 20 or numbers.min() == numbers.max() or values.min() == values.max():
-        return 0.0
-    if len(np.unique(values)) == 2:
-        return float(2 * roc_auc_score(values == values.max(), numbers) - 1)
-    return float(spearmanr(numbers, values).statistic)
 
 
 def many_or(count: int | None) -> str:

@@ -25,7 +25,7 @@ MIXED_SHARE = 0.9
 """A text in a column with at least this share of numbers is taken for a mistake."""
 
 _ID_NAME = re.compile(r"(^|[_\s-])(id|uuid|guid|key|code|zip|zipcode)$|[a-z]I[dD]$", re.IGNORECASE)
-_ID_ALONE = re.compile(r"(^|[_\s-])(id|uuid|guid)$|[a-z]I[dD]$", re.IGNORECASE)
+_ID_ALONE = re.compile(r"(^|[_\s-])(id|uuid|guid)$|[a-z]I[dD]$|^(unnamed: 0|index|)$", re.IGNORECASE)
 
 
 def choose_targets(
@@ -41,8 +41,18 @@ def choose_targets(
         kind = option.kind or _infer_target_kind(scan, option)
         if option.kind is None:
             notes.append(f"target {name} is read as {kind}")
+        if kind in ("regression", "count"):
+            notes += describe_written(scan)
         targets.append(_make_target(scan, name, option, kind, source))
     return targets, notes
+
+
+def describe_written(scan: ColumnScan) -> list[str]:
+    """How the numbers of a column are read if they have separators or units; empty if they have none."""
+    if scan.number.written is None:
+        return []
+    text, number = scan.number.written
+    return [f"column {scan.name} has numbers such as {text!r}, which is read as {number:.12g}"]
 
 
 def _check_target(scan: ColumnScan, name: str, source: object) -> None:
@@ -55,16 +65,16 @@ def _check_target(scan: ColumnScan, name: str, source: object) -> None:
         raise DataError(
             f"{source} has one value only, {value!r}, as target {name}; there is nothing to predict."
         )
-    if scan.infinite:
+    if scan.number.infinite:
         raise DataError(
-            f"{source} has {scan.infinite:,} infinite values as target {name}; correct or remove them."
+            f"{source} has {scan.number.infinite:,} infinite values as target {name}; correct or remove them."
         )
 
 
 def _infer_target_kind(scan: ColumnScan, option: TargetOption) -> TargetKind:
     if option.positive is not None or len(scan.counts) == 2:
         return "binary"
-    if not scan.texts and (not scan.is_integer or len(scan.counts) > FEW_CLASSES):
+    if not scan.number.texts and (not scan.number.is_integer or len(scan.counts) > FEW_CLASSES):
         return "regression"
     return "multiclass"
 
@@ -72,28 +82,28 @@ def _infer_target_kind(scan: ColumnScan, option: TargetOption) -> TargetKind:
 def _make_target(
     scan: ColumnScan, name: str, option: TargetOption, kind: TargetKind, source: object
 ) -> Target:
-    target = Target(name=name, column=scan.name, kind=kind)
+    target = Target(name=name, column=scan.name, kind=kind, decimal=scan.number.decimal)
     if kind in ("regression", "count"):
-        if scan.texts and scan.first_text is not None:
-            text, row = scan.first_text
+        if scan.number.texts and scan.number.first_text is not None:
+            text, row = scan.number.first_text
             raise DataError(
                 f"{source} has {text!r} in column {scan.name}, data row {row}; a target of kind {kind} must "
                 f"be a number or empty."
             )
-        if max(-scan.low, scan.high) > LARGEST_TARGET:
+        if max(-scan.number.low, scan.number.high) > LARGEST_TARGET:
             raise DataError(
                 f"{source} has numbers above {LARGEST_TARGET:g} as target {name}, too large to square; give "
                 f"it in a larger unit."
             )
-        if kind == "count" and (scan.low < 0 or not scan.is_integer):
+        if kind == "count" and (scan.number.low < 0 or not scan.number.is_integer):
             raise DataError(
-                f"{source} has {scan.low:g} as target {name}; counts are integers of at least 0, other "
-                f"numbers are of kind regression."
+                f"{source} has {scan.number.low:g} as target {name}; counts are integers of at least 0, "
+                f"other numbers are of kind regression."
             )
         return target
     classes = sort_classes(scan.counts)
-    if scan.numbers and scan.texts and option.positive is None:
-        text, row = scan.first_text or ("", 0)
+    if scan.number.numbers and scan.number.texts and option.positive is None:
+        text, row = scan.number.first_text or ("", 0)
         raise DataError(
             f"{source} has numbers and texts such as {text!r} (data row {row}) as target {name}; give all "
             f"classes as texts or all as numbers."
@@ -110,7 +120,7 @@ def _make_target(
     is_large = len(classes) > MAX_DISTINCT
     many = f"more than {MAX_DISTINCT:,}" if is_large else f"{len(classes):,}"
     if kind == "binary" and len(classes) != 2:
-        other = "regression" if is_large and scan.numbers else "multiclass"
+        other = "regression" if is_large and scan.number.numbers else "multiclass"
         raise DataError(
             f"{source} has {many} distinct values as target {name}, where a binary one has 2; choose the "
             f"kind {other}, or in a recipe one class, {name}: {{kind: binary, positive: {classes[-1]}}}."
@@ -161,12 +171,14 @@ def choose_features(
             notes.append(f"column {name} is left out: {reason}")
             continue
         _check_kind(scan, kind, source)
-        if kind == "numeric" and scan.texts:
-            assert scan.first_text is not None
+        if kind == "numeric" and scan.number.texts:
+            assert scan.number.first_text is not None
             notes.append(
-                f"column {name} has {scan.texts:,} texts that are not numbers and count as missing, the "
-                f"first is {scan.first_text[0]!r} in data row {scan.first_text[1]}"
+                f"column {name} has {scan.number.texts:,} texts that are not numbers and count as missing, "
+                f"the first is {scan.number.first_text[0]!r} in data row {scan.number.first_text[1]}"
             )
+        if kind == "numeric":
+            notes += describe_written(scan)
         features += _make_features(scan, kind)
     if not features:
         raise DataError(f"{source} has no column left as a feature; give at least one besides the targets.")
@@ -188,14 +200,14 @@ def infer_kind(scan: ColumnScan, source: object) -> tuple[ColumnKind | None, str
         return "list", None
     if scan.is_date:
         return "date", None
-    if scan.numbers and not scan.texts:
+    if scan.number.numbers and not scan.number.texts:
         return _infer_number(scan)
     is_code = scan.is_padded or bool(_ID_NAME.search(scan.name))
-    is_mixed = scan.numbers >= MIXED_SHARE * scan.values and len(scan.counts) > FEW_INTEGERS
-    if is_mixed and not is_code and scan.first_text is not None:
-        text, row = scan.first_text
+    is_mixed = scan.number.numbers >= MIXED_SHARE * scan.values and len(scan.counts) > FEW_INTEGERS
+    if is_mixed and not is_code and scan.number.first_text is not None:
+        text, row = scan.number.first_text
         raise DataError(
-            f"{source} has {text!r} in column {scan.name}, data row {row}, where {scan.numbers:,} of "
+            f"{source} has {text!r} in column {scan.name}, data row {row}, where {scan.number.numbers:,} of "
             f"{scan.values:,} values are numbers; correct it, or set the option columns.{scan.name} to "
             f"numeric (texts then count as missing) or categorical."
         )
@@ -205,10 +217,12 @@ def infer_kind(scan: ColumnScan, source: object) -> tuple[ColumnKind | None, str
 
 
 def _infer_number(scan: ColumnScan) -> tuple[ColumnKind | None, str | None]:
-    if not scan.is_integer:
+    if not scan.number.is_integer:
         return "numeric", None
     if _ID_ALONE.search(scan.name) and scan.identifies_rows:
         return None, "nearly every row has an id of its own"
+    if scan.is_row_number:
+        return None, "it numbers the rows"
     is_code = scan.is_padded or bool(_ID_NAME.search(scan.name))
     return ("categorical" if is_code or len(scan.counts) <= FEW_INTEGERS else "numeric"), None
 
@@ -221,7 +235,7 @@ def _check_kind(scan: ColumnScan, kind: str, source: object) -> None:
         reason = "that are lists"
     elif kind == "date" and not scan.is_date and scan.values:
         reason = "that are not dates such as 2024-01-31"
-    elif kind == "numeric" and scan.values and not scan.numbers and not scan.is_date:
+    elif kind == "numeric" and scan.values and not scan.number.numbers and not scan.is_date:
         reason = f"such as {next(iter(sorted(scan.counts)))!r} and no number"
     else:
         return
@@ -234,7 +248,8 @@ def _check_kind(scan: ColumnScan, kind: str, source: object) -> None:
 def _make_features(scan: ColumnScan, kind: str) -> list[Feature]:
     name = scan.name
     if kind != "date":
-        return [Feature.model_validate({"name": name, "column": name, "kind": kind})]
+        decimal = scan.number.decimal if kind == "numeric" else "."
+        return [Feature.model_validate({"name": name, "column": name, "kind": kind, "decimal": decimal})]
     kinds = {part: "numeric" if part == "days" else "categorical" for part in DATE_PARTS}
     return [
         Feature.model_validate({"name": f"{name}.{part}", "column": name, "kind": own, "part": part})

@@ -4,6 +4,7 @@
 targets. It is written with the prepared arrays and with every run: new tables are encoded in the same way.
 """
 
+import csv
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args
 
@@ -42,6 +43,7 @@ class Feature(_Record):
         column: the column it is read from.
         kind: "categorical", "numeric" or "list".
         part: part of a date; None for other columns.
+        decimal: the mark before the fraction of a number that is a text, "." or ",".
         categories: texts of the categories, whose codes begin at ``FIRST_CATEGORY``.
         rare: texts that were too rare for a code of their own, and share ``RARE``.
         edges: of the bins of a numeric feature, ascending; at least two.
@@ -53,6 +55,7 @@ class Feature(_Record):
     column: str
     kind: Literal["categorical", "numeric", "list"]
     part: str | None = None
+    decimal: str = "."
     categories: list[str] = []
     rare: list[str] = []
     edges: list[float] = []
@@ -76,6 +79,7 @@ class Target(_Record):
         classes: texts of the classes in order; of a binary target the second one is predicted.
         positive: the class whose probability is predicted, all other values being the other class; None if
             the column has two values.
+        decimal: as of a feature.
         mean, std: of a regression target on the train rows, which it is standardised with; mean of a count.
         class_counts: train rows of each class.
         missing: train rows without a value, which have no loss.
@@ -86,6 +90,7 @@ class Target(_Record):
     kind: TargetKind
     classes: list[str] = []
     positive: str | None = None
+    decimal: str = "."
     mean: float = 0.0
     std: float = 1.0
     class_counts: list[int] = []
@@ -133,11 +138,14 @@ class TargetOption(_Record):
 
 
 def _as_names(value: Any) -> Any:
-    """A list of names, also from one text with commas; a name that YAML reads as a number is a text."""
+    """A list of names, also from one text with commas, where a name with a comma is in double quotes.
+
+    A name that YAML reads as a number is a text.
+    """
     if isinstance(value, int | float):
         value = str(value)
     if isinstance(value, str):
-        return [name.strip() for name in value.split(",") if name.strip()]
+        return [name.strip() for name in next(csv.reader([value], skipinitialspace=True), []) if name.strip()]
     if isinstance(value, list):
         return [str(name) if isinstance(name, int | float) else name for name in value]
     return value
@@ -183,6 +191,7 @@ class TableOptions(_Record):
     gauc: str | None = None
     key: str | None = None
     groups: Names = []
+    copies: Literal["together", "anywhere"] = "together"
     min_count: int = Field(default=3, ge=1)
     max_categories: int = Field(default=100_000, ge=1)
     bins: int = Field(default=48, ge=2)

@@ -1,4 +1,7 @@
-"""A table in one or several files (.csv, .tsv, .parquet), streamed in batches of rows by Arrow."""
+"""A table in one or several files (.csv, .tsv, .parquet), streamed in batches of rows by Arrow.
+
+Text files may be compressed, as .csv.gz or .csv.zst.
+"""
 
 import glob
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,9 +20,10 @@ from comet_moe.experiments.data.raw_files import (
     wrap_read_errors,
 )
 from comet_moe.experiments.data.table.schema import MISSING_TEXTS
-from comet_moe.experiments.data.table.text_file import BATCH_ROWS, TextFile
+from comet_moe.experiments.data.table.text_file import BATCH_ROWS, TextFile, table_suffix
 
 SUFFIXES = (".csv", ".tsv", ".parquet")
+SPREADSHEETS = (".xlsx", ".xls", ".xlsm", ".ods")
 ROW_BYTES = 400
 """Memory that a row of ratings needs until it is prepared, about: ids, hash tables, unrated pairs, splits."""
 
@@ -48,12 +52,20 @@ def find_tables(path: Path) -> list[Path]:
 
 
 def _is_table(path: Path) -> bool:
-    return path.suffix.lower() in SUFFIXES
+    return table_suffix(path) in SUFFIXES
 
 
 def _require_suffix(path: Path) -> None:
+    if path.suffix.lower() in SPREADSHEETS:
+        raise DataError(
+            f"{path} is a spreadsheet; save its sheet as .csv (UTF-8), or write it with pandas: "
+            f"read_excel({path.name!r}).to_parquet({path.stem + '.parquet'!r})."
+        )
     if not _is_table(path):
-        raise DataError(f"{path} ends in {path.suffix!r}; give a .csv, .tsv or .parquet table.")
+        raise DataError(
+            f"{path} ends in {path.suffix!r}; give a .csv, .tsv or .parquet table, or a compressed one such "
+            f"as .csv.gz."
+        )
 
 
 class _ParquetFile:
@@ -101,6 +113,7 @@ class TableSource:
     Attributes:
         columns: the names of all columns, in the order of the first file.
         notes: what was guessed, one sentence each.
+        has_decimal_comma: whether numbers are probably written with a comma, such as 1,5.
     """
 
     def __init__(
@@ -113,6 +126,7 @@ class TableSource:
         self.paths = list(paths)
         self._files = [_open(path, encoding, separator, missing) for path in self.paths]
         self.notes = [note for file in self._files for note in file.notes]
+        self.has_decimal_comma = any(file.has_decimal_comma for file in self._files)
         self.columns = list(self._files[0].names)
         for file in self._files:
             _require_distinct_columns(file, self.columns)
@@ -128,13 +142,7 @@ class TableSource:
         Columns of text files are strings, those of Parquet files have the file's types. Memory stays bounded.
         """
         for file in self._files:
-            for batch in _read_batches(file, columns or self.columns):
-                yield _with_decimal_points(batch) if file.has_decimal_comma else batch
-
-
-def _with_decimal_points(batch: pa.RecordBatch) -> pa.RecordBatch:
-    columns = [pc.replace_substring_regex(own, r"^(-?\d+),(\d+)$", r"\1.\2") for own in batch.columns]
-    return pa.record_batch(columns, names=batch.schema.names)
+            yield from _read_batches(file, columns or self.columns)
 
 
 def _read_batches(file: TextFile | _ParquetFile, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:

@@ -7,14 +7,17 @@ hypergeometric distribution: a draw without replacement from all rows that are l
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 import pyarrow as pa
 
 from comet_moe.exceptions import DataError
 from comet_moe.experiments.data.raw_files import require_columns
 from comet_moe.experiments.data.splits import SPLITS, make_rng, share_sizes
+from comet_moe.experiments.data.table.copies import Copies, Keys, row_keys
 from comet_moe.experiments.data.table.fit import NumberSample
 from comet_moe.experiments.data.table.scan import ColumnScan
 from comet_moe.experiments.data.table.schema import TableOptions
@@ -43,11 +46,13 @@ def plan_splits(
     split: str,
     seed: int,
     class_columns: Sequence[str],
+    copies: Copies | None = None,
 ) -> Callable[[], dict[str, Assign]]:
     """A function that makes, for a new pass, what assigns the rows of each source to splits.
 
     ``sources`` has the table, "train", and tables of their own for "validation" or "test". The first of
-    ``class_columns`` is that to stratify by, unless an option names a column.
+    ``class_columns`` is that to stratify by, unless an option names a column. A random split has all
+    ``copies`` of a row in one split.
     """
     main = sources["train"]
     shares = [
@@ -63,13 +68,14 @@ def plan_splits(
             )
     make: Callable[[], Assign]
     if split == "random":
-        make = partial(random_assigner, rows, shares, seed)
+        by_key = None if copies is None else copies_assigner(copies, shares, seed)
+        make = partial(random_assigner, rows, shares, seed) if by_key is None else lambda: by_key
     elif split == "stratified":
         column = options.stratify or next(iter(class_columns), None)
         if column is None:
             raise DataError("a stratified split needs the option stratify, the name of a column of classes.")
         require_single_values(main, scans, "stratify", column)
-        if scans[column].has_many or (not scans[column].texts and not scans[column].is_integer):
+        if scans[column].has_many or (not scans[column].number.texts and not scans[column].number.is_integer):
             raise DataError(
                 f"{main} has numbers or too many values in column {column}, by which the rows are to be "
                 f"stratified; give a column of classes with the option stratify, or split at random."
@@ -83,7 +89,7 @@ def plan_splits(
         if split == "group":
             make = partial(group_assigner, column, count_groups(main, column), shares, seed, main)
         else:
-            by_time = time_assigner(main, column, shares, seed)
+            by_time = time_assigner(main, column, shares, seed, scans[column].number.decimal)
             make = lambda: by_time  # noqa: E731 - the same in every pass, as it holds no state
 
     def assign_all(code: int, batch: pa.RecordBatch) -> SplitCodes:
@@ -196,14 +202,49 @@ def _fill_empty(split: npt.NDArray[np.int64], wanted: list[int]) -> None:
             split[np.flatnonzero(split == largest)[-1]] = code
 
 
-def time_assigner(source: TableSource, column: str, shares: Sequence[float], seed: int) -> Assign:
+def copies_assigner(copies: Copies, shares: Sequence[float], seed: int) -> Assign | None:
+    """Random splits with all copies of a row in one; None where a split would have no row.
+
+    Rows are in the order of their keys, mixed with the seed.
+    """
+    salt = make_rng(seed, "split").integers(2**63, dtype=np.uint64)
+
+    def order(keys: Keys) -> npt.NDArray[np.uint64]:
+        return pd.util.hash_array(keys ^ salt)
+
+    limits, missing = _limits(np.sort(order(copies.keys)), shares)
+    if missing:
+        return None
+
+    def assign(batch: pa.RecordBatch) -> SplitCodes:
+        found = order(row_keys(batch.select(copies.columns)))
+        return np.searchsorted(limits, found, side="right").astype(np.int8)
+
+    return assign
+
+
+def _limits(ordered: npt.NDArray[Any], shares: Sequence[float]) -> tuple[npt.NDArray[Any], list[str]]:
+    """The values at which the second and the third split begin, and the splits that have no value.
+
+    ``ordered`` (N,) are all values or a sample of them. Equal values stay together.
+    """
+    sizes = np.cumsum(share_sizes(len(ordered), shares))[:-1]
+    limits = ordered[sizes[sizes < len(ordered)]]
+    probe = np.searchsorted(limits, np.unique(ordered), side="right")
+    missing = [name for code, name in enumerate(SPLITS) if shares[code] > 0 and not (probe == code).any()]
+    return limits, missing
+
+
+def time_assigner(
+    source: TableSource, column: str, shares: Sequence[float], seed: int, decimal: str = "."
+) -> Assign:
     """Splits by time: the earliest rows are train, the latest test; equal times stay together.
 
     The limits are quantiles of a sample of at most 262,144 rows, and so exact up to that size.
     """
     sample, rows = NumberSample(1, make_rng(seed, "time sample"), _TIME_SAMPLE), 0
     for batch in source.batches([column]):
-        found = _times(batch.column(column))
+        found = _times(batch.column(column), decimal)
         if np.isnan(found).any():
             row = rows + int(np.isnan(found).argmax())
             raise DataError(
@@ -212,22 +253,23 @@ def time_assigner(source: TableSource, column: str, shares: Sequence[float], see
             )
         rows += len(found)
         sample.add(found[:, None])
-    ordered = np.sort(sample.column(0))
-    sizes = np.cumsum(share_sizes(len(ordered), shares))[:-1]
-    limits = ordered[np.minimum(sizes, len(ordered) - 1)]
-    probe = np.searchsorted(limits, np.unique(ordered), side="right")
-    missing = [name for code, name in enumerate(SPLITS) if shares[code] > 0 and not (probe == code).any()]
+    limits, missing = _limits(np.sort(sample.column(0)), shares)
     if missing:
         raise DataError(
             f"{source} has too few distinct times in column {column} for a split by time, as the "
             f"{missing[0]} split would be empty: choose another column or another split."
         )
-    return lambda batch: np.searchsorted(limits, _times(batch.column(column)), side="right").astype(np.int8)
+
+    def assign(batch: pa.RecordBatch) -> SplitCodes:
+        times = _times(batch.column(column), decimal)
+        return np.searchsorted(limits, times, side="right").astype(np.int8)
+
+    return assign
 
 
-def _times(values: pa.Array) -> npt.NDArray[np.float64]:
+def _times(values: pa.Array, decimal: str) -> npt.NDArray[np.float64]:
     """Times as numbers: as they are, or days since 1970 for dates."""
     if is_date(values.type):
         return as_days(as_dates(values))
-    numbers = as_numbers(values)
+    numbers = as_numbers(values, decimal)
     return as_days(as_dates(values)) if np.isnan(numbers).all() else numbers

@@ -28,10 +28,20 @@ BATCH_ROWS = 2**16
 SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 """Characters that may be between the values of a text file, the usual one first."""
 
+COMPRESSED = (".gz", ".zst", ".bz2")
+"""Endings of compressed text files, after that of the table, as in my.csv.gz."""
+
 _BLOCKS = 8  # that make a batch
 _UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _DECIMAL_COMMA = re.compile(r"-?\d+,\d+")
 _DECIMAL_ROWS = 1000
+
+
+def table_suffix(path: Path) -> str:
+    """The ending that tells the format: that of my.csv.gz is .csv."""
+    suffixes = [suffix.lower() for suffix in path.suffixes[-2:]]
+    is_compressed = suffixes[-1:] and suffixes[-1] in COMPRESSED and suffixes[0] in (".csv", ".tsv")
+    return suffixes[0] if is_compressed else path.suffix.lower()
 
 
 class TextFile:
@@ -55,8 +65,13 @@ class TextFile:
         self._read_head(separator)
 
     def _guess_encoding(self) -> str:
-        with wrap_read_errors(self.path, "file"), self.path.open("rb") as file:
-            mark = file.read(3)
+        with wrap_read_errors(self.path, "file"):
+            with self.path.open(
+                "rb"
+            ):  # unlike Arrow's, this error has the reason why a file cannot be opened
+                pass
+            with pa.input_stream(self.path) as file:
+                mark = file.read(3)
         if mark.startswith(_UTF16_MARKS):
             self.notes.append(f"{self.path.name} is read as UTF-16, by its byte order mark")
             return "utf-16"
@@ -66,15 +81,15 @@ class TextFile:
 
     def _read_head(self, separator: str | None) -> None:
         """Find separator, names of columns, and how rows end, from the first block."""
-        path, usual = self.path, "\t" if self.path.suffix.lower() == ".tsv" else ","
+        path, usual = self.path, "\t" if table_suffix(self.path) == ".tsv" else ","
         try:
             codecs.lookup(self.encoding)
         except LookupError as error:
             raise DataError(f"option encoding is {self.encoding!r}; give a name such as cp1252.") from error
         # Bytes that are not UTF-8 are only an error in the columns that are read, where Arrow finds them.
         encoding = "utf-8-sig" if self.encoding == "utf-8" else self.encoding
-        with wrap_read_errors(path, self.kind), path.open(encoding=encoding, errors="replace") as file:
-            head = file.read(BLOCK)
+        with wrap_read_errors(path, self.kind), pa.input_stream(path) as stream:
+            head = io.TextIOWrapper(stream, encoding=encoding, errors="replace").read(BLOCK)
         first_line = head.partition("\n")[0]
         if not first_line.strip():
             state = "has an empty first line" if head.strip() else "is empty"

@@ -19,6 +19,15 @@ Codes = npt.NDArray[np.int64]
 Dates = npt.NDArray[np.datetime64]
 
 _WHOLE = re.compile(r"(-?\d+)\.0+")
+_SPACES = "'’ \u00a0\u202f"
+_WRITTEN = {
+    decimal: re.compile(
+        rf"([-+]?) ?[$€£¥]? ?([1-9]\d{{0,2}}(?:[{group}{_SPACES}]\d{{3}})+|\d+)(?:[{decimal}](\d+))?"
+        r" ?[%$€£¥]?"
+    )
+    for decimal, group in ((".", ","), (",", "."))
+}
+"""Numbers as people write them, by their decimal mark: sign, currency, groups of digits, fraction, unit."""
 DATE_PARTS = ("days", "month", "weekday", "hour")
 """The parts of a date: days since 1970 as a number, the others as categories."""
 
@@ -95,8 +104,8 @@ def count_texts(codes: Codes, texts: list[str]) -> Counter[str]:
     return Counter({text: count for text, count in zip(texts, counts, strict=True) if count})
 
 
-def as_numbers(values: pa.Array) -> Floats:
-    """Numbers (B,), NaN where a value is missing or is a text that is not a number."""
+def as_numbers(values: pa.Array, decimal: str = ".") -> Floats:
+    """Numbers (B,), NaN where a value is missing or is a text that is not a number with this mark."""
     kind = values.type
     if pa.types.is_boolean(kind) or is_number(kind):
         numbers: Floats = pc.cast(values, pa.float64(), safe=False).to_numpy(zero_copy_only=False)
@@ -104,12 +113,39 @@ def as_numbers(values: pa.Array) -> Floats:
     if is_date(kind):
         return as_days(as_dates(values))
     codes, texts = as_categories(values)
-    return np.append(numbers_of(texts), np.nan)[codes]
+    return np.append(numbers_of(texts, decimal), np.nan)[codes]
 
 
-def numbers_of(texts: list[str]) -> Floats:
-    """The number of each text, NaN where it is not one."""
-    return pd.to_numeric(pd.Series(texts, dtype="str"), errors="coerce").to_numpy(np.float64, na_value=np.nan)
+def numbers_of(texts: list[str], decimal: str = ".") -> Floats:
+    """The number of each text, NaN where it is not one.
+
+    Groups of three digits, a currency and % are read over: 1,234.50, $5 and 40% are 1234.5, 5 and 40.
+
+    Args:
+        texts: distinct texts without spaces around them.
+        decimal: the mark before the fraction, "." or ",".
+    """
+    return written_numbers(texts, plain_numbers(texts), decimal)
+
+
+def plain_numbers(texts: list[str]) -> Floats:
+    """The number of each text as a program writes it, NaN where it is not one."""
+    numbers = pd.to_numeric(pd.Series(texts, dtype="str"), errors="coerce")
+    return numbers.to_numpy(np.float64, na_value=np.nan)
+
+
+def written_numbers(texts: list[str], plain: Floats, decimal: str) -> Floats:
+    """As `numbers_of`, where :func:`plain_numbers` are known."""
+    numbers = plain.copy()
+    for index in np.flatnonzero(np.isnan(plain) | (decimal == ",")):
+        text = texts[index]
+        if decimal == "," and "." in text:
+            numbers[index] = np.nan
+        found = _WRITTEN[decimal].fullmatch(text)
+        if found:
+            digits = re.sub(r"\D", "", found[2])
+            numbers[index] = float(f"{found[1]}{digits}.{found[3] or 0}")
+    return numbers
 
 
 def as_dates(values: pa.Array) -> Dates:
