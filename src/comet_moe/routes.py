@@ -1,6 +1,6 @@
 """Record the experts of every token, and run a model with recorded ones.
 
-Shapes: B sequences of T tokens, L layers with a gate or router, n experts, k slots.
+Shapes: B sequences of T tokens, L mixtures, N = B·T rows, n experts, k slots.
 
 An inference server exports the experts that it chose as one integer array per sequence, (length, L, k), -1
 where a slot is unset. :func:`record` makes such arrays, :func:`replay` runs a model with them. Two engines
@@ -17,73 +17,19 @@ Gradients flow through the weights and not through the choice. Tokens whose slot
 model.
 """
 
-import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from comet_moe import checks
-from comet_moe.gates import RegularizedGate, TopKGate
-from comet_moe.mixture.find import outermost_gates
-from comet_moe.routing import Routing
+from comet_moe.mixture.visits import Call, Mixture, find_mixtures, visiting
 
 Route = np.ndarray[Any, np.dtype[np.int32]]
 """(length, L, k)"""
-
-FINDERS: list[Callable[[nn.Module], Iterable[tuple[str, nn.Module, Any, TopKGate | None]]]] = []
-"""Functions that find the routers of a model that are no gates; :mod:`comet_moe.hf` adds its own.
-
-Each router has a name, an adapter, and a gate that weighs experts as it does, or None.
-"""
-
-
-class _Layer(NamedTuple):
-    """A gate or router: how to read what it returned, to write it, and to weigh other experts."""
-
-    name: str
-    module: nn.Module
-    adapter: Any
-    formula: TopKGate | None
-
-    def read(self, output: Any) -> tuple[Tensor, Tensor | None]:
-        """(N, n) weights and logits."""
-        if self.adapter is None:
-            n = output.num_experts
-            logits = None if output.logits is None else output.logits.reshape(-1, n)
-            return output.weights.reshape(-1, n), logits
-        weights, experts = self.adapter.routes(output)
-        logits = next(part for part in output if part is not weights and part is not experts)
-        n = self.adapter.sizes(self.module).num_experts
-        return weights.new_zeros(len(weights), n).scatter(-1, experts, weights), logits.reshape(-1, n)
-
-    def write(self, output: Any, weights: Tensor, logits: Tensor | None, slots: int) -> Any:
-        """``output`` with other ``weights`` (N, n), at most ``slots`` per row."""
-        if self.adapter is None:
-            return output.with_weights(weights.reshape(*output.batch_shape, -1))
-        slots = min(max(slots, self.adapter.sizes(self.module).k), weights.shape[-1])
-        return self.adapter.output(logits, *weights.topk(slots, -1))
-
-    def weigh(self, experts: Tensor, own: Tensor, logits: Tensor | None) -> Tensor:
-        """The weights (N, n) for ``experts`` (N, k), -1 where unset."""
-        is_set, index = experts >= 0, experts.clamp_min(0)
-        if self.formula is not None and logits is not None:
-            selected = logits.gather(-1, index).masked_fill(~is_set, -torch.inf)
-            selected = selected.masked_fill(~is_set.any(-1, keepdim=True), 0.0)  # no row of -inf only
-            weights = self.formula._weights(selected, logits)
-        else:
-            weights = own.gather(-1, index).masked_fill(~is_set, 0.0)
-            total, sums = own.detach().sum(-1, keepdim=True), weights.detach().sum(-1, keepdim=True)
-            scaled = weights * (total / sums.masked_fill(sums == 0, 1.0))
-            equal = total / is_set.sum(-1, keepdim=True).clamp_min(1)
-            weights = torch.where(sums == 0, equal, scaled)
-        weights = weights.to(own.dtype).masked_fill(~is_set, 0.0)
-        chosen = torch.zeros_like(own).scatter_add(-1, index, weights)
-        return torch.where(is_set.any(-1, keepdim=True), chosen, own)
 
 
 @contextmanager
@@ -91,11 +37,11 @@ def record(model: nn.Module) -> Iterator[list[Route]]:
     """Within the block, the experts of each forward pass of ``model`` are added to the list that this gives.
 
     A pass over B sequences adds B integer arrays (T, L, k), ordered by weight, -1 in unused slots and for
-    padding. Layers are in the order of ``model.modules()``. A model without sequences, with rows (B, p), adds
-    one array (B, L, k).
+    padding. Mixtures are in the order of ``model.modules()``. A model without sequences, with rows (B, p),
+    adds one array (B, L, k).
 
     Args:
-        model: any module with gates of this library, or a mixture of transformers (``import comet_moe.hf``).
+        model: any module with gates of this library, or with routers of transformers.
 
     Example:
         >>> import torch
@@ -113,27 +59,29 @@ def record(model: nn.Module) -> Iterator[list[Route]]:
         >>> torch.allclose(again, y, atol=1e-5)
         True
     """
-    layers = _find_layers(model)
+    checks.require_type("model", model, nn.Module)
+    mixtures = find_mixtures(model)
     routes: list[Route] = []
     chosen: dict[str, Tensor] = {}
-    batch = _Batch(model)
 
-    def read(layer: _Layer, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        batch.see(output, kwargs.get("mask"))
-        weights, _ = layer.read(output)
+    def read(mixture: Mixture, call: Call) -> None:
+        sequences, length = _shape(mixture, call)
+        weights = call.routing.weights.detach()
         most = max(1, int(weights.count_nonzero(-1).max())) if len(weights) else 1
-        top, experts = weights.detach().topk(most, -1)
-        chosen[layer.name] = experts.masked_fill(top == 0, -1)
+        top, experts = weights.topk(most, -1)
+        experts = experts.masked_fill(top == 0, -1)
+        if call.tokens.mask is not None:
+            experts = experts.masked_fill(~call.tokens.mask.unsqueeze(-1), -1)
+        chosen[mixture.name] = experts.reshape(sequences, length, most).to("cpu", torch.int32)
 
     def finish(module: nn.Module, args: Any, output: Any) -> None:
-        routes.extend(batch.split([chosen[layer.name] for layer in layers if layer.name in chosen]))
+        layers = [chosen[mixture.name] for mixture in mixtures if mixture.name in chosen]
+        slots = max((layer.shape[-1] for layer in layers), default=0)
+        padded = [nn.functional.pad(layer, (0, slots - layer.shape[-1]), value=-1) for layer in layers]
+        routes.extend(torch.stack(padded, 2).numpy() if padded else ())
         chosen.clear()
 
-    with ExitStack() as hooks:
-        batch.hook(hooks)
-        for layer in layers:
-            hook = layer.module.register_forward_hook(partial(read, layer), with_kwargs=True)
-            hooks.callback(hook.remove)
+    with visiting(model, mixtures, read), ExitStack() as hooks:
         hooks.callback(model.register_forward_hook(finish).remove)
         yield routes
 
@@ -150,34 +98,30 @@ def replay(model: nn.Module, routes: Iterable[Any]) -> Iterator[None]:
             gradients are checkpointed.
         routes: integer arrays (length, L, k), of :func:`record` or of an inference server.
     """
-    layers = _find_layers(model)
-    left = [_check_route(route, len(layers), number) for number, route in enumerate(routes)]
+    checks.require_type("model", model, nn.Module)
+    mixtures = find_mixtures(model)
+    number = {mixture.name: place for place, mixture in enumerate(mixtures)}
+    left = [_check_route(route, len(mixtures), place) for place, route in enumerate(routes)]
     left.reverse()
-    batch = _Batch(model)
     taken: list[Tensor] = []
 
     def start(module: nn.Module, args: Any) -> None:
         taken.clear()
 
-    def change(number: int, layer: _Layer, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        batch.see(output, kwargs.get("mask"))
-        own, logits = layer.read(output)
+    def change(mixture: Mixture, call: Call) -> Tensor:
         if not taken:
-            taken.append(batch.join(left, len(own)))
-        experts = taken[0][:, number].to(own.device)
-        if experts.numel() and int(experts.max()) >= own.shape[-1]:
+            taken.append(_join(left, *_shape(mixture, call), call.tokens.mask))
+        experts = taken[0][:, number[mixture.name]].to(call.inputs.device)
+        if experts.numel() and int(experts.max()) >= mixture.num_experts:
             raise ValueError(
-                f"the routes have the expert {int(experts.max())} in layer {number}, {layer.name} has "
-                f"{own.shape[-1]}: replay routes of the same model"
+                f"the routes have the expert {int(experts.max())} in layer {number[mixture.name]}, "
+                f"{mixture.name} has {mixture.num_experts}: replay routes of the same model"
             )
-        return layer.write(output, layer.weigh(experts, own, logits), logits, experts.shape[-1])
+        return weigh(mixture, call, experts)
 
     with ExitStack() as hooks:
-        batch.hook(hooks)
         hooks.callback(model.register_forward_pre_hook(start).remove)
-        for number, layer in enumerate(layers):
-            hook = layer.module.register_forward_hook(partial(change, number, layer), with_kwargs=True)
-            hooks.callback(hook.remove)
+        hooks.enter_context(visiting(model, mixtures, change))
         yield
 
 
@@ -195,105 +139,60 @@ def route_drift(before: Sequence[Route], after: Sequence[Route]) -> float:
     return 1 - kept / total if total else 0.0
 
 
-def _find_layers(model: nn.Module) -> list[_Layer]:
-    """The gates and routers of ``model``, in its order."""
-    checks.require_type("model", model, nn.Module)
-    found: dict[nn.Module, _Layer] = {}
-    for name, gate, _ in outermost_gates(model):
-        inner: Any = gate
-        while isinstance(inner, RegularizedGate):  # which changes no weight
-            inner = inner.gate
-        found[gate] = _Layer(name, gate, None, inner if isinstance(inner, TopKGate) else None)
-    for find in FINDERS:
-        for name, router, adapter, formula in find(model):
-            found[router] = _Layer(name, router, adapter, formula)
-    if not found:
+def _shape(mixture: Mixture, call: Call) -> tuple[int, int]:
+    """B and T; rows that are no sequences are one."""
+    rows, tokens = len(call.inputs), mixture.tokens
+    if tokens is not None and tokens.position.numel() != rows:
+        sequences, length = tokens.shape
         raise ValueError(
-            f"{type(model).__name__} has no gate of comet_moe.gates; for routers of transformers, import "
-            "comet_moe.hf first"
+            f"the batch has {sequences} sequences of {length} tokens, and {mixture.name} routes {rows} rows: "
+            "routes are recorded and replayed if there is one row per token"
         )
-    return [found[module] for module in model.modules() if module in found]
+    shape = call.tokens.shape
+    return (shape[0], shape[1]) if len(shape) == 2 else (1, rows)
 
 
-class _Batch:
-    """The shape and the padding of the current forward pass."""
+def weigh(mixture: Mixture, call: Call, experts: Tensor) -> Tensor:
+    """The weights (N, n) for given ``experts`` (N, k), -1 where unset, see :mod:`comet_moe.routes`."""
+    own, logits = call.routing.weights, call.routing.logits
+    is_set, index = experts >= 0, experts.clamp_min(0)
+    if mixture.formula is not None and logits is not None:
+        selected = logits.gather(-1, index).masked_fill(~is_set, -torch.inf)
+        selected = selected.masked_fill(~is_set.any(-1, keepdim=True), 0.0)  # no row of -inf only
+        weights = mixture.formula._weights(selected, logits)
+    else:
+        weights = own.gather(-1, index).masked_fill(~is_set, 0.0)
+        total, sums = own.detach().sum(-1, keepdim=True), weights.detach().sum(-1, keepdim=True)
+        scaled = weights * (total / sums.masked_fill(sums == 0, 1.0))
+        equal = total / is_set.sum(-1, keepdim=True).clamp_min(1)
+        weights = torch.where(sums == 0, equal, scaled)
+    weights = weights.to(own.dtype).masked_fill(~is_set, 0.0)
+    chosen = torch.zeros_like(own).scatter_add(-1, index, weights)
+    return torch.where(is_set.any(-1, keepdim=True), chosen, own)
 
-    def __init__(self, model: nn.Module):
-        self._model = model
-        self._parameters = inspect.signature(model.forward)
-        self._shape: tuple[int, int] | None = None
-        self._mask: Tensor | None = None
 
-    def hook(self, hooks: ExitStack) -> None:
-        """Read the arguments of each pass, as models of transformers have them."""
-        hooks.callback(self._model.register_forward_pre_hook(self._start, with_kwargs=True).remove)
-
-    def _start(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        given = self._parameters.bind_partial(*args, **kwargs).arguments
-        given = {**given, **given.get("kwargs", {})}
-        tokens = given.get("input_ids")
-        tokens = given.get("inputs_embeds") if tokens is None else tokens
-        self._shape = self._mask = None
-        if isinstance(tokens, Tensor) and tokens.dim() > 1:
-            self._shape = (tokens.shape[0], tokens.shape[1])
-            mask = given.get("attention_mask")
-            if isinstance(mask, Tensor) and mask.dim() == 2:
-                self._mask = mask[:, -tokens.shape[1] :] != 0  # with a cache also of earlier passes
-
-    def see(self, output: Any, mask: Tensor | None) -> None:
-        """Read the shape of a routing and the mask that the gate got, for other models."""
-        if isinstance(output, Routing) and self._shape is None:
-            rows = tuple(output.batch_shape)
-            self._shape = (rows[0], rows[1]) if len(rows) == 2 else (1, rows[0] if len(rows) == 1 else -1)
-            self._mask = None if mask is None else mask.reshape(self._shape)
-
-    def split(self, chosen: Sequence[Tensor]) -> list[Route]:
-        """Experts (B·T, k) of each layer -> B arrays (T, L, k)."""
-        if not chosen or self._shape is None:
-            return []
-        slots = max(experts.shape[-1] for experts in chosen)
-        rows = {len(experts) for experts in chosen}
-        if rows != {self._shape[0] * self._shape[1]}:
+def _join(left: list[Tensor], sequences: int, length: int, mask: Tensor | None) -> Tensor:
+    """The next B arrays, which leave ``left``, as (N, L, k)."""
+    if len(left) < sequences:
+        raise ValueError(
+            f"the forward pass has {sequences} sequences, and {len(left)} arrays of routes are left: pass "
+            "one per sequence and pass"
+        )
+    routes = [left.pop() for _ in range(sequences)]
+    slots = max(route.shape[-1] for route in routes)
+    joined = torch.full((sequences, length, routes[0].shape[1], slots), -1)
+    real = torch.ones(sequences, length, dtype=torch.bool) if mask is None else mask.cpu()
+    for number, (route, is_real) in enumerate(zip(routes, real.reshape(sequences, length), strict=True)):
+        if len(route) == length:
+            joined[number, :, :, : route.shape[-1]] = route
+        elif len(route) == int(is_real.sum()):
+            joined[number, is_real, :, : route.shape[-1]] = route
+        else:
             raise ValueError(
-                f"the batch has {self._shape[0]} sequences of {self._shape[1]} tokens, and its gates route "
-                f"{', '.join(map(str, sorted(rows)))} rows: routes are recorded if there is one row per token"
+                f"the routes of sequence {number} have {len(route)} tokens, the sequence has "
+                f"{int(is_real.sum())}, and {length} with padding: pass one row per token"
             )
-        padded = [nn.functional.pad(experts, (0, slots - experts.shape[-1]), value=-1) for experts in chosen]
-        routes = torch.stack(padded, 1).reshape(*self._shape, len(chosen), slots)
-        if self._mask is not None:
-            routes = routes.masked_fill(~self._mask[..., None, None].to(routes.device), -1)
-        return list(routes.to(torch.int32).cpu().numpy())
-
-    def join(self, left: list[Tensor], rows: int) -> Tensor:
-        """The next B arrays, which leave ``left``, as (B·T, L, k)."""
-        sequences, length = self._shape or (1, rows)
-        if rows != sequences * length:
-            raise ValueError(
-                f"the batch has {sequences} sequences of {length} tokens, and a gate routes {rows} rows: "
-                "routes are replayed if there is one row per token"
-            )
-        if len(left) < sequences:
-            raise ValueError(
-                f"the forward pass has {sequences} sequences, and {len(left)} arrays of routes are left: "
-                "pass one per sequence and pass"
-            )
-        routes = [left.pop() for _ in range(sequences)]
-        slots = max(route.shape[-1] for route in routes)
-        joined = torch.full((sequences, length, routes[0].shape[1], slots), -1)
-        for number, route in enumerate(routes):
-            real = torch.ones(length, dtype=torch.bool)
-            if self._mask is not None:
-                real = self._mask[number].cpu()
-            if len(route) == length:
-                joined[number, :, :, : route.shape[-1]] = route
-            elif len(route) == int(real.sum()):
-                joined[number, real, :, : route.shape[-1]] = route
-            else:
-                raise ValueError(
-                    f"the routes of sequence {number} have {len(route)} tokens, the sequence has "
-                    f"{int(real.sum())}, and {length} with padding: pass one row per token"
-                )
-        return joined.flatten(0, 1)
+    return joined.flatten(0, 1)
 
 
 def _check_route(route: Any, layers: int, number: int) -> Tensor:

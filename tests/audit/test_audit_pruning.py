@@ -6,10 +6,12 @@ import tiny_models
 import torch
 from transformers import AutoModelForCausalLM
 
-from comet_moe import audit
-from comet_moe.audit.mixtures import find_mixtures
-from comet_moe.audit.pruning import prune, removed
+from comet_moe import MoE, audit
+from comet_moe.audit.pruning import WithoutExperts, prune
 from comet_moe.exceptions import CometError
+from comet_moe.experts import DenseExperts
+from comet_moe.gates import CometGate, HashGate, TopKGate
+from comet_moe.mixture.visits import find_mixtures, visiting
 
 IDS = torch.arange(3, 3 + 24).reshape(2, 12)
 
@@ -44,16 +46,33 @@ def test_experts_that_no_token_selects_can_go_without_a_change():
         torch.testing.assert_close(model(**batch).logits, before)
 
 
-def test_removed_experts_are_back_after_the_block():
-    model = tiny_models.mixtral().eval()
-    mixtures = find_mixtures(model)
-    with torch.no_grad():
-        before = model(input_ids=IDS).logits
-        with removed(model, mixtures, {mixture.name: torch.tensor([1, 3]) for mixture in mixtures}):
-            assert model.config.num_local_experts == 2
-            assert not torch.allclose(model(input_ids=IDS).logits, before)
-        assert torch.equal(model(input_ids=IDS).logits, before)
-    assert model.config.num_local_experts == 4
+@pytest.mark.parametrize("family", ["mixtral", "qwen3", "olmoe", "qwen2"])
+def test_the_loss_without_experts_is_that_of_the_smaller_model(family):
+    model = getattr(tiny_models, family)(num_experts_per_tok=2).eval()
+    batch, curve = {"input_ids": IDS}, audit(model, [{"input_ids": IDS}], loss, routes=0).removal
+    assert [point["removed"] for point in curve] == [0, 1, 2]
+    prune(model, [batch], loss, 2)
+    assert curve[2]["by_saliency"] == pytest.approx(float(loss(model, batch).detach()), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "gate",
+    [TopKGate(8, 4, 2), CometGate(8, 4, 2, gamma=0.01), HashGate(10, 4), TopKGate(8, 4, 2, score="sigmoid")],
+)
+def test_gates_of_this_library_have_a_removal_curve_without_the_removed_experts(gate):
+    moe = MoE(experts=DenseExperts(4, 8, 8), gate=gate, return_routing=False).eval()
+    x, keys, kept = torch.randn(64, 8), torch.arange(64) % 10, torch.tensor([1, 3])
+    mixtures, seen = find_mixtures(moe), []
+    with torch.no_grad(), visiting(moe, mixtures, WithoutExperts({"gates.0": kept})):
+        hook = gate.register_forward_hook(lambda gate, args, routing: seen.append(routing.weights))
+        moe(x, keys=keys)
+        hook.remove()
+    own = gate(x, keys=keys).weights
+    assert not seen[0][:, [0, 2]].any()
+    torch.testing.assert_close(seen[0].sum(-1), own.sum(-1))
+    report = audit(moe, [x], lambda model, x: (model(x, keys=keys) - x).square().mean(-1), routes=0)
+    assert len(report.removal) > 1
+    assert report.removal[0]["at_random"] != report.removal[-1]["at_random"]
 
 
 def test_a_trained_model_loses_less_without_the_experts_that_matter_least(model):

@@ -9,12 +9,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from comet_moe import MoE, MultiGateMoE, audit, routing_gain
 from comet_moe.audit.language import language_loss
-from comet_moe.audit.mixtures import find_mixtures, visiting
 from comet_moe.audit.value import OtherRoutes, measure_gain
 from comet_moe.experts import DenseExperts
 from comet_moe.gates import CometGate, HashGate, RegularizedGate, TopKGate
 from comet_moe.hf import replace_routers, upcycle
 from comet_moe.interventions import collect_losses
+from comet_moe.mixture.visits import find_mixtures, visiting
 
 FAMILIES = {
     "mixtral": tiny_models.mixtral,
@@ -65,7 +65,7 @@ def seen(model, *arguments, **keywords):
 def test_the_weights_that_are_seen_make_the_output_of_the_experts(family):
     model = FAMILIES[family]().eval()
     for mixture, call in seen(model, input_ids=IDS):
-        assert call.shape == (2, 12)
+        assert call.tokens.shape == (2, 12)
         assert mixture.gate_parameters
         rows, weights = call.inputs, call.routing.weights
         with torch.no_grad():
@@ -153,7 +153,7 @@ def test_packed_sequences_start_again_at_position_0():
     model = tiny_models.mixtral().eval()
     position = torch.arange(6).repeat(2, 2)
     (_, call), *_ = seen(model, input_ids=IDS, position_ids=position)
-    assert torch.equal(call.position, position.flatten())
+    assert torch.equal(call.tokens.position, position.flatten())
 
 
 def test_the_auxiliary_loss_of_gates_is_found_once_or_twice():
@@ -192,5 +192,5 @@ def test_the_model_is_as_before(capsys):
 
 
 def test_a_model_without_mixtures_is_refused():
-    with pytest.raises(ValueError, match="Linear has none"):
+    with pytest.raises(ValueError, match="Linear has no mixtures"):
         audit(nn.Linear(2, 2), [1], lambda model, batch: torch.zeros(1))

@@ -19,7 +19,8 @@ from mixture_families import (
 
 from comet_moe.gates import CometGate
 from comet_moe.hf import replace_routers, train_only
-from comet_moe.hf.routers import GateRouter, find_adapter, find_routers
+from comet_moe.hf.routers import GateRouter, find_routers, sizes_of
+from comet_moe.mixture.routers import find_adapter
 
 PAGE = Path(__file__).parents[2] / "docs" / "transformers.md"
 
@@ -34,7 +35,7 @@ def inputs():
 @pytest.mark.parametrize("family", family_parameters())
 def test_routers_are_copied_and_replaced(family):
     model = build_family(family)
-    assert all(sizes.k == 2 for sizes in map(find_adapter(model).sizes, routers(model)))
+    assert all(sizes_of(router, find_adapter(model)).k == 2 for router in routers(model))
     with torch.no_grad():
         before = model(**inputs())[0]
         if folder_of(family) in REPLACED:

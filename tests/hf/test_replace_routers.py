@@ -364,11 +364,19 @@ def test_a_module_named_like_a_router_that_returns_something_else_is_refused():
         def forward(self, x):
             return x @ self.weight.t()
 
+    class Experts(torch.nn.Module):
+        """Beside it a router is looked for."""
+
+        num_experts = N
+
+        def forward(self, hidden_states, top_k_index, top_k_weights):
+            return hidden_states
+
     for factory in (None, TopKGate):
         with pytest.raises(
             ValueError, match=r"^a ScoreRouter does not return \(logits, weights, experts\): pass"
         ):
-            replace_routers(torch.nn.Sequential(torch.nn.Sequential(ScoreRouter())), factory)
+            replace_routers(torch.nn.Sequential(torch.nn.Sequential(Experts(), ScoreRouter())), factory)
 
 
 def llama():
@@ -393,7 +401,7 @@ def test_an_unknown_family_is_an_error():
         num_sparse_encoder_layers=1,
     )
     with pytest.raises(
-        ValueError, match=r"^the routers of SwitchTransformersModel are not recognised: pass .*RouterAdapter$"
+        ValueError, match=r"^a SwitchTransformersTop1Router does not return .*: pass .*RouterAdapter$"
     ):
         replace_routers(SwitchTransformersModel(config), TopKGate)
 

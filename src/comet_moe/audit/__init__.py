@@ -8,10 +8,10 @@ from types import ModuleType
 from typing import Any
 
 from comet_moe.audit.findings import CODES
-from comet_moe.audit.mixtures import Mixture, find_mixtures
 from comet_moe.audit.pruning import prune
 from comet_moe.audit.report import Finding, LayerReport, Report
 from comet_moe.audit.run import audit
+from comet_moe.mixture.visits import Mixture, find_mixtures
 
 __all__ = ["CODES", "Finding", "LayerReport", "Mixture", "Report", "audit", "find_mixtures", "prune"]
 

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from comet_moe import checks
 from comet_moe.audit.findings import sort
-from comet_moe.audit.mixtures import find_mixtures
 from comet_moe.audit.report import Finding, Report
 from comet_moe.audit.run import audit
 from comet_moe.interventions import Loss
+from comet_moe.mixture.visits import find_mixtures
 
 
 class PeriodicAudit:

@@ -1,24 +1,27 @@
-"""A mixture with fewer experts: which to keep, and the smaller model.
+"""A mixture with fewer experts: which to keep, the loss without the others, and the smaller model.
 
 The experts with the least mean of weight times norm of the output go (REAP, Lasby et al. 2025). The rows of
 the router and of the stacked experts are sliced; the router then chooses among those that are left.
 
-Shapes: n experts, m of them kept.
+Shapes: N rows, n experts, m of them kept.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import partial
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from comet_moe.audit.mixtures import Mixture, RoutedExperts, find_mixtures, visiting
-from comet_moe.audit.routes import RouteReader
-from comet_moe.audit.training import evaluating, is_gate_of_ours, text_config
+from comet_moe.audit.routes import RouteReader, Routes
+from comet_moe.audit.training import evaluating, text_config
 from comet_moe.exceptions import CometError
-from comet_moe.interventions import Loss
+from comet_moe.gates import TopKGate
+from comet_moe.interventions import Loss, collect_losses
+from comet_moe.mixture.visits import Call, Mixture, RoutedExperts, find_mixtures, visiting
+from comet_moe.routes import weigh
+from comet_moe.routing import Routing
 
 COUNT_NAMES = (
     "num_experts",
@@ -29,20 +32,89 @@ COUNT_NAMES = (
 )
 """Attributes of modules and configurations of transformers that hold n."""
 
-Undo = Callable[[], object]
+
+class WithoutExperts:
+    """A visit that lets each mixture choose among some of its experts only, as if it had no others.
+
+    A Top-k gate, or a router that is copied as one, chooses again. With others the weights of a row move to
+    the kept experts that the row has, in proportion; a row that has none of them gets all alike.
+
+    Args:
+        kept: the experts (m,) that stay, by the name of the mixture.
+    """
+
+    def __init__(self, kept: Mapping[str, Tensor]):
+        self._kept = kept
+        self._gates: dict[str, TopKGate] = {}
+
+    def __call__(self, mixture: Mixture, call: Call) -> Tensor:
+        """The other weights (N, n)."""
+        weights, logits = call.routing.weights, call.routing.logits
+        kept = self._kept[mixture.name].to(weights.device)
+        if mixture.formula is None or logits is None:
+            experts = kept.expand(len(weights), -1)
+        else:
+            removed = torch.ones(mixture.num_experts, dtype=torch.bool, device=kept.device)
+            removed[kept] = False
+            logits = logits.masked_fill(removed, -torch.inf)
+            experts = self._choose(mixture, logits, removed)
+        real = weights.any(-1, keepdim=True)  # gates do not route padding
+        call = replace(call, routing=Routing(weights=weights, logits=logits))
+        return weigh(mixture, call, experts.masked_fill(~real, -1))
+
+    def _choose(self, mixture: Mixture, logits: Tensor, removed: Tensor) -> Tensor:
+        assert mixture.formula is not None
+        gate = self._gates.get(mixture.name)
+        if gate is None:
+            gate = self._gates[mixture.name] = copy.deepcopy(mixture.formula)
+            if gate.balance_bias is not None:
+                gate.balance_bias.masked_fill_(removed, -torch.inf)
+        return logits.topk(gate.k).indices if gate.chooses_by_logits else gate._choose(logits, None)
+
+
+def removal_curve(
+    model: nn.Module,
+    mixtures: Sequence[Mixture],
+    batches: Sequence[Any],
+    loss: Loss,
+    before: Tensor,
+    routes: Mapping[str, Routes],
+    seed: int,
+) -> list[dict[str, Any]]:
+    """The loss with 1, n/4, n/2 and 3n/4 experts removed from each mixture, by saliency and at random.
+
+    Empty if the mixtures differ in n, or if the outputs of some experts are not known.
+    """
+    n = mixtures[0].num_experts
+    saliency = {name: own.saliency for name, own in routes.items() if own.saliency is not None}
+    if len(saliency) < len(mixtures) or any(mixture.num_experts != n for mixture in mixtures):
+        return []
+    k = fewest_experts(model, (0 if own.formula is None else own.formula.k for own in mixtures))
+    generator = torch.Generator().manual_seed(seed)
+    chance = {name: torch.rand(n, generator=generator) for name in saliency}
+    curve = [{"removed": 0, "by_saliency": float(before.mean()), "at_random": float(before.mean())}]
+    for number in sorted({1, n // 4, n // 2, 3 * n // 4} - {0}):
+        if n - number < k:
+            break
+        point: dict[str, Any] = {"removed": number}
+        for key, order in (("by_saliency", saliency), ("at_random", chance)):
+            with visiting(model, mixtures, WithoutExperts(rank_experts(order, n - number))):
+                point[key] = float(collect_losses(model, batches, loss).mean())
+        curve.append(point)
+    return curve if len(curve) > 1 else []
 
 
 def why_not_prunable(model: nn.Module, mixtures: Sequence[Mixture]) -> str | None:
     """The reason why experts of ``model`` cannot be removed, as a sentence; None if they can."""
     for mixture in mixtures:
-        if not isinstance(mixture, RoutedExperts) or is_gate_of_ours(mixture):
+        if mixture.gate_of_ours is not None:
             return f"{mixture.name} has a gate of comet_moe, and only routers of transformers can be sliced"
-        if mixture.router is None:
+        if mixture.gate is None:
             return f"the router of {mixture.name} was not found, so that its rows cannot be removed"
         sizes = [len(weight) for weight in mixture.expert_parameters.values()]
-        if any(size != mixture.num_experts for size in sizes):
+        if not isinstance(mixture, RoutedExperts) or any(size != mixture.num_experts for size in sizes):
             return f"the experts of {mixture.name} are not stacked in one tensor each"
-        grouped = [mixture.router, *([] if mixture.name == "" else [model.get_submodule(mixture.name)])]
+        grouped = (mixture.gate, model.get_submodule(mixture.name))
         if any(
             getattr(module, name, 1) not in (None, 1)
             for module in grouped
@@ -74,61 +146,34 @@ def rank_experts(saliency: Mapping[str, Tensor], keep: int) -> dict[str, Tensor]
 
 
 @torch.no_grad()
-def remove_experts(model: nn.Module, mixtures: Sequence[Mixture], kept: Mapping[str, Tensor]) -> Undo:
-    """Keep only the experts ``kept`` (m,) of each mixture, in place; returns a function that undoes it.
-
-    The configuration of a model of transformers gets the new number.
-    """
-    undo: list[Undo] = []
+def _remove_experts(model: nn.Module, mixtures: Sequence[Mixture], kept: Mapping[str, Tensor]) -> None:
+    """Keep only the experts ``kept`` (m,) of each mixture, in place, also in the configuration."""
+    n, m = mixtures[0].num_experts, len(kept[mixtures[0].name])
     for mixture in mixtures:
-        assert isinstance(mixture, RoutedExperts)
-        assert mixture.router is not None
-        chosen, n = kept[mixture.name], mixture.num_experts
-        for owner in (mixture.router, mixture.experts):
-            for module in owner.modules():
-                _slice_tensors(module, chosen, n, undo)
-        parent = model.get_submodule(mixture.name)
-        for module in {mixture.experts, mixture.router, parent}:
-            _set_counts(module, n, len(chosen), undo)
-    n = mixtures[0].num_experts
+        assert mixture.gate is not None
+        assert mixture.experts is not None
+        for module in (*mixture.gate.modules(), *mixture.experts.modules()):
+            _slice_tensors(module, kept[mixture.name], n)
+            _set_counts(module, n, m)
+        _set_counts(model.get_submodule(mixture.name), n, m)
     config = getattr(model, "config", None)
-    for owner in {id(one): one for one in (model, config, text_config(config)) if one is not None}.values():
-        _set_counts(owner, n, len(kept[mixtures[0].name]), undo)
-
-    def undo_all() -> None:
-        for step in reversed(undo):
-            step()
-
-    return undo_all
+    for owner in (model, config, text_config(config)):
+        _set_counts(owner, n, m)
 
 
-@contextmanager
-def removed(model: nn.Module, mixtures: Sequence[Mixture], kept: Mapping[str, Tensor]) -> Iterator[None]:
-    """The model with the experts ``kept`` only, within the block; needs memory for a copy of them."""
-    undo = remove_experts(model, mixtures, kept)
-    try:
-        yield
-    finally:
-        undo()
+def _slice_tensors(module: nn.Module, chosen: Tensor, n: int) -> None:
+    own = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
+    for name, tensor in own:
+        if tensor.dim() and len(tensor) == n:
+            new = tensor[chosen.to(tensor.device)]
+            is_parameter = isinstance(tensor, nn.Parameter)
+            setattr(module, name, nn.Parameter(new, tensor.requires_grad) if is_parameter else new)
 
 
-def _slice_tensors(module: nn.Module, chosen: Tensor, n: int, undo: list[Undo]) -> None:
-    for name, parameter in list(module.named_parameters(recurse=False)):
-        if len(parameter) == n:
-            new = nn.Parameter(parameter[chosen.to(parameter.device)], requires_grad=parameter.requires_grad)
-            setattr(module, name, new)
-            undo.append(partial(setattr, module, name, parameter))
-    for name, buffer in list(module.named_buffers(recurse=False)):
-        if buffer.dim() and len(buffer) == n:
-            setattr(module, name, buffer[chosen.to(buffer.device)])
-            undo.append(partial(setattr, module, name, buffer))
-
-
-def _set_counts(owner: Any, n: int, new: int, undo: list[Undo]) -> None:
+def _set_counts(owner: Any, n: int, m: int) -> None:
     for name in COUNT_NAMES:
         if getattr(owner, name, None) == n:
-            setattr(owner, name, new)
-            undo.append(partial(setattr, owner, name, n))
+            setattr(owner, name, m)
 
 
 @torch.no_grad()
@@ -168,5 +213,5 @@ def prune(
         name: routes.saliency for name, routes in reader.routes.items() if routes.saliency is not None
     }
     kept = rank_experts(saliency, experts)
-    remove_experts(model, mixtures, kept)
+    _remove_experts(model, mixtures, kept)
     return {name: own.tolist() for name, own in kept.items()}

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from comet_moe.audit.mixtures import Call, Mixture
+from comet_moe.mixture.visits import Call, Mixture
 from comet_moe.routing import Routing
 from comet_moe.statistics import SELECTED_WEIGHT, GroupStatistics, RoutingStatistics
 
@@ -48,7 +48,7 @@ class Routes:
 
 
 class RouteReader:
-    """Fills the :class:`Routes` of each mixture; a visit of :func:`~comet_moe.audit.mixtures.visiting`.
+    """Fills the :class:`Routes` of each mixture; a visit of :func:`~comet_moe.mixture.visits.visiting`.
 
     Args:
         mixtures: those that are visited.
@@ -71,7 +71,7 @@ class RouteReader:
         """Add one call."""
         routes, real = self.routes[mixture.name], call.real_rows()
         weights = call.routing.weights
-        if call.mask is not None:
+        if call.tokens.mask is not None:
             routes.with_padding = routes.with_padding or RoutingStatistics()
             routes.with_padding.add(call.routing)
         rows = Routing(weights=weights[real])
@@ -82,8 +82,8 @@ class RouteReader:
         routes.pairs += int(per_row.sum())
         routes.padding_pairs += int(per_row.sum() - per_row[real].sum())
         routes.most_experts = max(routes.most_experts, int(per_row.max()) if len(per_row) else 0)
-        if len(call.shape) > 1:
-            self._add_positions(routes, rows, call.position[real])
+        if len(call.tokens.shape) > 1:
+            self._add_positions(routes, rows, call.tokens.position[real])
         if self._num_groups and self.groups is not None:
             group = self.groups.reshape(len(self.groups), -1).to(weights.device)
             group = group.expand(-1, len(weights) // len(group)) if group.shape[1] == 1 else group

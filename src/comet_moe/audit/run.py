@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from comet_moe import checks
 from comet_moe.audit.findings import find_all
-from comet_moe.audit.mixtures import Mixture, find_mixtures, visiting
-from comet_moe.audit.pruning import fewest_experts, rank_experts, removed, why_not_prunable
+from comet_moe.audit.pruning import removal_curve
 from comet_moe.audit.report import LayerReport, Report
 from comet_moe.audit.routes import RouteReader, Routes, group_information, groups_of, similarity
 from comet_moe.audit.training import (
@@ -29,6 +28,7 @@ from comet_moe.audit.value import (
     measure_regret,
 )
 from comet_moe.interventions import Loss, collect_losses
+from comet_moe.mixture.visits import Mixture, find_mixtures, visiting
 
 COMPARED_ROWS = 256
 """Rows on which the outputs of experts are compared, per mixture."""
@@ -55,8 +55,7 @@ def audit(
     """Does the router of any mixture in ``model`` work? Measurements, and findings in sentences.
 
     With L mixtures and Q batches the audit runs about Q·(L·(2·repeats + routes + 1) + 2·repeats + 10) forward
-    passes and Q backward passes. The model is not changed. Removing experts, as in :mod:`pruning`, needs
-    memory for a copy of half of them.
+    passes and Q backward passes. The model is not changed.
 
     Args:
         model: with gates of this library, or of transformers with routers of its own.
@@ -125,10 +124,10 @@ def audit(
         similar = {mixture.name: _similarity(mixture, reader.routes[mixture.name]) for mixture in mixtures}
         say("routers of other layers")
         same, exchanges = _other_layers(model, mixtures, batches, loss, before, gaps)
-        removal_curve: list[dict[str, Any]] = []
-        if removal and why_not_prunable(model, mixtures) is None:
+        curve: list[dict[str, Any]] = []
+        if removal:
             say("loss with fewer experts")
-            removal_curve = _removal(model, mixtures, batches, loss, before, reader.routes, seed)
+            curve = removal_curve(model, mixtures, batches, loss, before, reader.routes, seed)
 
     say("gradients and auxiliary losses")
     gradients = measure_gradients(model, mixtures, batches, loss, seed)
@@ -149,7 +148,7 @@ def audit(
         routing_gain=gains[""],
         gap_to_random=gaps[""],
         aux_loss=None if aux is None else asdict(aux),
-        removal=removal_curve,
+        removal=curve,
         group_names=None if group_names is None else list(group_names),
     )
     report.findings = find_all(report)
@@ -220,33 +219,6 @@ def _other_layers(
             if found["interval"] is not None and found["interval"][1] < 0 and found["gain"] < best["gain"]:
                 exchanges[mixture.name] = {**found, "layer": other.name}
     return same, exchanges
-
-
-def _removal(
-    model: nn.Module,
-    mixtures: Sequence[Mixture],
-    batches: Sequence[Any],
-    loss: Loss,
-    before: Tensor,
-    routes: dict[str, Routes],
-    seed: int,
-) -> list[dict[str, Any]]:
-    """The loss with 1, n/4, n/2 and 3n/4 experts removed from each mixture, by saliency and at random."""
-    n = mixtures[0].num_experts
-    k = fewest_experts(model, (own.most_experts for own in routes.values()))
-    saliency = {name: own.saliency for name, own in routes.items() if own.saliency is not None}
-    generator = torch.Generator().manual_seed(seed)
-    chance = {name: torch.rand(n, generator=generator) for name in saliency}
-    curve = [{"removed": 0, "by_saliency": float(before.mean()), "at_random": float(before.mean())}]
-    for number in sorted({1, n // 4, n // 2, 3 * n // 4} - {0}):
-        if n - number < k:
-            break
-        point: dict[str, Any] = {"removed": number}
-        for key, order in (("by_saliency", saliency), ("at_random", chance)):
-            with removed(model, mixtures, rank_experts(order, n - number)):
-                point[key] = float(collect_losses(model, batches, loss).mean())
-        curve.append(point)
-    return curve
 
 
 def _layer(

@@ -3,8 +3,9 @@
 Nothing is changed: gradients are not stored, buffers and modes are restored.
 """
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,11 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from comet_moe.audit.mixtures import Call, Mixture, RoutedExperts, visiting
 from comet_moe.audit.thresholds import AUX_GRADIENT
-from comet_moe.gates.base import Gate
+from comet_moe.exceptions import RoutingWarning
 from comet_moe.gates.losses import load_balancing_loss
 from comet_moe.interventions import Loss
+from comet_moe.mixture.visits import Call, Mixture, RoutedExperts, visiting
+from comet_moe.monitor import RoutingMonitor
 from comet_moe.routing import Routing
 
 Total = Callable[[Any, Any], Tensor]
@@ -167,15 +169,22 @@ def measure_aux_losses(
         return None
     gates = dict.fromkeys(weight for mixture in mixtures for weight in mixture.gate_parameters.values())
     weights = [weight for weight in gates if weight.requires_grad]
+    has_gates = total is not None and any(mixture.gate_of_ours for mixture in mixtures)
     expected = added = 0.0
     sums: list[tuple[Tensor, Tensor, Tensor]] = []  # gradients by definition, as added, of the task
     sources: set[str] = set()
     with as_in_training(model, seed), torch.enable_grad():
         for batch in batches:
-            calls: list[tuple[Mixture, Call]] = []
-            with visiting(model, mixtures, partial(_keep, calls)):
+            routings: list[Routing] = []
+            with ExitStack() as stack:
+                stack.enter_context(torch.random.fork_rng())  # the second pass draws the same noise
+                monitor = stack.enter_context(_monitored(model)) if has_gates else None
+                stack.enter_context(visiting(model, mixtures, partial(_keep, routings)))
                 task = _task_loss(model, batch) if total is None else loss(model, batch).float().mean()
-            by_source = _by_definition(calls, coefficient, with_gates=total is not None)
+                by_source = {} if monitor is None else {"gates": monitor.aux_loss}
+            if coefficient and routings:
+                by_source["router_aux_loss_coef"] = coefficient * load_balancing_loss(routings)
+            by_source = {name: value for name, value in by_source.items() if value}
             if not by_source:
                 return None
             sources.update(by_source)
@@ -195,26 +204,19 @@ def measure_aux_losses(
     return AuxLosses(sorted(sources), expected / len(batches), added / len(batches), ratio)
 
 
-def _keep(calls: list[tuple[Mixture, Call]], mixture: Mixture, call: Call) -> None:
-    calls.append((mixture, call))
+@contextmanager
+def _monitored(model: nn.Module) -> Iterator[RoutingMonitor]:
+    """A monitor for the auxiliary losses of the gates only."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RoutingWarning)
+        with RoutingMonitor(model) as monitor:
+            yield monitor
 
 
-def _by_definition(
-    calls: Sequence[tuple[Mixture, Call]], coefficient: float, with_gates: bool
-) -> dict[str, Tensor]:
-    """The auxiliary losses of one forward pass, by source."""
-    found = {}
-    of_routers = [
-        _masked(call)
-        for mixture, call in calls
-        if isinstance(mixture, RoutedExperts) and call.routing.logits is not None
-    ]
-    if coefficient and of_routers:
-        found["router_aux_loss_coef"] = coefficient * load_balancing_loss(of_routers)
-    of_gates = [call.aux_loss for _, call in calls if call.aux_loss is not None]
-    if with_gates and any(bool(value) for value in of_gates):
-        found["gates"] = torch.stack(of_gates).sum()
-    return found
+def _keep(routings: list[Routing], mixture: Mixture, call: Call) -> None:
+    """Keep the routing of a mixture of transformers, without padding."""
+    if isinstance(mixture, RoutedExperts) and call.routing.logits is not None:
+        routings.append(call.routing.masked(call.tokens.mask))
 
 
 def _gradient(value: Tensor, weights: list[nn.Parameter]) -> Tensor:
@@ -229,11 +231,6 @@ def _gradient(value: Tensor, weights: list[nn.Parameter]) -> Tensor:
             for weight, gradient in zip(weights, gradients, strict=True)
         ]
     )
-
-
-def _masked(call: Call) -> Routing:
-    routing = Routing(weights=call.routing.weights, logits=call.routing.logits)
-    return routing if call.mask is None else routing.masked(call.mask)
 
 
 def _coefficient(model: Any) -> float:
@@ -264,9 +261,3 @@ def _inputs(batch: Any) -> dict[str, Any]:
         labels, mask = inputs["input_ids"], inputs.get("attention_mask")
         inputs["labels"] = labels if mask is None else labels.masked_fill(mask == 0, -100)
     return inputs
-
-
-def is_gate_of_ours(mixture: Mixture) -> bool:
-    """Whether a gate of this library routes."""
-    router = getattr(mixture, "router", None) or getattr(mixture, "gate", None)
-    return router is not None and any(isinstance(module, Gate) for module in router.modules())

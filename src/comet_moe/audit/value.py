@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from comet_moe.audit.mixtures import Call, Mixture, visiting
 from comet_moe.interventions import CHANGES, CONFIDENCE, Intervention, Loss, collect_losses, summarise_gain
+from comet_moe.mixture.visits import Call, Mixture, visiting
 
 
 class OtherRoutes:
@@ -69,8 +69,8 @@ class _OneToken:
     def __call__(self, mixture: Mixture, call: Call) -> Tensor | None:
         if mixture.name != self._name:
             return None
-        sequences, weights = call.shape[0], call.routing.weights
-        is_real = torch.ones(len(weights), dtype=torch.bool) if call.mask is None else call.mask.cpu()
+        sequences, mask, weights = call.tokens.shape[0], call.tokens.mask, call.routing.weights
+        is_real = torch.ones(len(weights), dtype=torch.bool) if mask is None else mask.cpu()
         is_real = is_real.reshape(sequences, -1)
         self.lengths = is_real.sum(1)
         order = torch.rand(is_real.shape, generator=self._tokens).masked_fill(~is_real, -1.0)

@@ -11,9 +11,10 @@ from comet_moe.hf import pretrained as _pretrained  # noqa: F401 - registers the
 from comet_moe.hf.callbacks import MoECallback
 from comet_moe.hf.feed_forward import LAYOUTS, FeedForwardLayout, importance
 from comet_moe.hf.fine_tuning import Trainable, train_only
-from comet_moe.hf.routers import ADAPTERS, RouterAdapter, RouterSizes, replace_routers
+from comet_moe.hf.routers import replace_routers
 from comet_moe.hf.upcycling import upcycle
 from comet_moe.local_search import gate_factory
+from comet_moe.mixture.routers import ADAPTERS, RouterAdapter, RouterSizes
 
 __all__ = [
     "ADAPTERS",

@@ -10,9 +10,8 @@ from torch import nn
 from comet_moe import checks
 from comet_moe.exceptions import needs_extra
 from comet_moe.gates import Gate
-from comet_moe.hf.gated_modules import TokenReader
-from comet_moe.hf.routers import GateRouter, find_adapter, find_copies, find_routers, idle_gates
-from comet_moe.hf.upcycling import UpcycledMixture
+from comet_moe.hf.routers import idle_gates
+from comet_moe.mixture.visits import find_mixtures
 
 with needs_extra("hf", "comet_moe.hf"):
     from transformers.pytorch_utils import Conv1D
@@ -72,7 +71,7 @@ def train_only(model: Any, kind: Kind, *, lora: Any = None, routers: bool = Fals
         raise ValueError(f'lora and routers are for kind "lora", got {kind!r}')
     gates, experts = _find_parts(model)
     if kind == "routers" or routers:
-        _refuse_idle(gates, model)
+        _refuse_idle(model)
     if kind == "lora":
         _add_lora(model, lora, gates, experts, routers)
     else:
@@ -84,28 +83,24 @@ def train_only(model: Any, kind: Kind, *, lora: Any = None, routers: bool = Fals
 
 def _find_parts(model: nn.Module) -> tuple[list[str], list[str]]:
     """The names of the routers and of the experts of each mixture of ``model``."""
-    mixtures = {name: module for name, module in model.named_modules() if isinstance(module, UpcycledMixture)}
-    gates = [f"{name}.gates.0" for name in mixtures]
-    experts = [f"{name}.experts" for name in mixtures]
-    has_gates = any(isinstance(module, GateRouter) for module in model.modules())
-    if not mixtures or has_gates:
-        for name in find_routers(model, find_adapter(model)):
-            owner = name.rpartition(".")[0]
-            if not hasattr(model.get_submodule(owner), "experts"):
-                raise ValueError(f"{owner} has no attribute experts: train its experts by their names")
-            gates.append(name)
-            experts.append(f"{owner}.experts")
+    names = {module: name for name, module in model.named_modules()}
+    gates, experts = [], []
+    for mixture in find_mixtures(model):
+        if mixture.gate is None or mixture.experts is None:
+            part = "experts" if mixture.experts is None else "router"
+            raise ValueError(f"the {part} of {mixture.name} was not found: set requires_grad by name")
+        gates.append(mixture.gate_name)
+        experts.append(names[mixture.experts])
     return gates, experts
 
 
-def _refuse_idle(names: Iterable[str], model: nn.Module) -> None:
+def _refuse_idle(model: nn.Module) -> None:
     """ValueError for gates that the loss does not train."""
-    gates: dict[str, Gate] = {name: copied for name, _, _, copied in find_copies(model) if copied is not None}
-    for name in names:
-        module: Any = model.get_submodule(name)
-        gate = module.gate if isinstance(module, TokenReader) else module
-        if isinstance(gate, Gate):
-            gates[name] = gate
+    gates: dict[str, Gate] = {}
+    for mixture in find_mixtures(model):
+        gate = mixture.gate_of_ours or mixture.formula
+        if gate is not None:
+            gates[mixture.gate_name] = gate
     idle = idle_gates(gates)
     if idle:
         raise ValueError(

@@ -29,10 +29,11 @@ from comet_moe.hf.gated_modules import (
     pass_tokens,
     with_gates,
 )
-from comet_moe.hf.routers import find_adapter, install_gates
+from comet_moe.hf.routers import install_gates
 from comet_moe.hf.upcycling import build_mixture
 from comet_moe.local_search import Permutation
 from comet_moe.memory import require_memory
+from comet_moe.mixture.routers import find_adapter
 
 with needs_extra("hf", "comet_moe.hf"):
     from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel

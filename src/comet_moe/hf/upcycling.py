@@ -27,11 +27,12 @@ from comet_moe.hf.feed_forward import (
     weight_of,
 )
 from comet_moe.hf.gated_modules import TokenReader, pass_tokens, store_description
-from comet_moe.hf.routers import RouterSizes, check_gate_fits, warn_of_idle_gates
+from comet_moe.hf.routers import check_gate_fits, warn_of_idle_gates
 from comet_moe.local_search import GateFactory, gate_factory
 from comet_moe.memory import require_memory
 from comet_moe.mixture.dispatch import Execution
 from comet_moe.mixture.moe import MoE
+from comet_moe.mixture.routers import RouterSizes
 
 
 class UpcycledMixture(MoE, TokenReader):
