@@ -37,7 +37,7 @@ class WithoutExperts:
     """A visit that lets each mixture choose among some of its experts only, as if it had no others.
 
     A Top-k gate, or a router that is copied as one, chooses again. With others the weights of a row move to
-    the kept experts that the row has, in proportion; a row that has none of them gets all alike.
+    the kept experts that the row has, in proportion. A row that has none of them gets all alike.
 
     Args:
         kept: the experts (m,) that stay, by the name of the mixture.
