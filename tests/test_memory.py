@@ -24,6 +24,7 @@ print(default, min(faults_of_steps() for _ in range(5)))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc only")
 def test_freed_memory_is_used_again_without_page_faults():
     # glibc's first thresholds, which it would raise with time, as far as the layout of its heap lets it.

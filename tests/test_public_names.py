@@ -38,6 +38,7 @@ def test_every_public_name_is_there():
         assert name in dir(comet_moe)
 
 
+@pytest.mark.slow
 def test_packages_need_no_import_of_their_own():
     code = "import comet_moe; print(comet_moe.kernels.status()); comet_moe.gates.CometGate"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

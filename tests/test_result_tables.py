@@ -1,12 +1,15 @@
 """The tables on the pages of docs/results are those that committed results and commands give."""
 
-import subprocess
+import io
+import runpy
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
+SHARED = [path.stem for path in RESULTS.glob("*.py")]
 STUDIES = sorted(path.parent.name for path in RESULTS.glob("*/table.py"))
 
 
@@ -15,10 +18,17 @@ def rows_of(output: str) -> list[str]:
 
 
 @pytest.mark.parametrize("study", STUDIES)
-def test_the_page_of_a_study_has_the_rows_of_its_table(study):
-    script = RESULTS / study / "table.py"
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
+def test_the_page_of_a_study_has_the_rows_of_its_table(study, monkeypatch):
+    script = str(RESULTS / study / "table.py")
+    monkeypatch.setattr(sys, "argv", [script])
+    monkeypatch.setattr(sys, "path", [str(RESULTS), *sys.path])
+    for name in SHARED:  # modules of tests may have these names
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    with redirect_stdout(io.StringIO()) as printed:
+        runpy.run_path(script, run_name="__main__")
+    for name in SHARED:
+        sys.modules.pop(name, None)
     page = (RESULTS / study / "README.md").read_text(encoding="utf-8")
-    rows = rows_of(done.stdout)
+    rows = rows_of(printed.getvalue())
     assert rows
     assert [row for row in rows if row not in page] == []

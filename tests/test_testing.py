@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from gate_laws import COMPILED, check_laws
 from torch import nn
 
 from comet_moe import Permutation, PermutedGate, Routing
@@ -47,9 +48,10 @@ OURS |= {
 OURS["comet+ per tree"] = permuted(OURS["comet"], trees=2)
 
 
+@COMPILED
 @pytest.mark.parametrize("name", OURS)
-def test_our_gates_keep_every_law(name):
-    check_gate(OURS[name])
+def test_our_gates_keep_every_law(name, compiled):
+    check_laws(OURS[name], compiled)
 
 
 class Plain(Gate):

@@ -1,6 +1,21 @@
 """What tests of several gates check."""
 
+from unittest import mock
+
+import pytest
 import torch
+
+from comet_moe.testing import LAWS, check_gate
+
+COMPILED = pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+"""For tests that call `check_laws`: what torch compiles takes nearly all of their time."""
+
+
+def check_laws(factory, compiled):
+    """`check_gate` with the law about compiled gates alone, or with all others."""
+    laws = {name: law for name, law in LAWS.items() if (name == "compiles") == compiled}
+    with mock.patch.dict(LAWS, laws, clear=True):
+        check_gate(factory)
 
 
 def assert_uniform(values, limit):

@@ -1,14 +1,16 @@
 """Balanced trees, the schedule of their width, and the sum of the weights."""
 
+from functools import partial
+
 import pytest
 import torch
+from gate_laws import COMPILED, check_laws
 from torch.utils.checkpoint import checkpoint
 
 import comet_moe
 from comet_moe.gates import CometGate
 from comet_moe.gates.balance import balance_splits
 from comet_moe.kernels.soft_trees import log_smooth_step_sides, path_sums
-from comet_moe.testing import check_gate
 
 BALANCES = ("normalize", "median")
 STATISTICS = ("split_bias", "split_deviation", "split_steps")
@@ -29,10 +31,11 @@ def statistics_of(gate):
     return [getattr(gate, name).clone() for name in STATISTICS]
 
 
+@COMPILED
 @pytest.mark.parametrize("balance", BALANCES)
-def test_balanced_gates_keep_the_laws(balance):
+def test_balanced_gates_keep_the_laws(balance, compiled):
     for settings in ({}, {"gamma": (3.0, 0.1), "gamma_steps": 2, "scale": 2.5, "entropy": 0.1}):
-        check_gate(lambda p, n, settings=settings: CometGate(p, n, k=2, balance=balance, **settings))
+        check_laws(partial(CometGate, k=2, balance=balance, **settings), compiled)
 
 
 def test_hard_trees_with_a_running_median_have_equal_loads():

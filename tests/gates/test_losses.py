@@ -4,12 +4,12 @@ import math
 
 import pytest
 import torch
+from gate_laws import COMPILED, check_laws
 
 from comet_moe import MoE, Permutation, PermutedGate, Routing
 from comet_moe.experts import DenseExperts
 from comet_moe.gates import CometGate, HashGate, RegularizedGate, Regularizer, SoftmaxGate, TopKGate
 from comet_moe.gates.losses import information_loss, load_balancing_loss, z_loss
-from comet_moe.testing import check_gate
 
 GATES = {
     "topk": lambda p, n: RegularizedGate(TopKGate(p, n, k=2), load_balance=0.1, z_loss=0.1, information=0.1),
@@ -22,10 +22,10 @@ GATES = {
 }
 
 
-@pytest.mark.slow
+@COMPILED
 @pytest.mark.parametrize("name", GATES)
-def test_regularised_gates_keep_every_law(name):
-    check_gate(GATES[name])
+def test_regularised_gates_keep_every_law(name, compiled):
+    check_laws(GATES[name], compiled)
 
 
 def mask_of(rows):

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
+from gate_laws import COMPILED, check_laws
 from hypothesis import given
 from hypothesis import strategies as st
 
 from comet_moe import MoE
 from comet_moe.experts import NeuronExperts
 from comet_moe.gates import ProductKeyGate
-from comet_moe.testing import check_gate
 
 P = 5
 
@@ -96,10 +96,10 @@ def test_half_precision_keeps_the_running_averages_in_float32():
     assert gate(torch.randn(4, P, dtype=torch.bfloat16)).weights.dtype == torch.float32
 
 
-@pytest.mark.slow
+@COMPILED
 @pytest.mark.parametrize(("k", "heads"), [(1, 1), (2, 1), (2, 3)])
-def test_the_laws_of_gates_hold(k, heads):
-    check_gate(lambda p, n: ProductKeyGate(p, n, k=k, heads=heads, query_features=8))
+def test_the_laws_of_gates_hold(k, heads, compiled):
+    check_laws(lambda p, n: ProductKeyGate(p, n, k=k, heads=heads, query_features=8), compiled)
 
 
 def test_heads_pool_their_choices_with_a_sum_of_scale():

@@ -8,6 +8,7 @@ from typing import Literal
 
 import pytest
 import torch
+from gate_laws import COMPILED, check_laws
 
 from comet_moe import Routing
 from comet_moe.exceptions import RecipeError
@@ -29,9 +30,10 @@ from comet_moe.gates.registry import Positive, find_gate, gate_kinds, gate_names
 from comet_moe.testing import check_gate
 
 
+@COMPILED
 @pytest.mark.parametrize("kind", gate_kinds())
-def test_every_name_builds_a_gate_that_keeps_the_laws(kind):
-    check_gate(lambda p, n: build_gate(kind, p, n, num_keys=40))
+def test_every_name_builds_a_gate_that_keeps_the_laws(kind, compiled):
+    check_laws(lambda p, n: build_gate(kind, p, n, num_keys=40), compiled)
 
 
 def test_names_stand_for_gates_with_their_defaults():

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from gate_laws import COMPILED, check_laws
 
 from comet_moe import MultiGateMoE
 from comet_moe.experts import DenseExperts
 from comet_moe.gates import CometGate, SoftmaxGate, SubsetGate, TopKGate, UniformGate
-from comet_moe.testing import check_gate
 
 
 def last_experts(make, share=2):
@@ -27,10 +27,10 @@ GATES = {
 }
 
 
-@pytest.mark.slow
+@COMPILED
 @pytest.mark.parametrize("name", GATES)
-def test_gates_over_some_experts_keep_every_law(name):
-    check_gate(GATES[name])
+def test_gates_over_some_experts_keep_every_law(name, compiled):
+    check_laws(GATES[name], compiled)
 
 
 @pytest.mark.parametrize("gate", [CometGate(8, 3, k=2), TopKGate(8, 3, k=2), SoftmaxGate(8, 3)])

@@ -4,12 +4,12 @@ import copy
 
 import pytest
 import torch
+from gate_laws import COMPILED, check_laws
 
 import comet_moe
 from comet_moe import MoE, Permutation, PermutedGate
 from comet_moe.experts import DenseExperts
 from comet_moe.gates import CometGate, DSelectKGate, HashGate, TopKGate, WarmupGate
-from comet_moe.testing import check_gate
 
 GATES = {
     "topk": lambda p, n: WarmupGate(TopKGate(p, n, k=2), steps=3),
@@ -31,16 +31,16 @@ def stepped(make, steps):
     return build
 
 
-@pytest.mark.slow
+@COMPILED
 @pytest.mark.parametrize("name", GATES)
-def test_gates_in_warm_up_keep_every_law(name):
-    check_gate(stepped(GATES[name], 1))
+def test_gates_in_warm_up_keep_every_law(name, compiled):
+    check_laws(stepped(GATES[name], 1), compiled)
 
 
-@pytest.mark.slow
+@COMPILED
 @pytest.mark.parametrize("name", ["topk", "comet"])
-def test_gates_after_their_warm_up_keep_every_law(name):
-    check_gate(stepped(GATES[name], 3))
+def test_gates_after_their_warm_up_keep_every_law(name, compiled):
+    check_laws(stepped(GATES[name], 3), compiled)
 
 
 def test_weights_go_from_uniform_to_those_of_the_gate():

@@ -274,6 +274,7 @@ def test_the_configuration_alone_makes_a_new_model_with_gates(tmp_path):
     assert len({gate.search for gate in gates_of(new)}) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "name", "message"),
     [

@@ -43,6 +43,7 @@ assert "numba" not in sys.modules
 """
 
 
+@pytest.mark.slow
 def test_a_small_model_trains_and_evaluates_without_the_compiler():
     run(SMALL_MODEL)
 

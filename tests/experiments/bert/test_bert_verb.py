@@ -242,6 +242,7 @@ def test_a_run_is_not_overwritten_and_not_changed_by_resuming(workspace):
     assert "accuracy" in succeed(*command, "--resume").out
 
 
+@pytest.mark.slow
 def test_without_the_extra_one_sentence_says_how_to_get_it():
     program = (
         "import sys; sys.modules['transformers'] = None; sys.argv = ['comet-moe', 'bert', 'importance', 'x'];"

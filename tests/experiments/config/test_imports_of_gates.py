@@ -29,6 +29,7 @@ def surroundings(monkeypatch, tmp_path):
         del sys.modules[name]
 
 
+@pytest.mark.slow
 def test_a_file_is_imported_once_and_in_processes_that_are_started(tmp_path):
     (tmp_path / "own_file.py").write_text(GATE + "print('imported')")
     request_imports(["own_file.py"])

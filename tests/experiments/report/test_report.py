@@ -40,6 +40,7 @@ def headings(file):
     return [part.partition("</h3>")[0] for part in text[: text.index("<script")].split("<h3>")[1:]]
 
 
+@pytest.mark.slow
 def test_writing_a_report_does_not_import_torch(study, tmp_path):
     code = f"""
 import sys
@@ -187,6 +188,7 @@ def test_the_error_about_a_damaged_epoch_names_its_line(tmp_path):
         write_report([tmp_path / "runs"], tmp_path / "page.html")
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_an_error_of_one_sentence_and_keeps_the_old_page(study, tmp_path):
     page = tmp_path / "page.html"
     page.write_text("old")

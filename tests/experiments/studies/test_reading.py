@@ -159,6 +159,7 @@ def test_a_folder_without_a_study_or_run_is_refused(tmp_path):
     assert "config.yaml is not valid" in error_of(run)
 
 
+@pytest.mark.slow
 def test_analysis_does_not_import_torch():
     names = ("reading", "tables", "text_tables", "winner", "loss_by_trials", "pool")
     imports = ", ".join(f"comet_moe.experiments.studies.{name}" for name in names)
