@@ -13,7 +13,7 @@ NEEDS_POSTGRES = pytest.mark.skipif(
     reason="no PostgreSQL: set COMET_MOE_TEST_POSTGRES=postgresql://USER@HOST/postgres, as .ci/run does",
 )
 
-KINDS = ["sqlite", pytest.param("postgresql", marks=NEEDS_POSTGRES)]
+KINDS = ["sqlite", pytest.param("postgresql", marks=(NEEDS_POSTGRES, pytest.mark.slow))]
 
 
 @pytest.fixture(params=KINDS)

@@ -18,6 +18,7 @@ def test_every_shipped_recipe_is_tested():
     assert sorted([*NAMES, "multidigits", "table"]) == networks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_recipe_runs_from_raw_files_to_a_result_that_evaluate_repeats(name, tmp_path):
     settings, prepared = prepare(name, tmp_path / "raw")

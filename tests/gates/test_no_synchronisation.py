@@ -13,24 +13,26 @@ from comet_moe import checks
 from comet_moe.gates import CometGate
 
 
-@pytest.fixture(params=[None, True, False])
-def _value_checks(request):
-    checks.set_value_checks(request.param)
-    yield
-    checks.set_value_checks(None)
-
-
 def test_the_mode_sees_a_value_that_is_read():
     with FakeTensorMode(), pytest.raises(DataDependentOutputException):
         torch.ones(3).sum().item()
 
 
-@pytest.mark.usefixtures("_value_checks")
+CASES = [  # every two values of different arguments occur together
+    (True, True, True, None),
+    (False, False, False, None),
+    (True, True, False, True),
+    (False, False, True, True),
+    (True, False, True, False),
+    (False, True, False, False),
+]
+
+
 @pytest.mark.parametrize("name", GATES)
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("grad", [True, False])
-@pytest.mark.parametrize("masked", [True, False])
-def test_gates_read_no_values(name, training, grad, masked):
+@pytest.mark.parametrize(("training", "grad", "masked", "value_checks"), CASES)
+def test_gates_read_no_values(name, training, grad, masked, value_checks, request):
+    checks.set_value_checks(value_checks)
+    request.addfinalizer(lambda: checks.set_value_checks(None))
     with FakeTensorMode(), torch.set_grad_enabled(grad):
         gate, x = GATES[name]().train(training), torch.randn(4, 5, P)
         mask = torch.ones(4, 5, dtype=torch.bool) if masked else None
