@@ -10,13 +10,13 @@ from torch.nn import functional as F
 from comet_moe import checks
 from comet_moe.experts.base import Experts
 from comet_moe.experts.grouped_linear import GroupedLinear, sorted_linear
+from comet_moe.kernels.pooled_convolution import channels_last, pooled_convolution
 
 
 class ConvExperts(Experts):
     """n CNNs: for each filter count a convolution, ReLU and 2x2 max pooling; then ReLU dense layers.
 
-    Convolutions are unpadded. Without dense layers the flattened maps are the output. ReLU runs after the
-    pooling, on a quarter of the values. Outputs and gradients are the same as with ReLU before it.
+    Convolutions are unpadded. Without dense layers the flattened maps are the output.
 
     Args:
         num_experts: n.
@@ -88,7 +88,7 @@ class ConvExperts(Experts):
 
     def dense(self, x: Tensor) -> Tensor:
         """(B, C, H, W) -> (B, n, u): one convolution per expert was faster on a CPU than a grouped one."""
-        x = _channels_last(x)
+        x = channels_last(x)
         maps = [_convolve(x, self._convolutions(expert)) for expert in range(self.num_experts)]
         hidden = torch.stack(maps, dim=1)
         for layer in self._layers():
@@ -139,14 +139,6 @@ class ConvExperts(Experts):
 
 def _convolve(rows: Tensor, layers: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
     """Flattened maps of one expert: (m, C, H, W) -> (m, F)."""
-    rows = _channels_last(rows)
     for kernel, bias in layers:
-        rows = F.relu(F.max_pool2d(F.conv2d(rows, _channels_last(kernel), bias), 2))
+        rows = pooled_convolution(rows, kernel, bias)
     return rows.flatten(1)
-
-
-def _channels_last(x: Tensor) -> Tensor:
-    """``x`` (·, C, H, W) in the memory format that CPU convolutions prefer; vmap has no memory formats."""
-    if not torch.compiler.is_compiling() and checks.in_functorch_transform():
-        return x
-    return x.contiguous(memory_format=torch.channels_last)
