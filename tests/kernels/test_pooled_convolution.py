@@ -64,13 +64,16 @@ def test_a_nan_stays_in_its_square(compiled):
 
 
 def test_the_gradient_can_be_differentiated_once_more(compiled):
-    def penalty(function, inputs):
+    def squared_gradient(function, inputs):
         x, kernel, bias = inputs
         (first,) = torch.autograd.grad(function(x, kernel, bias).sin().sum(), x, create_graph=True)
         return torch.autograd.grad(first.square().sum(), (x, kernel, bias))
 
     inputs = make_inputs(2)
-    ours, expected = penalty(pooled_convolution, inputs), penalty(pooled_convolution_torch, inputs)
+    ours, expected = (
+        squared_gradient(pooled_convolution, inputs),
+        squared_gradient(pooled_convolution_torch, inputs),
+    )
     for one, other in zip(ours, expected, strict=True):
         torch.testing.assert_close(one, other)
 
