@@ -20,7 +20,7 @@ FEATURES, EXPERTS, HIDDEN = 16, 8, 32
 
 
 def main() -> None:
-    """Train a mixture and a dense network of the same cost, and print both losses."""
+    """Train a mixture and a dense network with the compute of two experts, and print both losses."""
     parser = argparse.ArgumentParser(description="A mixture in your own model, with a monitor.")
     parser.add_argument("--gate", choices=["comet", "topk"], default="comet")
     parser.add_argument("--quick", action="store_true", help="fewer steps, a few seconds")
@@ -52,7 +52,7 @@ def main() -> None:
                 f"information {numbers['information']:.2f} nats"
             )
     train(dense, steps, None)
-    print(f"dense network of the same cost: test loss {evaluate(dense):.4f}")
+    print(f"dense network with the compute of two experts: test loss {evaluate(dense):.4f}")
 
 
 def build_gate(name: str) -> Gate:

@@ -11,7 +11,7 @@ def test_every_exception_has_the_one_base_class():
     assert all(issubclass(error, CometError) for error in errors)
 
 
-def test_a_constant_gate_is_the_extreme_of_collapse():
+def test_a_static_gate_is_a_kind_of_gate_that_does_not_route():
     assert issubclass(exceptions.StaticRoutingWarning, exceptions.RoutingWarning)
     assert issubclass(exceptions.RoutingWarning, UserWarning)
 

@@ -1,4 +1,4 @@
-"""The monitor warns about gates that collapse, once, with what to try; and not about those that route."""
+"""The monitor warns about gates that do not route, once, with what to try; and not about those that route."""
 
 import copy
 import io

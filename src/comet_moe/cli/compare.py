@@ -55,7 +55,8 @@ def compare(
     gates: Annotated[
         str | None,
         typer.Option(
-            help="Gates to compare, separated by commas (+ is local search).",
+            help="Networks to compare, separated by commas: gates (+ is local search), gates in CGC or PLE "
+            "(comet@cgc, comet@ple), dense (a shared bottom), and dense-3x with 3 times its operations.",
             show_default=f"{','.join(DEFAULT_GATES['comparison'])}; also dense-per-task if there are several "
             "targets, and hash with --key",
         ),

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from comet_moe.gates.base import Gate
 
 DENSE_KINDS = ("dense", "dense-wide", "dense-per-task")
-"""Networks without a gate. The first has one expert with the compute of k, the second one expert with the
-parameters of all. The third has one expert per task, together with the compute of k."""
+"""Networks without a gate: one expert with as many operations in all as a mixture of k, one with the
+parameters of all experts, and one expert per task with the operations of the first."""
 
 _DENSE_WIDTH = re.compile(r"dense-([1-9]\d{0,2}|\d{1,3}\.\d*[1-9])x")
 
@@ -207,7 +207,7 @@ def _check_builder(gate: NamedGate) -> None:
 
 
 def dense_width(name: str) -> float | None:
-    """W of a name ``dense-Wx``, the network without a gate that has the compute of W times k experts.
+    """W of a name ``dense-Wx``, the network without a gate that has W times the operations of ``dense``.
 
     1 for ``dense``; None for other names.
     """

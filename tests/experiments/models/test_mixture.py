@@ -1,63 +1,92 @@
 """The dense networks: one expert as costly as k, one with as many parameters as all, or one for each task."""
 
-from operator import methodcaller
+import json
 
 import pytest
 import torch
 
-from comet_moe.experiments.config import load_train_config
+from comet_moe.experiments.config import list_recipes, load_train_config
 from comet_moe.experiments.models.build import build_model
-from comet_moe.experiments.models.mixture import build_wider_expert, parameters, scale_widths
-from comet_moe.experts import ConvExperts, DenseExperts
+from comet_moe.experiments.models.mixture import fit_widths, parameters
+from comet_moe.experiments.studies.frontier import SAME_COST
+from comet_moe.experiments.training.batches import load_dataset
+from made_tables import TASKS, customers, write_table
 
-operations = methodcaller("flops")
 RATING = {"name": "movielens", "num_users": 30, "num_items": 20, "rows": {"train": 100}}
 IMAGE = {"name": "x", "image_shape": [1, 36, 36], "classes": {"a": 10, "b": 10}, "rows": {"train": 100}}
+DEMO = IMAGE | {"image_shape": [1, 12, 12]}
+DIGIT = IMAGE | {"image_shape": [3, 32, 32], "classes": {"digit": 10}}
+FACES = IMAGE | {"image_shape": [3, 109, 89], "classes": dict.fromkeys("abcdefghij", 2)}
+SHAPES = {
+    "movielens": RATING,
+    "jester": RATING,
+    "books": RATING,
+    "digits": DIGIT,
+    "mnist-fashion": DIGIT,
+    "multimnist": IMAGE,
+    "multifashionmnist": IMAGE,
+    "multidigits": DEMO,
+    "celeba": FACES,
+    "table": None,
+}
 
 
-def conv(n, factor=1.0):
-    return ConvExperts(n, (1, 36, 36), scale_widths((10, 20), factor), 5, scale_widths((50, 50), factor))
+def operations(model):
+    """Of 4 rows."""
+    return model.flops(model.eval()(model.example_features(4))[1])
 
 
-@pytest.mark.parametrize("count", [1, 2, 4, 7])
-def test_one_convolutional_expert_comes_within_a_tenth_of_the_cost_of_several(count):
-    for cost_of in (operations, parameters):
-        target = count * cost_of(conv(1))
-        found = cost_of(build_wider_expert(lambda factor: conv(1, factor), cost_of, target))
-        assert found == pytest.approx(target, rel=0.1)  # widths are integers
-        if count == 1:
-            assert found == target
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    """The settings and the metadata of a small table with four targets."""
+    folder = tmp_path_factory.mktemp("table")
+    path = write_table(customers(300), folder / "people.parquet")
+    targets = {name: {"kind": kind} for name, kind in TASKS.items()}
+    settings = [f"data.path={path}", f"data.options.targets={json.dumps(targets)}"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COMET_MOE_CACHE", str(folder / "cache"))
+        yield settings, load_dataset(load_train_config("table", settings)).meta
 
 
-def test_one_dense_layer_has_exactly_the_cost_of_several():
-    wide = build_wider_expert(
-        lambda factor: DenseExperts(1, 8, *scale_widths((5,), factor)), operations, 3 * 2 * 8 * 5
+def test_every_recipe_has_one_of_these_networks():
+    networks = [load_train_config(name).model for name in SHAPES]
+    recipes = [name for name in list_recipes() if not name.startswith("bert-")]
+    assert [name for name in recipes if load_train_config(name).model not in networks] == []
+
+
+@pytest.mark.parametrize("recipe", SHAPES)
+def test_dense_networks_have_the_operations_of_the_mixture(recipe, table):
+    settings, meta = table if SHAPES[recipe] is None else ([], SHAPES[recipe])
+    mixture, dense, half, twice, per_task = (
+        build_model(load_train_config(recipe, [f"gate={gate}", *settings]), meta)
+        for gate in ("topk", "dense", "dense-0.5x", "dense-2x", "dense-per-task")
     )
-    assert wide.out_features == 15
+    with torch.no_grad():
+        for gate in mixture.moe.gates:  # all tasks select the same experts
+            gate.weight.zero_()
+            gate.bias.copy_(torch.arange(len(gate.bias)))
+
+    measured = operations(mixture)
+    assert operations(dense) == pytest.approx(measured, rel=SAME_COST - 1)
+    if recipe != "celeba":  # whose ten networks cost more than two experts with one filter per layer
+        assert operations(per_task) == pytest.approx(measured, rel=SAME_COST - 1)
+    assert operations(half) == pytest.approx(measured / 2, rel=SAME_COST - 1)
+    assert operations(twice) == pytest.approx(2 * measured, rel=SAME_COST - 1)
+    assert not list(dense.moe.gates.parameters())
+
+
+def test_widths_are_those_of_the_expert_where_the_cost_is_its_own():
+    assert fit_widths((10, 20, 50), sum, 80) == (10, 20, 50)
+    assert fit_widths((5,), sum, 15) == (15,)
 
 
 @pytest.mark.parametrize(("recipe", "meta"), [("movielens", RATING), ("multimnist", IMAGE)])
-def test_recipes_have_a_dense_network_of_either_size(recipe, meta):
-    mixture = build_model(load_train_config(recipe, ["gate=topk"]), meta).moe
-    k, n = mixture.gates[0].k, mixture.experts.num_experts
-    dense, wide = (
-        build_model(load_train_config(recipe, [f"gate={gate}"]), meta).moe for gate in ("dense", "dense-wide")
+def test_a_wide_network_has_the_parameters_of_all_experts(recipe, meta):
+    mixture, wide = (
+        build_model(load_train_config(recipe, [f"gate={gate}"]), meta).moe for gate in ("topk", "dense-wide")
     )
-    assert dense.experts.num_experts == wide.experts.num_experts == 1
-    assert dense.experts.flops() == pytest.approx(k * mixture.experts.flops(), rel=0.1)
-    assert parameters(wide.experts) == pytest.approx(parameters(mixture.experts), rel=0.1)
-    assert not list(dense.gates.parameters())
-    assert n > 1
-
-
-@pytest.mark.parametrize(("recipe", "meta"), [("movielens", RATING), ("multimnist", IMAGE)])
-def test_one_expert_for_each_task_costs_together_as_much_as_k_experts(recipe, meta):
-    mixture = build_model(load_train_config(recipe, ["gate=topk"]), meta).moe
-    per_task = build_model(load_train_config(recipe, ["gate=dense-per-task"]), meta).moe
-    assert per_task.experts.num_experts == 2
-    expected = mixture.gates[0].k * mixture.experts.flops()
-    assert 2 * per_task.experts.flops() == pytest.approx(expected, rel=0.1)
-    assert not list(per_task.gates.parameters())
+    assert wide.experts.num_experts == 1
+    assert parameters(wide.experts) == pytest.approx(parameters(mixture.experts), rel=SAME_COST - 1)
 
 
 def test_each_task_trains_only_its_own_expert():
@@ -80,10 +109,11 @@ def test_a_joint_choice_of_experts_leaves_networks_without_a_gate_alone():
 
 def test_k_of_the_dense_network_can_be_set():
     one, four = (
-        build_model(load_train_config("movielens", ["gate=dense", f"gate.k={k}"]), RATING).moe.experts
+        operations(build_model(load_train_config("movielens", ["gate=dense", f"gate.k={k}"]), RATING))
         for k in (1, 4)
     )
-    assert four.flops() == 4 * one.flops()
+    an_expert = 2 * 256 * 256
+    assert (four - one) / 4 == pytest.approx(3 * an_expert, rel=0.02)  # of 4 rows; widths are integers
 
 
 def test_the_dense_network_trains_every_parameter():

@@ -32,11 +32,11 @@ class DenseConfig(GateConfig):
     """No mixture: one expert of another size, or one for each task."""
 
     name: str = Field(
-        description="no mixture: one expert with the compute of `k` experts (`dense`) or with W times that "
-        "(`dense-Wx`), one with the parameters of all (`dense-wide`), or one for each task, together with "
-        "the compute of `k` (`dense-per-task`)"
+        description="no mixture: one expert, with as many operations in all as a mixture whose tasks share "
+        "`k` experts (`dense`) or W times that (`dense-Wx`); one with the parameters of all experts "
+        "(`dense-wide`); or one for each task, with the operations of `dense` (`dense-per-task`)"
     )
-    k: Size = Field(default=2, description="number of experts whose compute the network has")
+    k: Size = Field(default=2, description="number of experts whose operations the network has")
 
 
 class MixtureGateConfig(GateConfig):

@@ -28,13 +28,13 @@ from comet_moe.experiments.models.base import (
     table_tasks,
 )
 from comet_moe.experiments.models.mixture import (
+    Surroundings,
     build_experts,
     build_one_gate,
     build_permutation,
     build_regularizer,
     build_task_gates,
     key_column,
-    scale_widths,
 )
 from comet_moe.experiments.models.networks import ImageModel, RatingModel, TableModel
 from comet_moe.experiments.models.table_inputs import build_table_inputs
@@ -114,10 +114,9 @@ def _build_rating_model(config: TrainConfig, meta: dict[str, Any]) -> Model:
         embedding_width=shape.embedding,
         experts=build_experts(
             config,
-            len(tasks),
-            lambda n, factor: DenseExperts(
-                n, in_features, scale_widths((shape.units,), factor)[0], dropout=shape.dropout
-            ),
+            Surroundings(0, in_features, shape.head, [task.outputs for task in tasks]),
+            (shape.units,),
+            lambda n, widths: DenseExperts(n, in_features, widths[0], dropout=shape.dropout),
         ),
         gates=build_task_gates(config, meta, in_features, len(tasks)),
         head_units=shape.head,
@@ -128,21 +127,23 @@ def _build_image_model(config: TrainConfig, meta: dict[str, Any]) -> Model:
     shape = config.model
     assert isinstance(shape, ImageModelConfig)
     channels, height, width = meta["image_shape"]
-    tasks = image_tasks(meta["classes"])
+    tasks, in_features = image_tasks(meta["classes"]), channels * height * width
+    convolutions = len(shape.filters)
     return ImageModel(
         tasks=tasks,
         experts=build_experts(
             config,
-            len(tasks),
-            lambda n, factor: ConvExperts(
+            Surroundings(0, in_features, shape.head, [task.outputs for task in tasks]),
+            (*shape.filters, *shape.units),
+            lambda n, widths: ConvExperts(
                 n,
                 (channels, height, width),
-                scale_widths(shape.filters, factor),
+                widths[:convolutions],
                 shape.kernel_size,
-                scale_widths(shape.units, factor),
+                widths[convolutions:],
             ),
         ),
-        gates=build_task_gates(config, meta, channels * height * width, len(tasks)),
+        gates=build_task_gates(config, meta, in_features, len(tasks)),
         head_units=shape.head,
     )
 
@@ -157,12 +158,12 @@ def _build_table_model(config: TrainConfig, meta: dict[str, Any]) -> TableModel:
     in_features = sum(module.out_features for module in inputs.values())
     moe: Mixture
     if shape.mixture == "mmoe":
+        embedding = sum(module.flops() for module in inputs.values())
         experts = build_experts(
             config,
-            len(tasks),
-            lambda n, factor: MLPExperts(
-                n, in_features, scale_widths(shape.units, factor), dropout=shape.dropout
-            ),
+            Surroundings(embedding, in_features, shape.head, [task.outputs for task in tasks]),
+            shape.units,
+            lambda n, widths: MLPExperts(n, in_features, widths, dropout=shape.dropout),
         )
         expert_units = experts.out_features
         moe = MultiGateMoE(experts=experts, gates=build_task_gates(config, meta, in_features, len(tasks)))

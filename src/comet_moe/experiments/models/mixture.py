@@ -3,10 +3,11 @@
 Shapes: p features that the gates read, n experts.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
-from operator import methodcaller
-from typing import Any, TypeVar
+from itertools import pairwise
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -22,26 +23,68 @@ from comet_moe.local_search import Permutation, PermutedGate
 ExpertsType = TypeVar("ExpertsType", bound=Experts)
 
 
+@dataclass(frozen=True)
+class Surroundings:
+    """What a network computes beside its experts, per row.
+
+    Attributes:
+        embedding: operations before the mixture.
+        in_features: p.
+        head_units: widths of each head's ReLU layers.
+        outputs: width of the output of each task's head.
+    """
+
+    embedding: int
+    in_features: int
+    head_units: Sequence[int]
+    outputs: Sequence[int]
+
+    def flops(self, expert_units: int) -> int:
+        """Operations of the embedding and of all heads on experts of ``expert_units`` outputs."""
+        heads = [(expert_units, *self.head_units, outputs) for outputs in self.outputs]
+        return self.embedding + sum(2 * a * b for widths in heads for a, b in pairwise(widths))
+
+    def gate_flops(self, num_experts: int) -> int:
+        """Operations of one linear router per task."""
+        return 2 * self.in_features * num_experts * len(self.outputs)
+
+
 def build_experts(
-    config: TrainConfig, num_tasks: int, build: Callable[[int, float], ExpertsType]
+    config: TrainConfig,
+    around: Surroundings,
+    widths: Sequence[int],
+    build: Callable[[int, Sequence[int]], ExpertsType],
 ) -> ExpertsType:
     """The experts of the mixture, or those of a network without: one, or one for each task.
 
+    A dense network has as many operations as a mixture whose tasks select the same k experts, times W for
+    ``dense-Wx``. Embedding, gates and heads are included.
+
     Args:
         config: configuration of the run.
-        num_tasks: number of tasks.
-        build: ``build(num_experts, factor)`` builds experts whose layers are wider by a factor.
+        around: the rest of the network.
+        widths: of the layers of an expert.
+        build: ``build(num_experts, widths)`` builds experts with layers of these widths.
     """
     gate, n = config.gate, config.model.experts
     if not isinstance(gate, DenseConfig):
-        return build(n, 1.0)
-    with torch.device("meta"):
-        one = build(1, 1.0)
+        return build(n, widths)
+
+    def shape(count: int, widths: Sequence[int]) -> ExpertsType:
+        with torch.device("meta"):  # shapes only
+            return build(count, widths)
+
+    one = shape(1, widths)
     if gate.name == "dense-wide":
-        return build_wider_expert(partial(build, 1), parameters, n * parameters(one))
-    count = num_tasks if gate.name == "dense-per-task" else 1
-    target = round((dense_width(gate.name) or 1.0) * min(gate.k, n) * one.flops() / count)
-    return build_wider_expert(partial(build, count), methodcaller("flops"), target)
+        return build(1, fit_widths(widths, lambda of: parameters(shape(1, of)), n * parameters(one)))
+    count = len(around.outputs) if gate.name == "dense-per-task" else 1
+
+    def flops(experts: ExpertsType, used: int) -> int:
+        return used * experts.flops() + around.flops(cast(Any, experts).out_features)
+
+    of_mixture = flops(one, min(gate.k, n)) + around.gate_flops(n)
+    target = round((dense_width(gate.name) or 1.0) * of_mixture)
+    return build(count, fit_widths(widths, lambda of: flops(shape(count, of), count), target))
 
 
 def build_task_gates(
@@ -141,27 +184,35 @@ def scale_widths(widths: Sequence[int], factor: float) -> tuple[int, ...]:
     return tuple(max(1, round(width * factor)) for width in widths)
 
 
-def build_wider_expert(
-    build: Callable[[float], ExpertsType], cost_of: Callable[[ExpertsType], int], target: int
-) -> ExpertsType:
-    """The expert whose cost is closest to ``target``.
+def fit_widths(widths: Sequence[int], cost: Callable[[Sequence[int]], int], target: int) -> tuple[int, ...]:
+    """Widths of layers with a cost close to ``target``: those of ``widths`` times a factor, then one by one.
+
+    Layers are few units wide in small networks, and a factor on all of them misses the cost by up to 20 %.
 
     Args:
-        build: builds an expert for a factor on its widths; its cost grows with the factor.
-        cost_of: operations per row or number of parameters.
-        target: the cost to come close to; the factor is at most 1 or target / cost_of(build(1)).
+        widths: of the layers.
+        cost: operations per row or number of parameters; it grows with each width.
+        target: the cost to come close to.
     """
-
-    def cost(factor: float) -> int:
-        with torch.device("meta"):  # shapes only
-            return cost_of(build(factor))
-
-    low, high = 0.0, max(1.0, target / cost(1.0))
+    low, high = 0.0, max(1.0, target / cost(widths))
     for _ in range(40):  # halves the interval to far below one unit of width
         middle = (low + high) / 2
-        low, high = (middle, high) if cost(middle) <= target else (low, middle)
-    best = min((low, high), key=lambda factor: abs(cost(factor) - target))
-    return build(best)
+        low, high = (middle, high) if cost(scale_widths(widths, middle)) <= target else (low, middle)
+
+    def distance(of: Sequence[int]) -> int:
+        return abs(cost(of) - target)
+
+    best = min(scale_widths(widths, low), scale_widths(widths, high), key=distance)
+    while distance(nearer := min(_neighbours(best), key=distance)) < distance(best):
+        best = nearer
+    return best
+
+
+def _neighbours(widths: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """``widths`` with one of them changed by 1."""
+    for layer, width in enumerate(widths):
+        for changed in (width + 1, max(width - 1, 1)):
+            yield (*widths[:layer], changed, *widths[layer + 1 :])
 
 
 def parameters(experts: Experts) -> int:

@@ -20,6 +20,7 @@ from comet_moe.experiments.report.settings import build_settings
 from comet_moe.experiments.report.summary import build_summary, trial_noun
 from comet_moe.experiments.report.verdicts import build_verdicts
 from comet_moe.experiments.studies.frontier import Row
+from comet_moe.experiments.studies.networks import without_search
 from comet_moe.experiments.studies.reading import Study
 from comet_moe.experiments.studies.tables import compare_gates
 from comet_moe.experiments.studies.winner import Winner, winner
@@ -141,7 +142,7 @@ def _means(rows: list[Row]) -> dict[str, Any]:
 def _search_tests(rows: list[Row]) -> str:
     """p-values of local search."""
     tests = [
-        f"{row['gate']} lower than {row['gate'][:-1]}: {format_p_equation(row['p_search'])}"
+        f"{row['gate']} lower than {without_search(row['gate'])}: {format_p_equation(row['p_search'])}"
         for row in rows
         if row["p_search"] is not None
     ]

@@ -37,9 +37,10 @@ from comet_moe.experiments.studies.defaults import (
     MAX_TRIALS,
     PruneMethod,
 )
+from comet_moe.experiments.studies.networks import gate_of, is_network_name, network_settings
 from comet_moe.experiments.studies.records import StudyKind
 from comet_moe.experiments.studies.trial import Runner, runner_for
-from comet_moe.gates.registry import gate_names, is_gate_name
+from comet_moe.gates.registry import gate_names
 
 PATH_SETTINGS = ("data.path", "teacher")
 """Settings that may differ between machines."""
@@ -119,7 +120,7 @@ class StudyDefinition(BaseModel):
     @model_validator(mode="after")
     def _check_gates(self) -> "StudyDefinition":
         """The name of a gate becomes that of a folder: only names of gates are accepted."""
-        unknown = next((gate for gate in (*self.base, *self.space) if not is_gate_name(gate)), None)
+        unknown = next((gate for gate in (*self.base, *self.space) if not is_network_name(gate)), None)
         if unknown is not None or not self.base or self.base.keys() != self.space.keys():
             raise ValueError(f"gates must be some of {', '.join(gate_names())}, got {unknown!r}")
         return self
@@ -158,9 +159,11 @@ def define_study(
     for gate, count in Counter(gates).items():
         if count > 1:
             raise StudyError(f"gate {gate} is given twice: give each gate once")
-    runner = runner or runner_for(load_config(recipe, [*settings, f"gate={gates[0]}"]))
-    base = {gate: runner.base(recipe, [*settings, f"gate={gate}"]) for gate in gates}
-    space = {gate: load_search_space(recipe, gate, settings) if kind == "tuning" else {} for gate in gates}
+    runner = runner or runner_for(load_config(recipe, [*settings, *network_settings(gates[0])]))
+    base = {gate: runner.base(recipe, [*settings, *network_settings(gate)]) for gate in gates}
+    space = {
+        gate: load_search_space(recipe, gate_of(gate), settings) if kind == "tuning" else {} for gate in gates
+    }
     definition = StudyDefinition(
         kind=kind,
         recipe=base[gates[0]].recipe,
@@ -205,7 +208,7 @@ def check_same_study(saved: StudyDefinition, options: StudyOptions) -> None:
     name, overrides = recipe_name(options.recipe), [parse_setting(setting) for setting in settings]
     for gate in saved.gates:
         try:
-            of_gate = resolve_gates(options.recipe, gate, overrides)
+            of_gate = resolve_gates(options.recipe, gate_of(gate), overrides)
             for key in (".".join(keys) for keys, _ in of_gate):
                 if key in saved.space[gate]:
                     raise StudyError(

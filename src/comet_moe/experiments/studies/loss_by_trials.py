@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from comet_moe.exceptions import StudyError
 from comet_moe.experiments.studies.defaults import DEFAULT_REPEATS
+from comet_moe.experiments.studies.networks import without_search
 from comet_moe.experiments.studies.reading import Study, count_status, rank_trials
 from comet_moe.experiments.studies.significance import summarise
 
@@ -145,7 +146,7 @@ def parse_pair(text: str) -> Pair:
 def default_pairs(study: Study) -> list[Pair]:
     """Each gate with local search and the same without; COMET and COMET+ and each of ``BASELINES``."""
     gates = study.gates_with_results
-    searches = [(gate, gate[:-1]) for gate in gates if gate.endswith("+")]
+    searches = [(gate, plain) for gate in gates if (plain := without_search(gate))]
     comet = [(gate, baseline) for gate in ("comet", "comet+") for baseline in BASELINES]
     return [pair for pair in searches + comet if set(pair) <= set(gates)]
 

@@ -17,6 +17,7 @@ from pydantic import AliasChoices, AliasPath, BaseModel, Field, PositiveInt
 from comet_moe import files
 from comet_moe.exceptions import StudyError
 from comet_moe.experiments.config import values
+from comet_moe.experiments.studies.networks import network_name
 from comet_moe.experiments.studies.records import (
     FINISHED,
     ROUTING_COLUMNS,
@@ -135,11 +136,12 @@ class _RunSettings(BaseModel):
         validation_alias=AliasChoices(AliasPath("model", "experts"), AliasPath("experts", "count")),
     )
     alpha: float | None = Field(default=None, validation_alias=AliasPath("loss", "alpha"))
+    mixture: str = Field(default="", validation_alias=AliasPath("model", "mixture"))
 
     @property
     def gate_name(self) -> str:
-        """The gate that was trained; "dense" for the teacher of a BERT, which has none."""
-        return "dense" if self.stage == "finetune" else self.gate
+        """The network that was trained; "dense" for the teacher of a BERT, which has no gate."""
+        return "dense" if self.stage == "finetune" else network_name(self.gate, self.mixture)
 
 
 def read_studies(paths: Sequence[Path]) -> list[Study]:

@@ -37,6 +37,7 @@ from comet_moe.experiments.studies.definition import (
     select_new_gates,
 )
 from comet_moe.experiments.studies.folder import StudyFolder
+from comet_moe.experiments.studies.networks import network_settings
 from comet_moe.experiments.studies.process import WorkerConfig
 from comet_moe.experiments.studies.queue import TrialQueue
 from comet_moe.experiments.studies.reading import read_trials
@@ -182,7 +183,7 @@ def _create_study(folder: StudyFolder, options: StudyOptions) -> StudyHandle:
 
 def _define_study(options: StudyOptions) -> tuple[StudyDefinition, Runner]:
     """The definition, and the runner that has built a model of each gate and opened the data for it."""
-    gate = [f"gate={name}" for name in (options.gates or [])[:1]]
+    gate = network_settings(options.gates[0]) if options.gates else []
     config = load_config(options.recipe, [*options.settings, *gate])
     runner = runner_for(config)
     definition = define_study(

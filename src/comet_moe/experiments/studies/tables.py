@@ -11,6 +11,7 @@ import pandas as pd
 
 from comet_moe.experiments.studies.defaults import TOP_PERCENT
 from comet_moe.experiments.studies.frontier import Row, add_dense_tests, p_below
+from comet_moe.experiments.studies.networks import without_search
 from comet_moe.experiments.studies.reading import Study, count_status, read_json, select_trials
 from comet_moe.experiments.studies.records import ROUTING_COLUMNS, TrialRouting
 from comet_moe.experiments.studies.significance import (
@@ -158,7 +159,7 @@ def _describe_owner(records: list[TrialRouting]) -> dict[str, Any]:
 def _test(study: Study, gate: _Gate, gates: dict[str, _Gate], best_existing: _Gate | None) -> dict[str, Any]:
     existing = best_existing if gate.name in COMET_GATES else None
     p_existing = _p_value(gate, existing)
-    plain = gates.get(gate.name[:-1]) if gate.name.endswith("+") else None
+    plain = gates.get(without_search(gate.name) or "")
     p_search = _p_value(gate, plain)
     return {
         "best_existing": existing and existing.name,

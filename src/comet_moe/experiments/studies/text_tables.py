@@ -69,9 +69,9 @@ KEPT_ROUTING_NOTE = (
     "expected number of effective experts. Both are means over the gates of a model."
 )
 COMPARISON_NOTE = (
-    "Mean ± standard error over seeds, on the test rows. dense: one network with the compute of the experts "
-    "that one target selects; dense-2x: twice that. routing gain: the rise of the loss when samples exchange "
-    f"their routes at random. {_DENSE_NOTE} p vs trees: against scikit-learn's "
+    "Mean ± standard error over seeds, on the test rows. dense: one network with the operations of a "
+    "mixture whose targets share their experts; dense-2x: twice that. routing gain: the rise of the loss "
+    f"when samples exchange their routes at random. {_DENSE_NOTE} p vs trees: against scikit-learn's "
     "boosted trees."
 )
 SPEEDUP_NOTE = (
@@ -185,8 +185,10 @@ def _result_cells(study: Study, rows: list[Row], metrics: list[str]) -> list[lis
 
 
 def _gate_cell(name: str) -> TextCell:
-    plain = name.removesuffix("+")
-    return TextCell(name, tex=_PAPER_NAMES.get(plain, plain) + ("+" if name.endswith("+") else ""))
+    gate, _, mixture = name.partition("@")
+    plain = gate.removesuffix("+")
+    tex = _PAPER_NAMES.get(plain, plain) + gate[len(plain) :]
+    return TextCell(name, tex=f"{tex} ({mixture.upper()})" if mixture else tex)
 
 
 def _metric_cell(rows: list[Row], row: Row, name: str) -> TextCell:

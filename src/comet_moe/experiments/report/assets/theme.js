@@ -24,7 +24,8 @@ const OUTLINES = {
   x: "M-4,-4L4,4M4,-4L-4,4",
 };
 
-function gateStyle(gate) {
+function gateStyle(network) {
+  const [gate] = network.split("@");
   const isSearched = gate.endsWith("+");
   const family = isSearched ? gate.slice(0, -1) : gate;
   if (/^dense-[\d.]+x$/.test(family)) return { ...gateStyle("dense"), isSearched, dash: "solid" };
