@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from comet_moe.gates.base import Gate
 
 DENSE_KINDS = ("dense", "dense-wide", "dense-per-task")
-"""Networks without a gate: one expert with as many operations in all as a mixture of k, one with the
-parameters of all experts, and one expert per task with the operations of the first."""
+"""Networks without a gate. The first has one expert, and as many operations in all as a mixture of k. The
+second has one expert with all parameters. The third has an expert per task, and as many operations."""
 
 _DENSE_WIDTH = re.compile(r"dense-([1-9]\d{0,2}|\d{1,3}\.\d*[1-9])x")
 
