@@ -84,7 +84,8 @@ def range_text(field: FieldInfo) -> str:
 def type_text(annotation: Any, metadata: list[Any]) -> str:
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        return type_text(arguments[0], [*arguments[1:], *metadata])
+        inner = [item for part in arguments[1:] for item in getattr(part, "metadata", [part])]
+        return type_text(arguments[0], [*inner, *metadata])
     if is_union(annotation):
         names = ["null" if kind is types.NoneType else type_text(kind, metadata) for kind in arguments]
         return ", or ".join(names)

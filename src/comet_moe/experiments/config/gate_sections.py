@@ -6,7 +6,6 @@ from inspect import Parameter
 from types import UnionType
 from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin
 
-from annotated_types import Interval
 from pydantic import Field, NonNegativeFloat, create_model, field_validator
 
 from comet_moe.experiments.config.values import ConfigSection, Size
@@ -123,7 +122,7 @@ def _with_limits(kind: Any) -> Any:
     origin, members = get_origin(kind), get_args(kind)
     if origin is Annotated:
         limits = next(item for item in members[1:] if isinstance(item, Limits))
-        return Annotated[members[0], Interval(gt=limits.above, ge=limits.at_least, le=limits.at_most)]
+        return Annotated[members[0], Field(gt=limits.above, ge=limits.at_least, le=limits.at_most)]
     if origin in (Union, UnionType):
         return Union[tuple(map(_with_limits, members))]  # noqa: UP007 - of as many as there are
     return tuple[tuple(map(_with_limits, members))] if origin is tuple else kind  # type: ignore[misc]
