@@ -254,6 +254,46 @@ def test_reinitialize_redraws_a_share_of_the_neurons_of_each_copy():
     assert len({tuple(row) for row in redrawn.tolist()}) > 1
 
 
+def test_the_shared_expert_and_a_copy_have_the_state_of_the_neurons_of_their_own():
+    model, optimizer = trained("stack")
+    x = torch.randn(B, P)
+    dense = model(x).detach()
+    state = [optimizer.state[p]["exp_avg_sq"] for p in model[1].parameters()]
+    grow(model, E, k=2, gate="topk", optimizer=optimizer, layers=["1"], shared_expert=0.3)
+    torch.testing.assert_close(model(x), dense, atol=1e-5, rtol=1e-5)
+    assert model[1].shared[0].out_features == 3
+    shared = [optimizer.state[p]["exp_avg_sq"] for p in model[1].shared.parameters()]
+    for expert in range(E):
+        own = [optimizer.state[p]["exp_avg_sq"][expert] for p in model[1].experts.parameters()]
+        for before, first, rest, dimension in zip(state[:3], shared, own, (0, 0, 1), strict=False):
+            assert torch.equal(torch.cat((first, rest), dimension), before)
+        assert torch.equal(own[3], state[3])
+    assert not model[1].shared[2].bias.any()
+    train(model, optimizer, steps=1)
+
+
+@pytest.mark.parametrize("split", [{"shared_expert": 0.5}, {"expert_size": 8, "shared": 4}])
+@pytest.mark.parametrize("family", ["Llama", "Bert", "GPT2"])
+def test_parts_of_a_layer_of_transformers_grow_with_the_state_of_their_neurons(family, split):
+    """The state of a copy and its parameters were cut alike if the state was the parameter itself."""
+    transformers = pytest.importorskip("transformers")
+    kind = {"Llama": "LlamaForCausalLM", "Bert": "BertForMaskedLM", "GPT2": "GPT2LMHeadModel"}[family]
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    if family == "GPT2":
+        sizes = {"n_embd": 16, "n_inner": 24, "n_layer": 2, "n_head": 2}
+    model = getattr(transformers, kind)(getattr(transformers, f"{family}Config")(vocab_size=20, **sizes))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter)
+        optimizer.state[parameter] = {"step": torch.tensor(1.0), "exp_avg": parameter.detach().clone()}
+    for name in grow(model, E, optimizer=optimizer, **split):
+        mixture = model.get_submodule(name)
+        parts = [*mixture.experts.members, *([mixture.shared] if mixture.shared is not None else [])]
+        for parameter_name, parameter in ((n, p) for part in parts for n, p in part.named_parameters()):
+            is_zeroed = not parameter.any()  # the last bias of the shared expert
+            assert is_zeroed or torch.equal(optimizer.state[parameter]["exp_avg"], parameter), parameter_name
+
+
 def test_without_named_layers_those_of_a_model_of_transformers_grow_with_their_state():
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -307,6 +347,8 @@ def test_token_ids_are_the_keys_of_hash_gates_in_a_grown_transformer():
         ({"layers": ["9"]}, "names of modules within the model, got '9'"),
         ({"layers": ["1", "1.0"]}, "layer 1.0 is within the layer 1"),
         ({"layers": ["1"], "reinitialize": 1.5}, "reinitialize must be a number from 0 to 1, got 1.5"),
+        ({"layers": ["1"], "shared_expert": 1.0}, "must leave neurons on both sides, got 1 of 10"),
+        ({"layers": ["0"], "shared_expert": 0.5}, "shared_expert is for nn.Sequential.*got Linear"),
         ({"layers": ["1"], "noise": 0.1}, "noise is for models of transformers"),
         ({"layers": ["1"], "gate_lr": 0.1}, "pass optimizer as well"),
         ({"layers": ["1"], "gate": "hash"}, "routes by token id"),

@@ -14,7 +14,7 @@ from comet_moe.gates import Gate, RescaledGate
 from comet_moe.local_search import GateFactory, gate_factory
 from comet_moe.mixture.dispatch import Execution
 from comet_moe.mixture.moe import MoE, MultiGateMoE
-from comet_moe.optimization import Growth
+from comet_moe.optimization import Growth, Slice
 
 
 def grow(
@@ -28,6 +28,7 @@ def grow(
     gate_lr: float | None = None,
     layers: Sequence[str] | Sequence[int] | None = None,
     reinitialize: float = 0.0,
+    shared_expert: float = 0.0,
     noise: float = 0.0,
     rescale: bool = True,
     execution: Execution = "auto",
@@ -61,6 +62,8 @@ def grow(
             feed-forward layers of a model of transformers, see :func:`comet_moe.hf.upcycle`.
         reinitialize: share of the neurons of each copy that are drawn anew (Drop-Upcycling, Nakamura et al.
             2025), so that copies differ from the start.
+        shared_expert: share of the neurons of a layer that become one expert for every row, see
+            :func:`comet_moe.hf.upcycle`.
         noise: see :func:`comet_moe.hf.upcycle`; for models of transformers.
         rescale: wrap gates whose weights do not sum to 1 in a :class:`~comet_moe.gates.RescaledGate`.
         execution: of the mixtures, see :class:`~comet_moe.MoE`.
@@ -87,6 +90,7 @@ def grow(
     checks.at_least_one("experts", experts)
     checks.not_negative("noise", noise)
     checks.share("reinitialize", reinitialize)
+    checks.share("shared_expert", shared_expert)
     _check_is_whole(model)
     growth = None
     if optimizer is not None:
@@ -96,8 +100,9 @@ def grow(
         raise ValueError("scheduler and gate_lr are for an optimiser: pass optimizer as well")
     names = [name for name in layers or () if isinstance(name, str)]
     if not names:
-        options = {"noise": noise, "reinitialize": reinitialize, "rescale": rescale, "execution": execution}
-        grown = _grow_transformer(model, experts, k, gate, {"layers": layers} | options | settings)
+        options = {"layers": layers, "noise": noise, "reinitialize": reinitialize, "execution": execution}
+        options |= {"shared_expert": shared_expert, "rescale": rescale}
+        grown = _grow_transformer(model, experts, k, gate, options | settings)
     elif noise:
         raise ValueError("noise is for models of transformers: with names in layers use reinitialize")
     else:
@@ -106,20 +111,21 @@ def grow(
         gates = {
             name: _make_gate(factory, module, name, experts, k, rescale) for name, module in modules.items()
         }
-        grown = _grow_modules(model, modules, gates, reinitialize, execution)
+        grown = _grow_modules(model, modules, gates, reinitialize, shared_expert, execution)
     if growth is not None:
-        for copies, new_gates in grown.values():
-            growth.apply(copies, new_gates)
+        for copies, new_gates, slices in grown.values():
+            growth.apply(copies, new_gates, slices)
     return list(grown)
 
 
-Grown = dict[str, tuple[Copies, nn.Module]]
-"""By name of a mixture, where the parameters of its layer have gone, and its gates."""
+Grown = dict[str, tuple[Copies, nn.Module, dict[nn.Parameter, Slice]]]
+"""By name of a mixture, where the parameters of its layer have gone, its gates, and what is only a part."""
 
 
 def _grow_transformer(
     model: nn.Module, experts: int, k: int, gate: str | GateFactory, options: Mapping[str, Any]
 ) -> Grown:
+    from comet_moe.hf.feed_forward import inside_layout, neuron_slices
     from comet_moe.hf.upcycling import UpcycledMixture, upcycle
 
     before = dict(model.named_modules())
@@ -132,11 +138,20 @@ def _grow_transformer(
         if mixture.layout.outside:
             parent = name.rpartition(".")[0]
             dense.append(before[f"{parent}.{mixture.layout.outside}"])
-        members = [
-            list(member.parameters()) for member in mixture.experts.get_submodule("members").children()
-        ]
+        members = list(mixture.experts.get_submodule("members").children())
+        slices: dict[nn.Parameter, Slice] = {}
+        if mixture.neurons is not None:
+            kept = list(mixture.neurons.experts)
+            if mixture.shared is not None:
+                members.append(mixture.shared)
+                kept.append(mixture.neurons.shared)
+            for member, neurons in zip(members, kept, strict=True):
+                parts = neuron_slices(member, inside_layout(mixture.layout), neurons)
+                slices |= {member.get_parameter(parameter): part for parameter, part in parts.items()}
         old = [parameter for module in dense for parameter in module.parameters()]
-        grown[name] = {one: list(new) for one, *new in zip(old, *members, strict=True)}, mixture.gates
+        new = [list(member.parameters()) for member in members]
+        copies = {one: list(own) for one, *own in zip(old, *new, strict=True)}
+        grown[name] = copies, mixture.gates, slices
     return grown
 
 
@@ -175,14 +190,18 @@ def _grow_modules(
     modules: Mapping[str, nn.Module],
     gates: Mapping[str, Gate],
     reinitialize: float,
+    shared_expert: float,
     execution: Execution,
 ) -> Grown:
     grown: Grown = {}
     for name, module in modules.items():
-        stack, copies = copy_module(module, gates[name].num_experts, reinitialize)
-        mixture = MoE(experts=stack, gate=gates[name], execution=execution, return_routing=False)
+        stack, shared, copies, slices = copy_module(
+            module, gates[name].num_experts, reinitialize, shared_expert
+        )
+        options: dict[str, Any] = {"execution": execution, "return_routing": False}
+        mixture = MoE(experts=stack, gate=gates[name], shared=shared, **options)
         model.set_submodule(name, mixture.train(module.training))
-        grown[name] = copies, mixture.gates
+        grown[name] = copies, mixture.gates, slices
     return grown
 
 

@@ -66,6 +66,10 @@ def search_factors(model: nn.Module) -> dict[int, float]:
     return {id(m.logits): m.lr_factor for m in model.modules() if isinstance(m, Permutation)}
 
 
+Slice = tuple[int, Tensor]
+"""A dimension of a parameter, and the places in it."""
+
+
 class Growth:
     """What an optimiser has to know of a model whose layers have become copies behind gates.
 
@@ -91,13 +95,20 @@ class Growth:
                 "well, or leave it out"
             )
 
-    def apply(self, copies: Mapping[nn.Parameter, Sequence[nn.Parameter]], gates: nn.Module) -> None:
+    def apply(
+        self,
+        copies: Mapping[nn.Parameter, Sequence[nn.Parameter]],
+        gates: nn.Module,
+        slices: Mapping[nn.Parameter, Slice] | None = None,
+    ) -> None:
         """Replace parameters by their copies, with their state, and add the parameters of ``gates``.
 
         Args:
             copies: by parameter of a layer, the new parameters in its place. Each has its shape, or the
-                shape to which it is broadcast, such as (n, out, in) for (out, in) or (1, out, in).
+                shape to which it is broadcast, such as (n, out, in) for (out, in) or (1, out, in). Or it has
+                a part of it, broadcast as well.
             gates: the gates of this layer.
+            slices: by new parameter that has only a part of the old one, which part.
         """
         if any(factor != 1 for factor in search_factors(gates).values()):
             self._require_scheduler("a local search with an lr_factor")
@@ -105,7 +116,8 @@ class Growth:
         own_group = next((group_of[p] for p in copies if p in group_of), 0)
         states: dict[Tensor, Any] = {
             new: {
-                name: _copy_value(name, value, old, new) for name, value in self.optimizer.state[old].items()
+                name: _copy_value(name, value, old, new, (slices or {}).get(new))
+                for name, value in self.optimizer.state[old].items()
             }
             for old, all_new in copies.items()
             if old in self.optimizer.state
@@ -161,10 +173,13 @@ def _add_group(scheduler: Any, like: int, ratio: float) -> None:
             setattr(scheduler, name, [*values, value if callable(value) or value is None else value * ratio])
 
 
-def _copy_value(name: str, value: Any, old: nn.Parameter, new: nn.Parameter) -> Any:
+def _copy_value(name: str, value: Any, old: nn.Parameter, new: nn.Parameter, part: Slice | None) -> Any:
     """A value of the optimiser's state of ``old``, for ``new``."""
     if not isinstance(value, Tensor):
         return copy.deepcopy(value)
+    if part is not None and value.shape == old.shape:
+        dimension, places = part
+        return value.index_select(dimension, places.to(value.device)).expand_as(new).clone()
     if new.shape == old.shape or value.dim() == 0:  # a count of steps has no dimension
         return value.clone()
     if value.shape != old.shape:

@@ -109,8 +109,11 @@ def test_routers_of_one_expert_with_the_weight_1_route_as_before_and_are_a_warni
     model = build("mixtral", num_experts_per_tok=1)
     inputs = left_padded()
     before = model(**inputs).logits.detach()
-    with pytest.warns(IdleGateWarning, match=r"2 mixtures, such as model.layers.0.mlp.gate, .*normalize"):
+    with pytest.warns(
+        IdleGateWarning, match=r"2 mixtures, such as model.layers.0.mlp.gate, .*normalize"
+    ) as caught:
         replace_routers(model, factory)
+    assert len(caught) == 1
     logits = model(**inputs).logits
     logits.sum().backward()
     assert not any(parameter.grad.any() for gate in gates_of(model) for parameter in gate.parameters())

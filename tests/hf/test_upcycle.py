@@ -87,8 +87,11 @@ def test_top_1_trains_its_gate_although_its_weight_is_1():
 
 def test_top_1_with_the_constant_weight_1_is_a_warning_that_names_the_fix():
     model = build("llama")
-    with pytest.warns(IdleGateWarning, match=r'2 mixtures, such as model.layers.0.mlp.*normalize="all"'):
+    with pytest.warns(
+        IdleGateWarning, match=r'2 mixtures, such as model.layers.0.mlp.*normalize="all"'
+    ) as caught:
         upcycle(model, experts=4, k=1, gate=TopKGate)
+    assert len(caught) == 1
     model(**batch("llama", labels=True)).loss.backward()
     assert not any(mixture.gate.weight.grad.any() for mixture in mixtures(model))
 
@@ -110,6 +113,37 @@ def test_split_experts_with_all_neurons_are_the_dense_model(family):
     dense = logits(model, **batch(family))
     upcycle(model, experts=2, k=2, gate="topk", expert_size=NEURONS, shared=NEURONS)
     torch.testing.assert_close(logits(model, **batch(family)), dense, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_shared_expert_and_copies_of_the_rest_are_the_dense_model(family, tmp_path):
+    model = build(family)
+    dense = logits(model, **batch(family))
+    scores = importance(model, [batch(family, labels=True)])
+    upcycle(model, experts=3, k=1, gate="switch", shared_expert=0.25, importance=scores)
+    torch.testing.assert_close(logits(model, **batch(family)), dense, atol=1e-5, rtol=0)
+    inner = ("inner." if family == "bert" else "") + comet_moe.hf.LAYOUTS[family].inner[0]
+    for mixture in mixtures(model):
+        experts = (mixture.shared, *mixture.experts.members)
+        sizes = [
+            len(comet_moe.hf.feed_forward.weight_of(one.get_submodule(inner)).detach()) for one in experts
+        ]
+        assert sizes == [NEURONS // 4] + [NEURONS - NEURONS // 4] * 3
+    model.save_pretrained(tmp_path)
+    again = AUTO[family].from_pretrained(tmp_path)
+    assert torch.equal(logits(again, **batch(family)), logits(model, **batch(family)))
+
+
+def test_a_shared_expert_has_the_most_important_neurons():
+    model = build("llama")
+    rows = model.model.layers[1].mlp.up_proj.weight.detach().clone()
+    scores = torch.rand(LAYERS, NEURONS)
+    upcycle(model, experts=2, k=1, shared_expert=0.5, importance=scores)
+    order = scores[1].argsort(descending=True, stable=True)
+    mixture = mixtures(model)[1]
+    assert torch.equal(mixture.shared.up_proj.weight, rows[order[: NEURONS // 2]])
+    for member in mixture.experts.members:
+        assert torch.equal(member.up_proj.weight, rows[order[NEURONS // 2 :]])
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -244,6 +278,8 @@ def test_upcycling_in_two_parts_is_remembered_whole(tmp_path):
         ({"gate": lambda p, n, k: TopKGate(p, n + 1, k)}, "chooses among 5 experts, there are 4"),
         ({"gate": CometGate, "entropy": 0.1}, "entropy: settings are for a gate by name"),
         ({"shared": 3}, "set expert_size"),
+        ({"shared_expert": 0.01}, "must leave neurons on both sides, got 0.01 of 24: try 0.5"),
+        ({"shared_expert": 0.5, "expert_size": 4}, "leave expert_size and shared out"),
         ({"expert_size": 30}, "need 120 neurons, and the feed-forward layers have 24"),
         ({"pattern": "nothing"}, "no module of LlamaForCausalLM has a name that ends as nothing"),
         ({"pattern": r"layers\.\d+\.mlp", "expert_size": 4}, "FeedForwardLayout with inner and outer"),

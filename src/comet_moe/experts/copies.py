@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +15,26 @@ Copies = dict[nn.Parameter, list[nn.Parameter]]
 """By parameter of a dense module, those that have taken its place."""
 
 
-def copy_module(module: nn.Module, count: int, reinitialize: float = 0.0) -> tuple[Experts, Copies]:
-    """``count`` copies of ``module`` (m, p) -> (m, u) as experts, and where its parameters have gone.
+class Copied(NamedTuple):
+    """Copies of a dense module.
+
+    Attributes:
+        experts: the copies.
+        shared: the expert for every row, or None.
+        copies: where the parameters have gone.
+        slices: by new parameter that has a part of the old one, the dimension of the neurons and its own.
+    """
+
+    experts: Experts
+    shared: nn.Module | None
+    copies: Copies
+    slices: dict[nn.Parameter, tuple[int, Tensor]]
+
+
+def copy_module(
+    module: nn.Module, count: int, reinitialize: float = 0.0, shared_expert: float = 0.0
+) -> Copied:
+    """``count`` copies of ``module`` (m, p) -> (m, u) as experts.
 
     A ``Sequential`` of a linear layer, an activation and a linear layer becomes a stack, whose experts run
     in grouped matrix products. Other modules become :class:`ModuleExperts`.
@@ -26,26 +44,67 @@ def copy_module(module: nn.Module, count: int, reinitialize: float = 0.0) -> tup
         count: n.
         reinitialize: share of the neurons of each copy that are drawn anew, see :func:`redraw_neurons`; for
             a ``Sequential`` as above.
+        shared_expert: share of the neurons that become the expert for every row, the first ones; the copies
+            have the others. For a ``Sequential`` as above.
     """
-    members = [copy.deepcopy(module) for _ in range(count)]
     activation = _activation_between_two_linears(module)
-    if reinitialize:
-        if activation is None:
-            raise ValueError(
-                f"reinitialize is for nn.Sequential(nn.Linear, activation, nn.Linear), whose neurons are "
-                f"known, got {type(module).__name__}: set reinitialize to 0"
-            )
-        for member in members:
-            first, last = _linears(member)
-            redraw_neurons([first.weight], last.weight, reinitialize)
     if activation is None:
+        for name, value in (("reinitialize", reinitialize), ("shared_expert", shared_expert)):
+            if value:
+                raise ValueError(
+                    f"{name} is for nn.Sequential(nn.Linear, activation, nn.Linear), whose neurons are "
+                    f"known, got {type(module).__name__}: set {name} to 0"
+                )
+        members = [copy.deepcopy(module) for _ in range(count)]
         own = [list(member.parameters()) for member in members]
         copies = {old: list(new) for old, *new in zip(module.parameters(), *own, strict=True)}
-        return ModuleExperts(members), copies
-    stack, copies = _stack(members, activation), {}
-    for dense, layer in zip(_linears(module), (stack.inner, stack.outer), strict=True):
-        copies |= {dense.weight: [layer.weight], dense.bias: [layer.bias]}
-    return stack, copies
+        return Copied(ModuleExperts(members), None, copies, {})
+    dense = _linears(module)
+    neurons = torch.arange(dense[0].out_features)
+    first = count_shared(shared_expert, len(neurons)) if shared_expert else 0
+    members = [_keep_neurons(module, neurons[first:]) for _ in range(count)]
+    for member in members if reinitialize else ():
+        inner, outer = _linears(member)
+        redraw_neurons([inner.weight], outer.weight, reinitialize)
+    stack, shared = _stack(members, activation), None
+    new = [[layer] for layer in (stack.inner, stack.outer)]
+    if first:
+        shared = _keep_neurons(module, neurons[:first])
+        nn.init.zeros_(shared.get_submodule("2").get_parameter("bias"))  # the other experts have it
+        new = [[*own, layer] for own, layer in zip(new, _linears(shared), strict=True)]
+    copies = {
+        getattr(old, name): [getattr(layer, name) for layer in own]
+        for old, own in zip(dense, new, strict=True)
+        for name in ("weight", "bias")
+    }
+    slices: dict[nn.Parameter, tuple[int, Tensor]] = {}
+    for (inner, outer), kept in zip(zip(*new, strict=True), (neurons[first:], neurons[:first]), strict=False):
+        slices |= {inner.weight: (0, kept), inner.bias: (0, kept), outer.weight: (1, kept)}
+    return Copied(stack, shared, copies, slices if first else {})
+
+
+def count_shared(share: float, neurons: int) -> int:
+    """How many of ``neurons`` a shared expert with this ``share`` has; the other experts have the rest."""
+    count = round(share * neurons)
+    if not 0 < count < neurons:
+        raise ValueError(
+            f"shared_expert must leave neurons on both sides, got {share:g} of {neurons}: try 0.5, or 0 for "
+            "none"
+        )
+    return count
+
+
+@torch.no_grad()
+def _keep_neurons(module: nn.Module, neurons: Tensor) -> nn.Module:
+    """A copy of a linear layer, an activation and a linear layer with these neurons only."""
+    kept = copy.deepcopy(module)
+    first, last = _linears(kept)
+    for linear, name, dimension in ((first, "weight", 0), (first, "bias", 0), (last, "weight", 1)):
+        whole = getattr(linear, name)
+        part = whole.index_select(dimension, neurons.to(whole.device))
+        setattr(linear, name, nn.Parameter(part, requires_grad=whole.requires_grad))
+    first.out_features = last.in_features = len(neurons)
+    return kept
 
 
 def _linears(module: Any) -> tuple[Any, Any]:

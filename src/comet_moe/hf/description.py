@@ -101,8 +101,9 @@ def _require_layout(kind: object, mixture: Mapping[str, Any], name: str, source:
     layout = _require(mixture.get("layout"), list, f"layout of {name}", source)
     is_known = kind == "feed_forward" and len(layout) == 4 and isinstance(layout[1], list)
     texts = [layout[0], layout[2], *layout[1]] if is_known else [None]
-    size = mixture.get("expert_size")
+    size, shared = mixture.get("expert_size"), mixture.get("shared_size")
     is_size = size is None or (isinstance(size, int) and size > 0)
+    is_size = is_size and isinstance(shared, int) and shared >= 0
     if not all(isinstance(text, str) for text in texts) or not is_size or "execution" not in mixture:
         raise ValueError(
             f"the configuration in {source} has no mixture that can be {name}: restore config.json"

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from comet_moe.exceptions import needs_extra
+from comet_moe.experts.copies import count_shared
 
 with needs_extra("hf", "comet_moe.hf"):
     from transformers.pytorch_utils import Conv1D
@@ -43,6 +44,18 @@ LAYOUTS: dict[str, FeedForwardLayout] = {
     "vit": FeedForwardLayout(r"layers?\.\d+\.mlp", ("fc1",), "fc2"),
 }
 """By ``model_type`` of the configuration; a layout of your own can be added."""
+
+
+class Neurons(NamedTuple):
+    """The neurons of a layer that its experts have.
+
+    Attributes:
+        experts: (E, m) of each expert.
+        shared: (s,) of the expert for every token; empty if there is none.
+    """
+
+    experts: Tensor
+    shared: Tensor = torch.empty(0, dtype=torch.int64)
 
 
 Term = tuple[Tensor, Tensor | float]
@@ -105,12 +118,19 @@ def take_whole(model: nn.Module, name: str, layout: FeedForwardLayout) -> tuple[
     """
     module = model.get_submodule(name)
     if not layout.outside:
-        return module, layout
+        return module, inside_layout(layout)
     parent = _parent(model, name)
     whole = nn.Sequential(OrderedDict(inner=module, outer=parent.get_submodule(layout.outside)))
     parent.set_submodule(layout.outside, nn.Identity())
+    return whole, inside_layout(layout)
+
+
+def inside_layout(layout: FeedForwardLayout) -> FeedForwardLayout:
+    """The layout of a feed-forward layer as :func:`take_whole` returns it."""
+    if not layout.outside:
+        return layout
     inner = tuple(f"inner.{part}" for part in layout.inner)
-    return whole, layout._replace(inner=inner, outer="outer", outside="")
+    return layout._replace(inner=inner, outer="outer", outside="")
 
 
 def count_features(module: nn.Module) -> int:
@@ -140,6 +160,20 @@ def keep_neurons(module: nn.Module, layout: FeedForwardLayout, neurons: Tensor) 
     outer: Any = module.get_submodule(layout.outer)
     weight = weight_of(outer)[:, neurons.to(outer.weight.device)]
     module.set_submodule(layout.outer, _linear_like(outer, weight, outer.bias))
+
+
+def neuron_slices(
+    module: nn.Module, layout: FeedForwardLayout, neurons: Tensor
+) -> dict[str, tuple[int, Tensor]]:
+    """By name of a parameter that :func:`keep_neurons` cuts, the dimension of neurons, and ``neurons``."""
+    slices = {}
+    for part in (*layout.inner, layout.outer):
+        layer: Any = module.get_submodule(part)
+        is_outer = part == layout.outer
+        slices[f"{part}.weight"] = int(is_outer != isinstance(layer, Conv1D)), neurons
+        if not is_outer and layer.bias is not None:
+            slices[f"{part}.bias"] = 0, neurons
+    return slices
 
 
 def _linear_like(layer: Any, weight: Tensor, bias: Tensor | None) -> nn.Module:
@@ -243,6 +277,12 @@ def assign_neurons(order: Tensor, experts: int, expert_size: int, shared: int) -
     needed = count_neurons(len(order), experts, expert_size, shared)
     common = order[:shared].expand(experts, shared)
     return torch.cat((common, order[shared:needed].reshape(expert_size - shared, experts).t()), 1)
+
+
+def set_apart_neurons(order: Tensor, experts: int, share: float) -> Neurons:
+    """The first ``share`` of the neurons (neurons,) for every token, the others for each expert."""
+    count = count_shared(share, len(order))
+    return Neurons(order[count:].expand(experts, -1), order[:count])
 
 
 def count_neurons(

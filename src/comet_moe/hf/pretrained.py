@@ -7,7 +7,7 @@ Those check what they load, and become models of the family's own class.
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cache
+from functools import cache, partial
 from itertools import chain
 from os import PathLike
 from typing import Any
@@ -20,7 +20,7 @@ from comet_moe.exceptions import needs_extra
 from comet_moe.files import align_weights
 from comet_moe.gates import Gate
 from comet_moe.hf.description import Description, require_description, restore_gates
-from comet_moe.hf.feed_forward import FeedForwardLayout
+from comet_moe.hf.feed_forward import FeedForwardLayout, Neurons
 from comet_moe.hf.gated_modules import (
     FIELD,
     MODEL_TYPE,
@@ -206,9 +206,10 @@ def _put_gates(model: Any, description: Description, gates: Mapping[str, Gate]) 
             continue
         pattern, inner, outer, outside = mixture["layout"]
         layout = FeedForwardLayout(pattern, tuple(inner), outer, outside)
-        gate, size = gates[name], mixture["expert_size"]
+        gate, size, shared = gates[name], mixture["expert_size"], mixture["shared_size"]
         # Any neurons will do: the weights come from the file.
-        neurons = None if size is None else torch.zeros(gate.num_experts, size, dtype=torch.int64)
+        zeros = partial(torch.zeros, dtype=torch.int64)
+        neurons = None if size is None else Neurons(zeros(gate.num_experts, size), zeros(shared))
         build_mixture(base, name, layout, gate, neurons, mixture["execution"])
     if routers:
         install_gates(base, routers, find_adapter(model))

@@ -120,14 +120,14 @@ def replace_routers(
     for name, router in find_routers(model, adapter).items():
         sizes, owner = sizes_of(router, adapter), model.get_submodule(name.rpartition(".")[0])
         if isinstance(router, GateRouter):
-            gate = router.gate if factory is None else factory(*sizes)
+            gate = router.gate if factory is None else make_gate(factory, sizes)
         elif factory is None:
             gate = copy_router(router, adapter, owner)
         else:
             like = next(router.parameters())
             if type(adapter) is RouterAdapter:
                 probe(router, adapter, owner, torch.zeros(2, sizes.in_features, device=like.device))
-            gate = factory(*sizes)
+            gate = make_gate(factory, sizes)
         gate = wrap(gate) if wrap is not None else gate
         check_gate_fits(gate, name, sizes)
         new[name] = gate
@@ -196,6 +196,13 @@ def idle_gates(gates: Mapping[str, Gate]) -> list[str]:
         if inner.num_experts > 1 and parameters and parameters <= inner.idle_parameters():
             idle.append(name)
     return idle
+
+
+def make_gate(factory: GateFactory, sizes: RouterSizes) -> Gate:
+    """``factory(*sizes)``, where :func:`warn_of_idle_gates` warns of gates that are not trained."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", IdleGateWarning)
+        return factory(*sizes)
 
 
 def warn_of_idle_gates(gates: Mapping[str, Gate]) -> None:

@@ -16,6 +16,7 @@ from comet_moe.experts.copies import redraw_neurons
 from comet_moe.gates import Gate, RescaledGate
 from comet_moe.hf.feed_forward import (
     FeedForwardLayout,
+    Neurons,
     assign_neurons,
     count_features,
     find_feed_forward,
@@ -23,11 +24,12 @@ from comet_moe.hf.feed_forward import (
     find_names,
     keep_neurons,
     rank_neurons,
+    set_apart_neurons,
     take_whole,
     weight_of,
 )
 from comet_moe.hf.gated_modules import TokenReader, pass_tokens, store_description
-from comet_moe.hf.routers import check_gate_fits, warn_of_idle_gates
+from comet_moe.hf.routers import check_gate_fits, make_gate, warn_of_idle_gates
 from comet_moe.local_search import GateFactory, gate_factory
 from comet_moe.memory import require_memory
 from comet_moe.mixture.dispatch import Execution
@@ -44,7 +46,8 @@ class UpcycledMixture(MoE, TokenReader):
         experts: E modules (m, p) -> (m, p).
         gate: over E experts.
         layout: of the family.
-        expert_size: neurons per expert, if the layer was split.
+        neurons: of the layer, which each expert has at the start; None for copies.
+        shared: an expert for every token.
         execution: see :class:`~comet_moe.MoE`.
     """
 
@@ -53,12 +56,19 @@ class UpcycledMixture(MoE, TokenReader):
         experts: Sequence[nn.Module],
         gate: Gate,
         layout: FeedForwardLayout,
-        expert_size: int | None,
+        neurons: Neurons | None,
+        shared: nn.Module | None,
         execution: Execution,
     ):
-        super().__init__(experts=ModuleExperts(experts), gate=gate, execution=execution, return_routing=False)
+        super().__init__(
+            experts=ModuleExperts(experts),
+            gate=gate,
+            execution=execution,
+            shared=shared,
+            return_routing=False,
+        )
         self.layout = layout
-        self.expert_size = expert_size
+        self.neurons = neurons
 
     @property
     def gate(self) -> Gate:  # type: ignore[override]
@@ -75,7 +85,8 @@ class UpcycledMixture(MoE, TokenReader):
         return {
             "kind": "feed_forward",
             "layout": [self.layout.pattern, list(self.layout.inner), self.layout.outer, self.layout.outside],
-            "expert_size": self.expert_size,
+            "expert_size": None if self.neurons is None else self.neurons.experts.shape[1],
+            "shared_size": 0 if self.neurons is None else len(self.neurons.shared),
             "execution": self.execution,
         }
 
@@ -96,6 +107,7 @@ def upcycle(
     *,
     expert_size: int | None = None,
     shared: int = 0,
+    shared_expert: float = 0.0,
     importance: Tensor | Sequence[Tensor] | None = None,
     layers: Sequence[int] | None = None,
     pattern: str | FeedForwardLayout | None = None,
@@ -121,6 +133,9 @@ def upcycle(
             deviations of that matrix.
         expert_size: neurons per expert; None makes copies.
         shared: neurons that every expert has, the most important ones.
+        shared_expert: share S of the neurons of a layer, the most important ones, that become one expert for
+            every token. The other experts are copies of the rest. With k=1 a token then costs what it does in
+            the dense model, and with S = 1 / 2 all experts have one size.
         importance: (L, neurons), from :func:`comet_moe.hf.importance`, for the layers that are converted;
             None to assign the neurons in their order.
         layers: indices of the feed-forward layers to convert; None means all that are dense.
@@ -145,6 +160,7 @@ def upcycle(
     checks.at_least_one("experts", experts)
     checks.not_negative("noise", noise)
     checks.share("reinitialize", reinitialize)
+    checks.share("shared_expert", shared_expert)
     layout = find_layout(model, pattern)
     if reinitialize and not layout.inner:
         raise ValueError(
@@ -152,7 +168,7 @@ def upcycle(
             "outer"
         )
     names = _choose(model, find_names(model, layout), layers)
-    _require_memory(model, names, layout, experts, expert_size)
+    _require_memory(model, names, layout, experts, expert_size, shared_expert)
     if isinstance(gate, str):
         keys = getattr(getattr(model, "config", None), "vocab_size", None)
         factory = gate_factory(gate, vocab_size=keys, search_steps=search_steps, **settings)
@@ -160,7 +176,7 @@ def upcycle(
         raise ValueError(f"{', '.join(settings)}: settings are for a gate by name, and gate is a function")
     else:
         factory = gate
-    assigned = _assign(model, names, layout, experts, expert_size, shared, importance)
+    assigned = _assign(model, names, layout, experts, expert_size, shared, shared_expert, importance)
     gates = {name: _make_gate(factory, model, name, experts, k, rescale) for name in names}
     warn_of_idle_gates(gates)
     for name in names:
@@ -173,17 +189,24 @@ def upcycle(
 
 
 def _require_memory(
-    model: nn.Module, names: Sequence[str], layout: FeedForwardLayout, experts: int, expert_size: int | None
+    model: nn.Module,
+    names: Sequence[str],
+    layout: FeedForwardLayout,
+    experts: int,
+    expert_size: int | None,
+    shared_expert: float,
 ) -> None:
     """ValueError if the experts of these layers would not fit: copies, or ``expert_size`` neurons each."""
     if layout.inner:
         layers = find_feed_forward(model, layout, names)
         modules = [module for layer in layers for module in (*layer.inner, layer.outer)]
-        share = 1.0 if expert_size is None else expert_size / len(weight_of(layers[0].inner[0]))
+        size = len(weight_of(layers[0].inner[0]))
+        share = 1 - shared_expert if expert_size is None else expert_size / size
     else:
         modules, share = [model.get_submodule(name) for name in names], 1.0
     whole = sum(weight.nbytes for module in modules for weight in module.parameters())
-    require_memory(experts * share * whole, f"{experts:,} experts", "choose fewer experts", ValueError)
+    needed = (experts * share + shared_expert) * whole
+    require_memory(needed, f"{experts:,} experts", "choose fewer experts", ValueError)
 
 
 def build_mixture(
@@ -191,14 +214,14 @@ def build_mixture(
     name: str,
     layout: FeedForwardLayout,
     gate: Gate,
-    neurons: Tensor | None,
+    neurons: Neurons | None,
     execution: Execution,
     reinitialize: float = 0.0,
 ) -> UpcycledMixture:
     """Put a mixture in the place of the feed-forward layer called ``name``.
 
-    Its experts have the ``neurons`` (E, expert_size) of the layer; None makes copies. Of these neurons a
-    share ``reinitialize`` is drawn anew.
+    Its experts have the ``neurons`` of the layer; None makes copies. Of the neurons of the experts that are
+    not shared, a share ``reinitialize`` is drawn anew.
     """
     is_training = model.get_submodule(name).training
     whole, inside = take_whole(model, name, layout)
@@ -206,14 +229,21 @@ def build_mixture(
     for expert in range(gate.num_experts):
         member = copy.deepcopy(whole)
         if neurons is not None:
-            keep_neurons(member, inside, neurons[expert])
+            keep_neurons(member, inside, neurons.experts[expert])
         if reinitialize:
             inner = [weight_of(member.get_submodule(part)) for part in inside.inner]
             redraw_neurons(inner, weight_of(member.get_submodule(inside.outer)), reinitialize)
         experts.append(member)
+    always = None
+    if neurons is not None and len(neurons.shared):
+        always = copy.deepcopy(whole)
+        keep_neurons(always, inside, neurons.shared)
+        bias: Any = getattr(always.get_submodule(inside.outer), "bias", None)
+        if bias is not None:
+            nn.init.zeros_(bias)  # the other experts have it
     like = next(whole.parameters())
-    size = None if neurons is None else neurons.shape[1]
-    mixture = UpcycledMixture(experts, gate.to(like.device, like.dtype), layout, size, execution)
+    gate = gate.to(like.device, like.dtype)
+    mixture = UpcycledMixture(experts, gate, layout, neurons, always, execution)
     model.set_submodule(name, mixture.train(is_training))
     return mixture
 
@@ -240,13 +270,21 @@ def _assign(
     experts: int,
     expert_size: int | None,
     shared: int,
+    shared_expert: float,
     importance: Tensor | Sequence[Tensor] | None,
-) -> dict[str, Tensor]:
-    """The neurons (E, expert_size) of the experts of each layer; empty for copies."""
-    if expert_size is None:
+) -> dict[str, Neurons]:
+    """The neurons of the experts of each layer; empty for copies."""
+    if expert_size is None and not shared_expert:
         if shared or importance is not None:
-            raise ValueError("shared and importance are for experts of some neurons each: set expert_size")
+            raise ValueError(
+                "shared and importance are for experts of some neurons each: set expert_size or shared_expert"
+            )
         return {}
+    if shared_expert and (expert_size is not None or shared):
+        raise ValueError(
+            f"shared_expert={shared_expert:g} makes copies of the other neurons: leave expert_size and "
+            "shared out"
+        )
     if not layout.inner:
         raise ValueError(
             "a feed-forward layer can only be split where its linear layers are known: pass pattern as a "
@@ -254,8 +292,13 @@ def _assign(
         )
     neurons = len(weight_of(model.get_submodule(names[0]).get_submodule(layout.inner[0])))
     ranked = rank_neurons(importance, len(names), neurons)
+    if expert_size is None:
+        return {
+            name: set_apart_neurons(order, experts, shared_expert)
+            for name, order in zip(names, ranked, strict=True)
+        }
     return {
-        name: assign_neurons(order, experts, expert_size, shared)
+        name: Neurons(assign_neurons(order, experts, expert_size, shared))
         for name, order in zip(names, ranked, strict=True)
     }
 
@@ -264,6 +307,6 @@ def _make_gate(
     factory: GateFactory, model: nn.Module, name: str, experts: int, k: int, rescale: bool
 ) -> Gate:
     sizes = RouterSizes(count_features(model.get_submodule(name)), experts, k)
-    gate = factory(*sizes)
+    gate = make_gate(factory, sizes)
     check_gate_fits(gate, name, sizes)
     return RescaledGate(gate) if rescale and not gate.sums_to_one else gate
