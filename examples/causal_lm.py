@@ -107,6 +107,8 @@ def main() -> None:
                 result[name] = sum(layer[name] for layer in layers) / len(layers)
             result["verdicts"] = [layer["verdict"] for layer in layers]
             result["specialisation"] = specialisation.result()
+    if options.save is not None:
+        model.save_pretrained(options.save)
     print_result(result, options.json)
 
 
@@ -122,6 +124,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--grow-at", type=float, help="share of the steps for which the model is dense")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="of the gate")
     parser.add_argument("--quick", action="store_true", help="a smaller model, a few seconds")
+    parser.add_argument("--save", type=Path, metavar="FOLDER", help="for comet-moe audit, or to load again")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
     options.data = options.data or Path("input.txt")
