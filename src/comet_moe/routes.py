@@ -75,10 +75,13 @@ def record(model: nn.Module) -> Iterator[list[Route]]:
         chosen[mixture.name] = experts.reshape(sequences, length, most).to("cpu", torch.int32)
 
     def finish(module: nn.Module, args: Any, output: Any) -> None:
-        layers = [chosen[mixture.name] for mixture in mixtures if mixture.name in chosen]
-        slots = max((layer.shape[-1] for layer in layers), default=0)
-        padded = [nn.functional.pad(layer, (0, slots - layer.shape[-1]), value=-1) for layer in layers]
-        routes.extend(torch.stack(padded, 2).numpy() if padded else ())
+        if chosen:
+            rows = next(iter(chosen.values()))[..., :1]
+            # A mixture may have no call, such as one for images.
+            layers = [chosen.get(mixture.name, torch.full_like(rows, -1)) for mixture in mixtures]
+            slots = max(layer.shape[-1] for layer in layers)
+            padded = [nn.functional.pad(layer, (0, slots - layer.shape[-1]), value=-1) for layer in layers]
+            routes.extend(torch.stack(padded, 2).numpy())
         chosen.clear()
 
     with visiting(model, mixtures, read), ExitStack() as hooks:

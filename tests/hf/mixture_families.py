@@ -39,11 +39,16 @@ SIZES = {
     "eos_token_id": 2,
     "initializer_range": 0.3,  # so that tokens and experts differ
 }
+SPARSE = ["sparse"] * 2
 LINEAR = {"layer_types": ["linear_attention", "full_attention"]}
+GEMMA = {"head_dim": None, "top_k_experts": 2}
+WITHOUT_CALL = {"ernie4_5_vl_moe": 2}
+"""Mixtures of a folder that texts do not reach, because they are for images."""
+
 OVERRIDES = {
     "axk1": {"head_dim": None},
     "bailing_hybrid": LINEAR,
-    "beam": {"mlp_layer_types": ["sparse"] * 2},
+    "beam": {"mlp_layer_types": SPARSE},
     "deepseek_v3": {
         "head_dim": None,
         "n_routed_experts": None,
@@ -52,7 +57,31 @@ OVERRIDES = {
         "n_group": 4,
         "topk_group": 2,
     },
+    "dbrx": {
+        **dict.fromkeys(("n_heads", "n_layers"), 2),
+        "d_model": 16,
+        "attn_config": {"kv_n_heads": 2, "clip_qkv": 8, "rope_theta": 10},
+        "ffn_config": {"ffn_hidden_size": 12, "moe_num_experts": 4, "moe_top_k": 2, "hidden_size": 16},
+    },
+    "deepseek_ocr2_text": {"mlp_layer_types": SPARSE},
+    "ernie4_5_vl_moe_text": {
+        "moe_intermediate_size": [12, 12],
+        "moe_k": 2,
+        "mlp_layer_types": SPARSE,
+        "rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10},
+    },
     "flint": {"mlp_only_layers": []},
+    "diffusion_gemma_text": GEMMA,
+    "gemma4_text": {**GEMMA, "enable_moe_block": True, "vocab_size_per_layer_input": VOCABULARY},
+    "glm5_next_text": {
+        **LINEAR,
+        "mlp_layer_types": SPARSE,
+        "index_kpool": 2,
+        "qk_rope_head_dim": 0,
+        "linear_head_dim": 8,
+        "linear_num_heads": 2,
+        "hc_mult": 2,
+    },
     "glm4v_moe_text": {
         "rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 0], "rope_theta": 10}
     },
@@ -66,11 +95,31 @@ OVERRIDES = {
         "mamba_dt_rank": 4,
     },
     "kimi_linear": LINEAR,
-    "laguna": {"mlp_layer_types": ["sparse"] * 2},
+    "laguna": {"mlp_layer_types": SPARSE},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "longcat_flash": {
+        **dict.fromkeys(("moe_topk", "zero_expert_num", "num_layers"), 2),
+        "ffn_hidden_size": 24,
+        "expert_ffn_hidden_size": 12,
+        "head_dim": 4,
+    },
     "mimo_v2_flash": {"swa_head_dim": 8, "layer_types": ["full_attention"] * 2},
     "qwen3_5_moe_text": LINEAR,
     "qwen3_next": LINEAR,
+    "qwen4_exp_text": {
+        **LINEAR,
+        **dict.fromkeys(("hc_count", "indexer_n_heads", "indexer_compress_ratio"), 2),
+        "indexer_kv_heads": 1,
+        **dict.fromkeys(("hc_lowrank", "indexer_budget"), 4),
+        "indexer_head_dim": 8,
+    },
+    "step3p5": {
+        "sliding_window": 4,
+        "layer_types": ["full_attention"] * 2,
+        "mlp_layer_types": SPARSE,
+        "share_expert_dim": 12,
+    },
+    "zaya": {"router_hidden_size": 8, "num_experts_per_tok": 1},
     "unlimited_ocr_text": {"head_dim": None},
 }
 """What a family needs besides SIZES; None leaves a size at its default."""
@@ -79,6 +128,7 @@ REPLACED = {
     "afmoe",
     "deepseek_v4",
     "ernie4_5_moe",
+    "ernie4_5_vl_moe",
     "kolibri1",
     "laguna",
     "muse_spark",
@@ -87,23 +137,24 @@ REPLACED = {
 }
 """Folders whose routers can be replaced, but not copied as a TopKGate."""
 
-NOT_TESTED = {"deepseek_ocr2", "ernie4_5_vl_moe", "glm5_next", "qwen4_exp", "step3p7"}
-"""Folders whose routers are like those of tested families, and whose configurations allow no tiny model."""
-
-NOT_COVERED = {
+RECORDED = {
     "dbrx": "the router returns logits; the mixture chooses",
     "diffusion_gemma": "the router normalises and scales what it reads",
-    "doge": "the layer has product keys, and no module that is a router",
     "gemma4": "the router normalises and scales what it reads",
     "inkling": "the router also weighs the shared experts",
-    "jetmoe": "attention has experts too, and routers return sorted rows",
     "longcat_flash": "the router has more classes than there are experts",
+    "zaya": "the router has a state that the next layer reads",
+}
+"""Folders whose routers are not replaced, and why. Their routes are recorded, replayed and audited."""
+
+NOT_COVERED = {
+    "doge": "the layer has product keys, and no module that is a router",
+    "jetmoe": "attention has experts too, and routers return sorted rows",
     "nllb_moe": "encoder and decoder; experts have a capacity",
     "switch_transformers": "encoder and decoder; experts have a capacity",
     "vitpose_backbone": "experts are chosen by data set, without a router",
-    "zaya": "the router has a state that the next layer reads",
 }
-"""Folders whose routers are not recognised, and why."""
+"""Folders whose mixtures are not found, and why."""
 
 
 FAST = ("deepseek_v4", "glm4_moe", "gpt_oss", "llama4_text", "qwen3_next")
@@ -137,7 +188,8 @@ def build_family(model_type):
     config_class, own = CONFIG_MAPPING[model_type], OVERRIDES.get(model_type, {})
     known = config_class()
     sizes = {name: size for name, size in SIZES.items() if name not in own and hasattr(known, name)}
-    config = config_class(**sizes, **{name: size for name, size in own.items() if size is not None})
+    own = {name: size for name, size in own.items() if size is not None and hasattr(known, name)}
+    config = config_class(**sizes, **own)
     model = model_class(model_type)(config).eval()
     with torch.no_grad():
         for name, tensor in (*model.named_buffers(), *model.named_parameters()):
@@ -161,14 +213,15 @@ def find_mixtures():
 
 def covered_families():
     """The model types whose routers are replaced in tests, those of the installed version."""
-    covered = find_mixtures() - NOT_TESTED - set(NOT_COVERED)
+    covered = find_mixtures() - set(NOT_COVERED)
     others = re.compile("vision|audio|code_predictor|talker|mm_model|encoder")
     found = [name for name in CONFIG_MAPPING_NAMES if folder_of(name) in covered and not others.search(name)]
     composite = {"text_config", "thinker_config"}
     return sorted(name for name in found if not composite & CONFIG_MAPPING[name].sub_configs.keys())
 
 
-def family_parameters():
-    """All of them for pytest: some fast, the others slow and for new versions."""
+def family_parameters(replaced=False):
+    """All of them for pytest, or those whose routers are replaced: some fast, the others for new versions."""
     slow = (pytest.mark.slow, pytest.mark.skipif(IS_OLD, reason="needs transformers 5.22"))
-    return [pytest.param(name, marks=() if name in FAST else slow) for name in covered_families()]
+    names = [name for name in covered_families() if not (replaced and folder_of(name) in RECORDED)]
+    return [pytest.param(name, marks=() if name in FAST else slow) for name in names]

@@ -193,6 +193,8 @@ def probe(router: nn.Module, adapter: RouterAdapter, owner: nn.Module, x: Tensor
         output = exact.forward(x, **{name: tensors[name] for name in given})
     except (TypeError, ValueError):
         return None
+    except (IndexError, RuntimeError) as error:  # rows of sequences
+        raise not_read(router) from error
     try:
         weights, experts = adapter.routes(output)
         is_read = (

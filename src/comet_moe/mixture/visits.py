@@ -34,6 +34,8 @@ INDEX_NAMES = ("top_k_index", "router_indices", "selected_experts")
 WEIGHT_NAMES = ("top_k_weights", "routing_weights")
 """Names that the modules of experts of transformers give to their second and third argument."""
 
+ROUTER_NAMES = ("gate", "router")
+
 
 @dataclass(frozen=True)
 class Tokens:
@@ -375,7 +377,10 @@ def _first_arguments(forward: Callable[..., Any]) -> tuple[str, str, str] | None
 
 
 def _find_router(modules: dict[str, nn.Module], name: str, num_experts: int) -> str:
-    """The name of the module beside the experts, or beside their parent, with one row per expert; or ""."""
+    """The name of the router beside the experts, or beside their parent; or "".
+
+    It is called so, holds a gate of this library, or has a weight of one row per expert.
+    """
     own = name
     while own:
         parent = own.rpartition(".")[0]
@@ -383,9 +388,11 @@ def _find_router(modules: dict[str, nn.Module], name: str, num_experts: int) -> 
             path = f"{parent}.{child_name}" if parent else child_name
             if path == own or "expert" in child_name:
                 continue
-            holds_gate = any(isinstance(module, Gate) for module in child.modules())
-            if holds_gate or any(
-                weight.dim() == 2 and len(weight) == num_experts for weight in child.parameters()
+            is_router = child_name in ROUTER_NAMES or any(
+                isinstance(module, Gate) for module in child.modules()
+            )
+            if is_router or any(
+                len(weight) == num_experts for weight in child.parameters() if weight.dim() == 2
             ):
                 return path
         if parent.rpartition(".")[2].isdigit() or own != name:
