@@ -8,7 +8,6 @@ and memory traffic.
 
 from collections.abc import Iterator, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -42,8 +41,7 @@ def one_row() -> Iterator[Part]:
 
 
 def _two_tensors(rows: int) -> tuple[Tensor, Tensor]:
-    arrays = np.zeros((rows, 16), np.int64), np.zeros((rows, 16), np.float32)
-    return torch.from_numpy(arrays[0]), torch.from_numpy(arrays[1])
+    return torch.zeros(rows, 16, dtype=torch.int64), torch.zeros(rows, 16)
 
 
 @torch.no_grad()
@@ -73,8 +71,8 @@ def uneven_products() -> Iterator[Part]:
     """Products of 16 experts of 256 x 256 with 40 to 230 rows; the reference is one product of all rows."""
     counts = [40, 48, 53, 59, 66, 79, 88, 101, 107, 126, 129, 142, 163, 205, 230, 230]
     rows, grad = torch.randn(sum(counts), 256), torch.randn(sum(counts), 256)
-    weight, bias, stops = torch.randn(16, 256, 256), torch.randn(16, 256), np.cumsum(counts)
-    slices = [slice(stop - count, stop) for stop, count in zip(stops, counts, strict=True)]
+    weight, bias, stops = torch.randn(16, 256, 256), torch.randn(16, 256), torch.tensor(counts).cumsum(0)
+    slices = [slice(stop - count, stop) for stop, count in zip(stops.tolist(), counts, strict=True)]
     yield "all experts in shares", lambda: grouped_mm(rows, weight, bias, stops)
     yield (
         "one expert after the other",

@@ -105,6 +105,10 @@ class Routing:
         1.5
     """
 
+    candidates: Tensor | None = None
+    execution: str | None = None
+    expert_rows: int | Tensor | None = None
+    gate_flops: int | None = None
     _is_masked = False
     """Whether :meth:`masked` has set the weights of padding to 0; having a ``mask`` does not imply it."""
 
@@ -157,11 +161,7 @@ class Routing:
         self._selectors = selectors
         self._contributions = contributions
         self.mask = mask
-        self.candidates: Tensor | None = None
-        self.execution: str | None = None
-        self.expert_rows: int | Tensor | None = None
         self.most_experts: int | None = None if slots is None else slots[0].shape[1]
-        self.gate_flops: int | None = None
         if logits is not None or selectors is not None or contributions is not None or mask is not None:
             self._check_shapes()
 

@@ -54,6 +54,13 @@ def test_weights_go_from_uniform_to_those_of_the_gate():
     assert torch.equal(gate(x).weights, inner(x).weights)
 
 
+def test_weights_of_a_scaled_gate_sum_to_its_scale_from_the_first_step():
+    gate = WarmupGate(CometGate(4, 6, k=2, scale=2.5), steps=2)
+    for _ in range(3):
+        torch.testing.assert_close(gate(torch.randn(5, 4)).weights.sum(-1), torch.full((5,), 2.5))
+        comet_moe.step(gate)
+
+
 def test_evaluation_uses_the_gate_alone():
     inner = TopKGate(8, 4, k=2)
     gate, x = WarmupGate(inner, steps=4).eval(), torch.randn(5, 8)

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from comet_moe.gates import CometGate
-from comet_moe.kernels.descent import descend, descend_op, read_trees
+from comet_moe.kernels.descent import descend, read_trees
+from comet_moe.kernels.descent_op import descend_op
 
 
 def comet(n, k, gamma, dtype=torch.float64, p=6):

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 import comet_moe
-from comet_moe.kernels import jit, status
-from comet_moe.kernels.autograd import as_array
+from comet_moe.kernels import jit, members, status
+from comet_moe.kernels.members import in_order
+from comet_moe.kernels.threads import over_rows
 
 
 def run(code, root=None, **kwargs):
@@ -83,13 +84,13 @@ import sys
 sys.modules["numba.extending"] = None
 """,
     "llvmlite": """
-import llvmlite.ir, numba
-original = llvmlite.ir.IRBuilder.inttoptr
-def moved(self, value, kind, *names):
-    if value.name == ".1" and self.function.name == "calls":
-        raise AttributeError("inttoptr has moved")
-    return original(self, value, kind, *names)
-llvmlite.ir.IRBuilder.inttoptr = moved
+import llvmlite.binding
+original = llvmlite.binding.add_symbol
+def moved(name, address):
+    if name.startswith("comet_moe_") and "gemm" in name:
+        raise AttributeError("add_symbol has moved")
+    return original(name, address)
+llvmlite.binding.add_symbol = moved
 """,
     "openmp": """
 import ctypes
@@ -109,7 +110,7 @@ ctypes.CDLL.__getattr__ = moved
     ("moved", "path", "words"),
     [
         ("numba", "numba", "fails with ModuleNotFoundError"),
-        ("llvmlite", "mkl", "inttoptr has moved"),
+        ("llvmlite", "mkl", "add_symbol has moved"),
         ("openmp", "openmp", "GOMP_parallel has moved"),
     ],
 )
@@ -140,9 +141,9 @@ def test_without_the_compiler_all_paths_name_the_reason():
 
 
 def test_a_loop_that_cannot_be_compiled_says_why(monkeypatch):
-    monkeypatch.setattr(jit, "why_not_numba", lambda: "numba is not installed")
+    monkeypatch.setattr(members, "why_not_numba", lambda: "numba is not installed")
     with pytest.raises(RuntimeError, match="called where none can run: numba is not installed"):
-        jit.jit(lambda x: x)(1)
+        over_rows(jit.jit(lambda part, first, last, x: None), 1, 1, 1)
 
 
 CALLER = """
@@ -150,8 +151,9 @@ from comet_moe.kernels.jit import jit
 from comet_moe.kernels.made_up_helper import added, called
 
 @jit
-def function(x):
-    return added(x) + called(x)
+def function(part, first, last, x, y):
+    for row in range(first, last):
+        y[row] = added(x[row]) + called(x[row])
 """
 HELPER = """
 from comet_moe.kernels.jit import jit
@@ -165,8 +167,14 @@ def called(x):
     return x * {b}
 """
 CALL = """
+import torch
 from comet_moe.kernels.made_up_caller import function
-print(function(10), sum(function.compiled.stats.cache_hits.values()))
+from comet_moe.kernels.members import find_member
+from comet_moe.kernels.threads import over_rows
+x, y = torch.tensor([10]), torch.zeros(1, dtype=torch.int64)
+over_rows(function, 1, 1, x, y)
+member = find_member(function, ((torch.int64, 1), (torch.int64, 1)))
+print(y.item(), member.compiled.cache_hits)
 """
 
 
@@ -201,13 +209,13 @@ def test_the_cache_follows_changes_of_helpers_in_other_files(tmp_path, monkeypat
     ],
     ids=["plain", "transposed", "strided", "negated", "parameter", "expanded", "empty"],
 )
-def test_arrays_have_the_values_of_tensors_and_are_contiguous(tensor):
-    array = as_array(tensor)
-    assert array.flags.c_contiguous
-    assert array.tolist() == tensor.tolist()
+def test_tensors_for_loops_have_their_values_in_order(tensor):
+    ordered = in_order(tensor)
+    assert ordered.is_contiguous()
+    assert not ordered.is_neg()
+    assert ordered.tolist() == tensor.tolist()
 
 
-def test_arrays_of_contiguous_tensors_share_their_memory():
+def test_tensors_in_order_are_not_copied():
     tensor = torch.zeros(2, 3)
-    as_array(tensor)[1, 2] = 5
-    assert tensor[1, 2] == 5
+    assert in_order(tensor) is tensor

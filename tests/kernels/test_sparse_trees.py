@@ -13,8 +13,9 @@ from comet_moe import MoE
 from comet_moe.experts import DenseExperts
 from comet_moe.gates import CometGate, RegularizedGate, SubsetGate, TopKGate
 from comet_moe.gates.losses import Regularizer
-from comet_moe.kernels import jit, sparse_trees
-from comet_moe.kernels.sparse_trees import visit_trees, visit_trees_torch, walk_trees
+from comet_moe.kernels import jit, tree_walk
+from comet_moe.kernels.sparse_trees import visit_trees, visit_trees_torch
+from comet_moe.kernels.tree_walk import walk_trees
 
 P = 7
 
@@ -23,7 +24,7 @@ P = 7
 def _walk_at_any_size(monkeypatch):
     monkeypatch.setattr(jit, "SMALL_WORK", 0)
     monkeypatch.setattr(comet, "WALK_EXPERTS", 1)
-    monkeypatch.setattr(sparse_trees, "WALK_SHARE", 1.0)
+    monkeypatch.setattr(tree_walk, "WALK_SHARE", 1.0)
 
 
 def trees(n, k, gamma=1.0, dtype=torch.float64, seed=0, **settings):
@@ -148,7 +149,7 @@ def test_threads_change_nothing(gamma, monkeypatch):
     gate, x = trees(40, 2, gamma, entropy=0.1, balance="median"), torch.randn(101, P, dtype=torch.float64)
     found = []
     for threads in (1, 3):
-        monkeypatch.setattr(sparse_trees, "count_threads", lambda rows, work, most=threads: min(most, rows))
+        monkeypatch.setattr(tree_walk, "count_threads", lambda rows, work, most=threads: min(most, rows))
         gate.split_sums.zero_()
         found.append(results(gate, x) | {"sums": gate.split_sums.clone()})
     assert_equal(*found)
@@ -249,7 +250,7 @@ def test_no_tensor_of_all_rows_and_experts_is_made_in_a_training_step():
 
 def test_soft_trees_of_many_experts_are_refused_with_the_memory_and_the_setting(monkeypatch):
     monkeypatch.setattr(comet, "WALK_EXPERTS", 32)
-    monkeypatch.setattr(sparse_trees, "WALK_SHARE", 0.25)
+    monkeypatch.setattr(tree_walk, "WALK_SHARE", 0.25)
     x = torch.randn(1024, 4)
     median = 'use balance="median" and gamma=0.01'
     for balance, remedy in ((None, median), ("normalize", median), ("median", "use a gamma below 1000")):

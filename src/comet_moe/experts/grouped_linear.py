@@ -119,7 +119,7 @@ class _GroupedLinear(torch.autograd.Function):
         ctx.save_for_backward(rows if weight_needs_grad else None, weight if rows_need_grad else None)
         ctx.counts = counts
         if can_group(len(rows) * weight.shape[1:].numel(), rows, weight, bias):
-            return grouped_mm(rows, weight, bias, np.cumsum(counts))
+            return grouped_mm(rows, weight, bias, _stops(counts))
         out = rows.new_empty(rows.shape[0], weight.shape[1])
         for expert, start, stop in _slices(counts):
             torch.addmm(bias[expert], rows[start:stop], weight[expert].t(), out=out[start:stop])
@@ -142,7 +142,7 @@ class _GroupedLinear(torch.autograd.Function):
         grad = grad.contiguous()
         given = [tensor for tensor in (grad, rows, weight) if tensor is not None]
         if can_group(grad.numel() * (given[-1].shape[-1] if len(given) > 1 else 1), *given):
-            grads = grouped_mm_backward(grad, rows, weight, np.cumsum(ctx.counts), bias_needs_grad)
+            grads = grouped_mm_backward(grad, rows, weight, _stops(ctx.counts), bias_needs_grad)
             return *grads, None
         experts, width = len(ctx.counts), grad.shape[1]
         grad_rows = grad.new_empty(len(grad), weight.shape[2]) if rows_need_grad else None
@@ -157,6 +157,11 @@ class _GroupedLinear(torch.autograd.Function):
             if grad_bias is not None:
                 torch.sum(part, 0, out=grad_bias[expert])
         return grad_rows, grad_weight, grad_bias, None
+
+
+def _stops(counts: list[int]) -> Tensor:
+    """Where the rows of each expert end."""
+    return torch.tensor(counts).cumsum(0)
 
 
 def _slices(counts: list[int]) -> Iterator[tuple[int, int, int]]:

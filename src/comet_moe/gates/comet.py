@@ -12,10 +12,12 @@ from comet_moe.gates.base import SteppedGate
 from comet_moe.gates.losses import masked_mean
 from comet_moe.gates.ranks import sum_over_ranks
 from comet_moe.gates.registry import NotNegative, Positive, Size, register_gate
-from comet_moe.kernels.descent import descend, descend_again, descend_op, descent_work, read_trees
+from comet_moe.kernels.descent import descend, descend_again, descent_work, read_trees
+from comet_moe.kernels.descent_op import descend_op
 from comet_moe.kernels.jit import can_run_compiled, is_plain_cpu, needs_operator
 from comet_moe.kernels.soft_trees import soft_trees, soft_trees_torch
-from comet_moe.kernels.sparse_trees import WALK_EXPERTS, softmax_by_row, visit_trees, walk_trees
+from comet_moe.kernels.sparse_trees import softmax_by_row, visit_trees
+from comet_moe.kernels.tree_walk import WALK_EXPERTS, walk_trees
 from comet_moe.memory import in_words
 from comet_moe.routing import Pairs, Routing, TreePairs
 
@@ -307,7 +309,7 @@ class CometGate(SteppedGate):
         if not descent.finite:
             return self._route_dense(x, None, width)
         if descent.fits:
-            expert, weight = torch.from_numpy(descent.expert), torch.from_numpy(descent.weight)
+            expert, weight = descent.expert, descent.weight
             weight = weight if self.scale == 1 else weight * self.scale
             routing = Routing.from_slots(expert, weight, batch_shape, self.num_experts)
         else:

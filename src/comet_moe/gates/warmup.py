@@ -12,8 +12,10 @@ from comet_moe.stepping import Stepped
 class WarmupGate(GateWrapper, Stepped):
     r"""Equal weights at first, those of ``gate`` after ``steps`` optimiser steps; t of them are done.
 
-    .. math:: g_{\mathrm{warm}}(x)_i = (1 - s) \, g(x)_i + \frac{s}{n}, \qquad
+    .. math:: g_{\mathrm{warm}}(x)_i = (1 - s) \, g(x)_i + \frac{s c}{n}, \qquad
         s = \max(1 - \frac{t}{\mathrm{steps}}, 0)
+
+    c is the sum of the weights of ``gate``, at most: 1, or the ``scale`` of a scaled gate.
 
     While s > 0 every row trains every expert. From then on the routing is that of ``gate``, and a mixture
     with ``execution="auto"`` runs sparse. Evaluation always uses ``gate`` alone. Call
@@ -84,10 +86,11 @@ class WarmupGate(GateWrapper, Stepped):
             return routing
         weights, contributions = routing.weights, routing.contributions
         uniform = (1 - self.progress / self.steps).to(weights.dtype)  # s; no synchronisation
+        total = uniform if self.sums_to_one else uniform * (self.max_weight_sum or 1.0)
         if contributions is not None:
-            share = uniform / contributions.shape[-2:].numel()
+            share = total / contributions.shape[-2:].numel()
             contributions = contributions * (1 - uniform) + share
-        mixed = weights * (1 - uniform) + uniform / self.num_experts
+        mixed = weights * (1 - uniform) + total / self.num_experts
         return routing.with_weights(mixed, contributions)
 
     def extra_repr(self) -> str:

@@ -41,17 +41,15 @@ def status() -> Status:
         cache: ...
         cache folder: ...
     """
-    import torch
-
     from comet_moe.kernels import _mkl, _openmp
-    from comet_moe.kernels.jit import why_not_numba
+    from comet_moe.kernels.jit import cache_folder, why_not_numba
 
     reason = why_not_numba()
-    folder = None if reason else _mkl.multiply.compiled.stats.cache_path
+    folder = None if reason else cache_folder()
     return Status(
         numba=reason,
         openmp=reason or _openmp.find_team()[1],
-        mkl=reason or _mkl.find_product(torch.float32)[1],
+        mkl=reason or _mkl.why_no_product(),
         cache=reason or ("" if folder else "numba finds no folder to write to: set NUMBA_CACHE_DIR"),
         cache_folder=folder,
     )

@@ -1,47 +1,9 @@
-"""Tensors as arrays for compiled loops, and the backward passes of their autograd functions."""
+"""Second derivatives of functions whose first ones are compiled."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, distributed
-
-
-def as_array(tensor: Tensor) -> Any:
-    """``tensor`` as a contiguous numpy array: a view of its memory where that holds the values in order.
-
-    ``force`` detaches, and resolves a lazy negation.
-    """
-    return (tensor if tensor.is_contiguous() else tensor.contiguous()).numpy(force=True)
-
-
-def parameters_as_arrays(*tensors: Tensor) -> list[Any]:
-    """As :func:`as_array`, for parameters or their gradients.
-
-    ``Tensor.numpy`` marks memory as fixed for good. In a process group parameters go another way, which takes
-    a few microseconds more, since ``fully_shard`` frees their memory between two uses.
-    """
-    in_group = distributed.is_available() and distributed.is_initialized()
-    return [_memory_of(tensor) if in_group and tensor.numel() else as_array(tensor) for tensor in tensors]
-
-
-def _memory_of(tensor: Tensor) -> Any:
-    """As :func:`as_array`; memory stays resizable. Before numpy 2.3 ``np.from_dlpack`` is read-only."""
-    return np.asarray(_Memory(tensor.detach().resolve_neg().contiguous()))
-
-
-class _Memory:
-    """The memory of a contiguous tensor that is not empty, as ``np.asarray`` reads it: floats, or uint16."""
-
-    def __init__(self, tensor: Tensor):
-        self.tensor = tensor  # alive as long as the array
-        self.__array_interface__ = {
-            "version": 3,
-            "shape": tuple(tensor.shape),
-            "typestr": f"={'f' if tensor.is_floating_point() else 'u'}{tensor.itemsize}",
-            "data": (tensor.data_ptr(), False),
-        }
+from torch import Tensor
 
 
 def differentiable_backward(

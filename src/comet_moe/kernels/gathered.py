@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from comet_moe.checks import in_forward_mode, is_plain_eager
-from comet_moe.kernels.autograd import as_array, parameters_as_arrays
 from comet_moe.kernels.jit import can_run_compiled, is_plain_cpu, jit
+from comet_moe.kernels.members import in_order
 from comet_moe.kernels.mix import load, store
 from comet_moe.kernels.plan import check_pairs, first_pairs
 from comet_moe.kernels.threads import count_threads, over_rows
@@ -128,8 +128,8 @@ class _Dot(torch.autograd.Function):
         if not _is_compiled(work, x, table):
             return dot_torch(x, table, pairs)
         out = x.new_empty(len(pairs.row), x.shape[1], table.shape[1])
-        arrays = as_array(x), _storage(table), pairs.sample.numpy(), pairs.row.numpy(), out.numpy()
-        over_rows(_dot, count_threads(len(out), work), len(out), *arrays)
+        given = in_order(x), in_order(table), pairs.sample, pairs.row
+        over_rows(_dot, count_threads(len(out), work), len(out), *given, out)
         return out
 
     @staticmethod
@@ -148,8 +148,8 @@ class _Total(torch.autograd.Function):
         if not _is_compiled(work, c, table):
             return total_torch(c, table, pairs)
         out = c.new_empty(len(pairs.start) - 1, c.shape[1], table.shape[2])
-        arrays = as_array(c), _storage(table), pairs.start.numpy(), pairs.row.numpy(), out.numpy()
-        over_rows(_total, count_threads(len(out), work), len(out), *arrays)
+        given = in_order(c), in_order(table), pairs.start, pairs.row
+        over_rows(_total, count_threads(len(out), work), len(out), *given, out)
         return out
 
     @staticmethod
@@ -175,9 +175,8 @@ class _Outer(torch.autograd.Function):
         work = len(pairs.row) * c.shape[1] * shape[0] * shape[1]
         if _is_compiled(work, c, out) and c.dtype == x.dtype:
             target = torch.arange(len(row)) if sparse else row
-            indices = (tensor.numpy() for tensor in (pairs.sample, order, bound, target))
-            arrays = as_array(c), as_array(x), *indices, _storage(out)
-            over_rows(_outer, count_threads(len(row), work), len(row), *arrays)
+            given = in_order(c), in_order(x), pairs.sample, order, bound, target
+            over_rows(_outer, count_threads(len(row), work), len(row), *given, out)
         else:
             target = torch.arange(len(row), device=row.device) if sparse else row
             out.index_copy_(0, target, outer_torch(c, x, pairs).to(dtype))
@@ -218,12 +217,6 @@ def _work(pairs: Pairing, values: Tensor, table: Tensor) -> int:
 def _is_compiled(work: int, values: Tensor, table: Tensor) -> bool:
     has_types = table.dtype == values.dtype or (table.dtype, values.dtype) == (torch.bfloat16, torch.float32)
     return has_types and is_plain_cpu(table) and can_run_compiled(work, values)
-
-
-def _storage(table: Tensor) -> Any:
-    """The memory of ``table``, bfloat16 as the bits that ``load`` and ``store`` take."""
-    table = table.detach()
-    return parameters_as_arrays(table.view(torch.uint16) if table.dtype == torch.bfloat16 else table)[0]
 
 
 @jit

@@ -18,14 +18,12 @@ operators of their own they can be in graphs in float32 too, where torch has ``g
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from comet_moe.checks import has_dispatch_mode
-from comet_moe.kernels._mkl import FUNCTIONS, find_product, multiply
-from comet_moe.kernels.autograd import parameters_as_arrays
+from comet_moe.kernels._mkl import FUNCTIONS, multiply, why_no_product
 from comet_moe.kernels.jit import can_run_compiled, jit
 from comet_moe.kernels.threads import count_threads, over_rows
 
@@ -41,22 +39,21 @@ def can_group(work: int, *tensors: Tensor) -> bool:
         and can_run_compiled(work, *tensors)
         and all(tensor.dtype == dtype and tensor.is_contiguous() for tensor in tensors)
         and not has_dispatch_mode()
-        and find_product(dtype)[0] != 0
+        and not why_no_product()
     )
 
 
-def grouped_mm(rows: Tensor, weight: Tensor, bias: Tensor, stops: npt.NDArray[np.int64]) -> Tensor:
+def grouped_mm(rows: Tensor, weight: Tensor, bias: Tensor, stops: Tensor) -> Tensor:
     """W_e x + b_e for each row x of expert e: (M, p), (n, u, p), (n, u) -> (M, u).
 
     Args:
         rows: sorted by expert.
         weight, bias: those of all experts.
-        stops: (n,) where the rows of each expert end.
+        stops: (n,) int64, where the rows of each expert end.
     """
     out = rows.new_empty(len(rows), weight.shape[1])
-    arrays = (rows.numpy(), *parameters_as_arrays(weight, bias), out.numpy())
     parts = count_threads(len(rows), len(rows) * weight.shape[1:].numel())
-    over_rows(_forward, parts, len(rows), find_product(rows.dtype)[0], stops, *arrays)
+    over_rows(_forward, parts, len(rows), stops, rows, weight, bias, out)
     return out
 
 
@@ -64,7 +61,7 @@ def grouped_mm_backward(
     grad: Tensor,
     rows: Tensor | None,
     weight: Tensor | None,
-    stops: npt.NDArray[np.int64],
+    stops: Tensor,
     needs_bias: bool,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """The gradients of :func:`grouped_mm`; those of experts without rows are 0.
@@ -73,25 +70,23 @@ def grouped_mm_backward(
         grad: (M, u), gradient of the outputs.
         rows: (M, p); None if the gradient of the weights is not needed.
         weight: (n, u, p); None if the gradient of the rows is not needed.
-        stops: (n,) where the rows of each expert end.
+        stops: (n,) int64, where the rows of each expert end.
         needs_bias: whether the gradient of the biases is needed.
     """
     outputs, experts = grad.shape[1], len(stops)
-    given = find_product(grad.dtype)[0], stops, grad.numpy()
     grad_rows = grad_weight = grad_bias = None
     if weight is not None:
         grad_rows = grad.new_empty(len(grad), weight.shape[2])
         parts = count_threads(len(grad), grad.numel() * weight.shape[2])
-        over_rows(_backward_rows, parts, len(grad), *given, *parameters_as_arrays(weight), grad_rows.numpy())
+        over_rows(_backward_rows, parts, len(grad), stops, grad, weight, grad_rows)
     if rows is not None or needs_bias:
         factor = grad.new_empty(len(grad), 0) if rows is None else rows
         grad_weight = grad.new_empty(experts, outputs, factor.shape[1])
         grad_bias = grad.new_empty(experts if needs_bias else 0, outputs)
-        results = parameters_as_arrays(grad_weight, grad_bias)
         # A unit of work is one row of the gradient of an expert's weights times one row of the expert.
         units = grad.numel()
         parts = count_threads(units, units * factor.shape[1])
-        over_rows(_backward_weight, parts, units, *given, factor.numpy(), *results)
+        over_rows(_backward_weight, parts, units, stops, grad, factor, grad_weight, grad_bias)
     return (
         grad_rows,
         grad_weight if rows is not None else None,
@@ -107,7 +102,7 @@ def _address(array: Any, position: int) -> int:
 
 @jit
 def _forward(
-    part: int, first: int, last: int, gemm: int, stops: Any, rows: Any, weight: Any, bias: Any, out: Any
+    part: int, first: int, last: int, stops: Any, rows: Any, weight: Any, bias: Any, out: Any
 ) -> None:
     _, outputs, inputs = weight.shape
     numbers, scales = np.empty(8, np.int64), np.empty(2, out.dtype)
@@ -125,12 +120,12 @@ def _forward(
                 _address(out, low * outputs),
             )
             sizes, strides = (outputs, high - low, inputs), (inputs, inputs, outputs)
-            multiply(gemm, True, False, sizes, strides, addresses, 1.0, numbers, scales)
+            multiply(True, False, sizes, strides, addresses, 1.0, numbers, scales)
 
 
 @jit
 def _backward_rows(
-    part: int, first: int, last: int, gemm: int, stops: Any, grad: Any, weight: Any, grad_rows: Any
+    part: int, first: int, last: int, stops: Any, grad: Any, weight: Any, grad_rows: Any
 ) -> None:
     _, outputs, inputs = weight.shape
     numbers, scales = np.empty(8, np.int64), np.empty(2, grad.dtype)
@@ -145,7 +140,7 @@ def _backward_rows(
                 _address(grad_rows, low * inputs),
             )
             sizes, strides = (inputs, high - low, outputs), (inputs, outputs, inputs)
-            multiply(gemm, False, False, sizes, strides, addresses, 0.0, numbers, scales)
+            multiply(False, False, sizes, strides, addresses, 0.0, numbers, scales)
 
 
 @jit
@@ -153,7 +148,6 @@ def _backward_weight(
     part: int,
     first: int,
     last: int,
-    gemm: int,
     stops: Any,
     grad: Any,
     rows: Any,
@@ -192,7 +186,7 @@ def _backward_weight(
                     _address(grad_weight, (expert * outputs + low) * inputs),
                 )
                 sizes, strides = (inputs, high - low, count), (inputs, outputs, inputs)
-                multiply(gemm, False, True, sizes, strides, addresses, 0.0, numbers, scales)
+                multiply(False, True, sizes, strides, addresses, 0.0, numbers, scales)
         start = stops[expert]
 
 

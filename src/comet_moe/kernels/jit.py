@@ -7,13 +7,12 @@ with any version of it. Models that are too small for compiled loops never wait 
 import os
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from functools import cache, partial
+from contextlib import contextmanager
+from functools import cache, cached_property, partial
 from hashlib import blake2b
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from threading import RLock
 from typing import Any
 
 import torch
@@ -40,7 +39,6 @@ SMALL_WORK = 2**20
 
 _portable = False
 _extensions: list[Callable[[], None]] = []
-_lock = RLock()
 
 
 def is_worth_compiling(work: int) -> bool:
@@ -108,6 +106,8 @@ def why_not_numba() -> str:
         return "numba is not installed"
     if not NUMBA_ENABLED:
         return "NUMBA_DISABLE_JIT is set"
+    if not Path(__file__).is_file():
+        return "the package was installed without its sources"
     try:
         import numba
         from numba.extending import typeof_impl
@@ -118,6 +118,19 @@ def why_not_numba() -> str:
     except Exception as error:  # whatever a new version or a broken installation raises
         return warn_slower(f"numba {metadata.version('numba')} fails with {type(error).__name__}: {error}")
     return ""
+
+
+@cache
+def cache_folder() -> str | None:
+    """Where compiled code is kept, or None if numba finds no folder to write to."""
+    import numba
+
+    probe: Any = numba.njit(lambda: None)
+    try:
+        probe.enable_caching()
+    except RuntimeError:
+        return None
+    return str(probe.stats.cache_path)
 
 
 def warn_slower(reason: str) -> str:
@@ -137,9 +150,9 @@ def extends_numba(function: Callable[[], None]) -> Callable[[], None]:
 
 
 class Loop:
-    """A function of numbers and arrays, compiled at its first call, cached on disk where possible.
+    """A function of numbers and arrays that numba compiles.
 
-    It releases the GIL. Compiled functions can call it too.
+    :func:`comet_moe.kernels.threads.over_rows` runs it, and other loops can call it as a helper.
 
     Args:
         function: what to compile.
@@ -149,36 +162,28 @@ class Loop:
     """
 
     def __init__(self, function: Callable[..., Any], reassociates: bool, is_inlined: bool):
-        self._function = function
+        self.function = function
+        # As in numpy, a division by zero is no error: checks for it would keep loops from vectorising.
         fastmath = FASTMATH if reassociates else {"contract"}
-        self._options: dict[str, Any] = {"fastmath": fastmath, "forceinline": is_inlined}
-        self._compiled: Any = None
-
-    def __call__(self, *arguments: Any) -> Any:
-        """Call the compiled function."""
-        return (self._compiled or self.compiled)(*arguments)
+        self.options: dict[str, Any] = {"fastmath": fastmath, "error_model": "numpy"}
+        self._is_inlined = is_inlined
 
     @property
-    def compiled(self) -> Any:
-        """The function that numba makes of it."""
-        with _lock:
-            if self._compiled is None:
-                self._compiled = self._compile()
-            return self._compiled
+    def name(self) -> str:
+        """The name of the function, with a checksum of all kernels.
 
-    def _compile(self) -> Any:
-        if why_not_numba():
-            raise RuntimeError(f"a compiled loop was called where none can run: {why_not_numba()}")
+        It is part of the names of files in the cache. By itself numba looks for changes only in one file, so
+        it would load stale code after a change of a helper in another file.
+        """
+        return f"{self.function.__qualname__}_{_source_checksum()}"
+
+    @cached_property
+    def compiled(self) -> Any:
+        """The function as a helper. Python cannot call it: wrappers for that take long to compile."""
         import numba
 
-        # The name is part of the cache's file name. By itself numba looks for changes only in the file that
-        # holds the function, so it would load stale code after a change of a helper in another file.
-        self._function.__qualname__ += f"_{_source_checksum()}"
-        # As in numpy, a division by zero is no error: checks for it would keep loops from vectorising.
-        compiled: Any = numba.njit(nogil=True, error_model="numpy", **self._options)(self._function)
-        with suppress(RuntimeError):  # no folder to write to: compiled anew in each process
-            compiled.enable_caching()
-        return compiled
+        wrappers: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+        return numba.njit(forceinline=self._is_inlined, **wrappers, **self.options)(self.function)
 
 
 def jit(

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from comet_moe.kernels.autograd import differentiable_backward
 from comet_moe.kernels.jit import can_run_compiled, extends_numba, is_plain_cpu, jit
+from comet_moe.kernels.members import in_order
 from comet_moe.kernels.threads import count_threads, over_rows
 
 VALUE_COST = 4
@@ -62,7 +63,7 @@ def mix(z: Tensor, weights: Tensor, layout: PairLayout, epilogue: Epilogue) -> T
         )
     if _can_mix_compiled(z, weights, weights.shape[1]):
         seed = int(torch.randint(2**62, ())) if epilogue.dropout else 0
-        return _Mix.apply(z.contiguous(), weights.contiguous(), layout, epilogue, seed)
+        return _Mix.apply(in_order(z), in_order(weights), layout, epilogue, seed)
     return mix_torch(z, weights, layout, epilogue)
 
 
@@ -129,15 +130,8 @@ class _Mix(torch.autograd.Function):
         ctx.epilogue, ctx.seed = epilogue, seed
         samples = len(layout.start) - 1
         out = z.new_empty(samples, weights.shape[1], z.shape[1])
-        arrays = (
-            as_storage(z),
-            weights.numpy(),
-            layout.pair_row.numpy(),
-            layout.start.numpy(),
-            as_storage(out),
-        )
         parts = count_threads(samples, z.numel() * weights.shape[1])
-        over_rows(_forward, parts, samples, *arrays, *epilogue, seed)
+        over_rows(_forward, parts, samples, z, weights, *layout, out, *epilogue, seed)
         return out
 
     @staticmethod
@@ -147,7 +141,7 @@ class _Mix(torch.autograd.Function):
         if torch.is_grad_enabled():
             layout = PairLayout(pair_row, start)
             factors = torch.empty_like(z, dtype=weights.dtype)
-            _fill_factors(as_storage(z.detach()), *epilogue, ctx.seed, factors.numpy())
+            over_rows(_fill_factors, 1, len(z), z, *epilogue, ctx.seed, factors)
 
             def definition(z: Tensor, weights: Tensor) -> Tensor:
                 kept = factors * z.masked_fill(factors == 0, 0)
@@ -156,17 +150,9 @@ class _Mix(torch.autograd.Function):
             needs = ctx.needs_input_grad[:2]
             return *differentiable_backward(definition, (z, weights), [grad], needs), None, None, None
         grad_z, grad_weights = torch.empty_like(z), torch.empty_like(weights)
-        arrays = (
-            as_storage(z),
-            weights.numpy(),
-            pair_row.numpy(),
-            start.numpy(),
-            as_storage(grad.contiguous()),
-            as_storage(grad_z),
-            grad_weights.numpy(),
-        )
+        grads = (in_order(grad), grad_z, grad_weights)
         parts = count_threads(len(start) - 1, 2 * z.numel() * weights.shape[1])
-        over_rows(_backward, parts, len(start) - 1, *arrays, *epilogue, ctx.seed)
+        over_rows(_backward, parts, len(start) - 1, z, weights, pair_row, start, *grads, *epilogue, ctx.seed)
         return grad_z, grad_weights, None, None, None
 
 
@@ -210,9 +196,10 @@ def _factors(row: Any, z: Any, relu: bool, dropout: float, seed: int, factor: An
 
 
 @jit
-def _fill_factors(z: Any, relu: bool, dropout: float, seed: int, factors: Any) -> None:
-    """The factors of every row of z."""
-    for row in range(z.shape[0]):
+def _fill_factors(
+    part: int, first: int, last: int, z: Any, relu: bool, dropout: float, seed: int, factors: Any
+) -> None:
+    for row in range(first, last):
         _factors(row, z, relu, dropout, seed, factors[row])
 
 
@@ -293,18 +280,13 @@ def _backward(
                 store(grad_z, (row, c), total[c] * factor[c])
 
 
-# bfloat16 in compiled loops: numpy has no such type, so its 16 bits travel as unsigned integers. A bfloat16
+# bfloat16 in compiled loops: its 16 bits are unsigned integers there, since numpy has no such type. It
 # is the upper half of a float32: load adds a lower half of zeros, store rounds to the nearest, ties to even,
 # as torch does. Loops compute in float32 in between; for arrays of floats both are the identity.
 
 
-def as_storage(tensor: Tensor) -> Any:
-    """A contiguous ``tensor`` without gradient as a numpy array of its memory, bfloat16 as uint16."""
-    return (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
-
-
 def load(value: Any) -> Any:
-    """The number that an array of :func:`as_storage` holds; for compiled functions only."""
+    """The number that an entry of an array stands for; for compiled functions only."""
     raise NotImplementedError
 
 

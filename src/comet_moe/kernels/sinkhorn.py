@@ -11,8 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from comet_moe.kernels.autograd import as_array, differentiable_backward
+from comet_moe.kernels.autograd import differentiable_backward
 from comet_moe.kernels.jit import can_run_compiled, jit
+from comet_moe.kernels.members import in_order
+from comet_moe.kernels.threads import over_rows
 
 EXP_COST = 800
 """Multiply-adds that take as long as a round of one logit by torch's operators, most of which is overhead."""
@@ -42,7 +44,7 @@ class _Rounds(torch.autograd.Function):
         n = logits.shape[-1]
         work = logits.detach().reshape(-1, n, n).clone(memory_format=torch.contiguous_format)
         halves = work.new_empty(len(work), 2 * iterations, n, n)
-        _forward(as_array(work), halves.numpy())
+        over_rows(_forward, 1, len(work), work, halves)
         ctx.save_for_backward(logits, halves)
         ctx.iterations = iterations
         return halves[:, -1].reshape(logits.shape).clone()
@@ -58,18 +60,18 @@ class _Rounds(torch.autograd.Function):
             (grad_logits,) = differentiable_backward(definition, (logits,), [grad], (True,))
             return grad_logits, None
         soft = halves[:, -1]
-        work = (grad.reshape(soft.shape) * soft).contiguous()
-        _backward(work.numpy(), as_array(halves))
+        work = in_order(grad.reshape(soft.shape) * soft)
+        over_rows(_backward, 1, len(work), work, halves)
         return work.reshape(grad.shape), None
 
 
 @jit
-def _forward(work: Any, halves: Any) -> None:
+def _forward(part: int, first: int, last: int, work: Any, halves: Any) -> None:
     """Overwrite ``work`` (T, n, n) round by round; ``halves`` (T, 2R, n, n) gets its exp after each half."""
-    trees, steps, n, _ = halves.shape
+    _, steps, n, _ = halves.shape
     peak = np.empty(n, work.dtype)
     total = np.empty(n, work.dtype)
-    for tree in range(trees):
+    for tree in range(first, last):
         y = work[tree]
         for step in range(0, steps, 2):
             p = halves[tree, step]
@@ -105,11 +107,11 @@ def _forward(work: Any, halves: Any) -> None:
 
 
 @jit
-def _backward(grad: Any, halves: Any) -> None:
+def _backward(part: int, first: int, last: int, grad: Any, halves: Any) -> None:
     """Overwrite ``grad`` (T, n, n), the gradient of the last logits, with that of the first ones."""
-    trees, steps, n, _ = halves.shape
+    _, steps, n, _ = halves.shape
     total = np.empty(n, grad.dtype)
-    for tree in range(trees):
+    for tree in range(first, last):
         d = grad[tree]
         for step in range(steps - 2, -2, -2):
             p = halves[tree, step + 1]

@@ -20,8 +20,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from comet_moe.kernels.autograd import as_array, differentiable_backward
+from comet_moe.kernels.autograd import differentiable_backward
 from comet_moe.kernels.jit import can_run_compiled, jit
+from comet_moe.kernels.members import in_order
+from comet_moe.kernels.nodes import first_deep_node, leaf_at, log_sides
 from comet_moe.kernels.threads import count_threads, over_rows
 
 EPSILON = 1e-6
@@ -103,8 +105,8 @@ class _SoftTrees(torch.autograd.Function):
         weights, entropy = alphas.new_empty(rows, n), alphas.new_empty(rows)
         contributions, paths = alphas.new_empty(rows, k, n), alphas.new_empty(rows, k, n)
         results = (weights, contributions, paths, entropy)
-        arrays = (as_array(splits), as_array(alphas), *(result.numpy() for result in results))
-        over_rows(_forward, count_threads(rows, NODE_COST * alphas.numel()), rows, gamma, *arrays)
+        parts = count_threads(rows, NODE_COST * alphas.numel())
+        over_rows(_forward, parts, rows, float(gamma), in_order(splits), in_order(alphas), *results)
         ctx.save_for_backward(splits, alphas, contributions, paths)
         ctx.gamma = gamma
         ctx.set_materialize_grads(False)
@@ -137,35 +139,10 @@ class _SoftTrees(torch.autograd.Function):
         if grad_entropy is None:
             grad_entropy = paths.new_zeros(rows)
         grad_splits, grad_alphas = splits.new_empty(splits.shape), splits.new_empty(paths.shape)
-        inputs = (splits, contributions, paths, total, grad_paths, grad_entropy)
-        arrays = (*(as_array(given) for given in inputs), grad_splits.numpy(), grad_alphas.numpy())
-        over_rows(_backward, count_threads(rows, NODE_COST * paths.numel()), rows, ctx.gamma, *arrays)
+        inputs = map(in_order, (splits, contributions, paths, total, grad_paths, grad_entropy))
+        parts = count_threads(rows, NODE_COST * paths.numel())
+        over_rows(_backward, parts, rows, float(ctx.gamma), *inputs, grad_splits, grad_alphas)
         return grad_splits, grad_alphas, None
-
-
-@jit
-def _first_deep(n: int) -> int:
-    """Heap index of the first leaf on the deepest level."""
-    width = 1
-    while width < n:
-        width *= 2
-    return width - 1
-
-
-@jit
-def _leaf_at(node: int, n: int, first_deep: int) -> int:
-    """Position from left to right of the leaf at heap index ``node``: the deep ones come first."""
-    if node >= first_deep:
-        return node - first_deep
-    return (2 * n - 1 - first_deep) + node - (n - 1)
-
-
-@jit
-def _log_sides(u: Any) -> Any:
-    """Logarithms of the smooth-step h = (1/2 + u)² (3 - 2 (1/2 + u)) and of 1 - h, for |u| < 1/2."""
-    half, two, three = type(u)(0.5), type(u)(2), type(u)(3)
-    left, right = half + u, half - u
-    return math.log(left * left * (three - two * left)), math.log(right * right * (three - two * right))
 
 
 @jit
@@ -185,7 +162,7 @@ def _forward(
     kind = alphas.dtype.type
     half, epsilon = kind(0.5), kind(EPSILON)
     width = kind(gamma)
-    first_deep = _first_deep(n)
+    first_deep = first_deep_node(n)
     log_v = np.empty(2 * n - 1, alphas.dtype)
     for b in range(first, last):
         peak = kind(-np.inf)
@@ -203,10 +180,10 @@ def _forward(
                 elif u <= -half:
                     log_v[2 * q + 1], log_v[2 * q + 2] = kind(-np.inf), above
                 else:
-                    log_left, log_right = _log_sides(u)
+                    log_left, log_right = log_sides(u)
                     log_v[2 * q + 1], log_v[2 * q + 2] = above + log_left, above + log_right
             for node in range(n - 1, 2 * n - 1):
-                i = _leaf_at(node, n, first_deep)
+                i = leaf_at(node, n, first_deep)
                 if log_v[node] == -np.inf:
                     paths[b, j, i], contributions[b, j, i] = 0, -np.inf
                     continue
@@ -251,7 +228,7 @@ def _backward(
     kind = contributions.dtype.type
     half, epsilon = kind(0.5), kind(EPSILON)
     width = kind(gamma)
-    first_deep = _first_deep(n)
+    first_deep = first_deep_node(n)
     grad = np.empty(2 * n - 1, contributions.dtype)
     for b in range(first, last):
         mean = kind(0)
@@ -260,7 +237,7 @@ def _backward(
                 mean += contributions[b, j, i] * total_grad[b, j, i]
         for j in range(k):
             for node in range(n - 1, 2 * n - 1):
-                i = _leaf_at(node, n, first_deep)
+                i = leaf_at(node, n, first_deep)
                 v = paths[b, j, i]
                 grad_a = contributions[b, j, i] * (total_grad[b, j, i] - mean)
                 grad_alphas[b, j, i] = grad_a

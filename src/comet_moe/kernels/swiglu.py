@@ -18,7 +18,8 @@ from torch.nn import functional as F
 
 from comet_moe.kernels.autograd import differentiable_backward
 from comet_moe.kernels.jit import can_run_compiled, is_plain_cpu, jit
-from comet_moe.kernels.mix import as_storage, load, store
+from comet_moe.kernels.members import in_order
+from comet_moe.kernels.mix import load, store
 from comet_moe.kernels.threads import count_threads, over_rows
 
 SIGMOID_COST = 8
@@ -45,8 +46,7 @@ class _SwiGLU(torch.autograd.Function):
         ctx.save_for_backward(x)
         rows = _as_rows(x)
         out = rows.new_empty(len(rows), x.shape[-1] // 2)
-        arrays = as_storage(rows), as_storage(out)
-        over_rows(_forward, count_threads(len(rows), SIGMOID_COST * out.numel()), len(rows), *arrays)
+        over_rows(_forward, count_threads(len(rows), SIGMOID_COST * out.numel()), len(rows), rows, out)
         return out.reshape(*x.shape[:-1], out.shape[-1])
 
     @staticmethod
@@ -57,15 +57,14 @@ class _SwiGLU(torch.autograd.Function):
             return (result,)
         rows = _as_rows(x)
         grad_rows = torch.empty_like(rows)
-        given = as_storage(rows), as_storage(_as_rows(grad))
         parts = count_threads(len(rows), 2 * SIGMOID_COST * grad.numel())
-        over_rows(_backward, parts, len(rows), *given, as_storage(grad_rows))
+        over_rows(_backward, parts, len(rows), rows, _as_rows(grad), grad_rows)
         return (grad_rows.reshape(x.shape),)
 
 
 def _as_rows(x: Tensor) -> Tensor:
     """(..., width) -> (M, width), contiguous."""
-    return x.reshape(prod(x.shape[:-1]), x.shape[-1]).contiguous()
+    return in_order(x.reshape(prod(x.shape[:-1]), x.shape[-1]))
 
 
 @jit(reassociates=False)

@@ -1,22 +1,25 @@
 """Splits the rows of a batch among torch's own threads.
 
 Loops run in torch's OpenMP team (:mod:`comet_moe.kernels._openmp`); where there is none (macOS, Windows), in
-a thread pool. Loops release the GIL, and any thread may call. In a forked child, where a team does not
-survive, they run in one thread.
+a thread pool. The threads run compiled code only: none of them waits for the interpreter's lock. Any thread
+may call. In a forked child, where a team does not survive, loops run in one thread.
 """
 
 import os
-from collections.abc import Callable
+from array import array
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
 import torch
 
-from comet_moe.kernels._openmp import find_team, run_in_team
+from comet_moe.kernels._openmp import Team, find_team
+from comet_moe.kernels.jit import Loop
+from comet_moe.kernels.members import Kind, find_member, read_arguments
 
-WORTH_A_THREAD = 1_000_000
-"""Multiply-adds below which a further thread costs more time, 20 to 40 microseconds, than it saves."""
+WORTH_A_THREAD = 250_000
+"""Multiply-adds below which a further thread costs more time than it saves."""
 
 _is_forked = False
 
@@ -37,35 +40,56 @@ def count_threads(rows: int, work: int) -> int:
     return max(1, min(torch.get_num_threads(), rows, 1 + work // WORTH_A_THREAD))
 
 
-def over_rows(loop: Callable[..., Any], parts: int, rows: int, *arguments: Any) -> None:
+def over_rows(loop: Loop, parts: int, rows: int, *arguments: Any) -> None:
     """Call ``loop(part, first, last, *arguments)`` for ranges of rows that cover all of them, in threads.
 
     Args:
         loop: a compiled function that works on rows first..last-1 and returns nothing.
-        parts: number of ranges, by :func:`count_threads`; arrays with an entry for each part have this size.
+        parts: number of ranges, by :func:`count_threads`; tensors with an entry for each part have this size.
         rows: total number of rows.
-        arguments: numbers and arrays.
+        arguments: numbers and contiguous tensors on the CPU.
     """
+    words, kinds = read_arguments(arguments)
+    run_words(loop, kinds, parts, rows, words)
+
+
+def run_words(loop: Loop, kinds: tuple[Kind, ...], parts: int, rows: int, words: Sequence[int]) -> None:
+    """As :func:`over_rows`, for arguments in the form in which members read them."""
+    member = find_member(loop, kinds)
     if parts == 1:
-        loop(0, 0, rows, *arguments)
-        return
-    openmp, _ = find_team()
-    if openmp is None:
-        run_in_pool(loop, parts, rows, *arguments)
+        memory = _fill(1, rows, 0, words)
+        member(memory[0])
+        ended = memory[-1]
     else:
-        run_in_team(openmp, loop, parts, rows, *arguments)
+        team, _ = find_team()
+        given = member, parts, rows, words
+        ended = run_in_pool(*given) if team is None else run_in_team(team, *given)
+    if ended != parts:
+        raise MemoryError("a compiled loop had no memory for its work space")
 
 
-def run_in_pool(loop: Callable[..., Any], parts: int, rows: int, *arguments: Any) -> None:
-    """Call ``loop`` for ``parts`` ranges of rows, as :func:`over_rows`, in Python's threads."""
+def run_in_team(team: Team, member: Any, parts: int, rows: int, words: Sequence[int]) -> int:
+    """The number of parts that ended, run by a team."""
+    memory = _fill(parts, rows, -1, words)
+    team.start(member, memory[0], parts, 0)
+    return sum(memory[-parts:])
 
-    def run(part: int) -> None:
-        loop(part, rows * part // parts, rows * (part + 1) // parts, *arguments)
 
-    others = [_pool(parts).submit(run, part) for part in range(1, parts)]
-    run(0)
+def run_in_pool(member: Any, parts: int, rows: int, words: Sequence[int]) -> int:
+    """The number of parts that ended, run by Python's threads."""
+    memories = [_fill(parts, rows, part, words) for part in range(parts)]
+    others = [_pool(parts).submit(member, memory[0]) for memory in memories[1:]]
+    member(memories[0][0])
     for other in others:
         other.result()
+    return sum(memory[part - parts] for part, memory in enumerate(memories))
+
+
+def _fill(parts: int, rows: int, part: int, words: Sequence[int]) -> "array[int]":
+    """The words of a member, as :mod:`comet_moe.kernels.members` describes them."""
+    memory = array("q", [0, parts, rows, part, *words, *[0] * parts])
+    memory[0] = memory.buffer_info()[0]
+    return memory
 
 
 @cache

@@ -1,0 +1,280 @@
+"""The visits of a training batch to the nodes of COMET's trees: each row walks down each tree.
+
+At a soft split a row takes both sides. Shapes: B rows, p features, k trees with n leaves, S visits of soft
+splits, L visits of leaves. An edge is 2 s for the left side and 2 s + 1 for the right side of the visit s of
+a soft split. It names the nearest soft split above a visit, and is -1 where there is none.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from comet_moe.kernels.jit import jit
+from comet_moe.kernels.members import in_order
+from comet_moe.kernels.nodes import first_deep_node, leaf_at, log_sides, node_logit, node_logits
+from comet_moe.kernels.threads import count_threads, over_rows
+
+GROUP = 8
+"""Rows that walk together, so that the processor loads the weights of their next nodes at the same time."""
+WALK_EXPERTS = 32
+"""Number of experts from which rows walk; with fewer, one product for all nodes is as fast."""
+WALK_SHARE = 0.25
+"""Share of all nodes that rows may visit on average; beyond it one product for all nodes is faster."""
+MOST_VISITS = 2**23
+"""Visits of a batch at most, which take half a GB."""
+SAMPLE_ROWS = 16
+"""Rows whose mean number of visits decides early whether a batch visits too many nodes."""
+FIRST_SLOTS = 8
+"""Slots per row and tree at first; where they are too few on average, the batch walks again with more."""
+
+DONE, FULL, TOO_SOFT = range(3)
+
+
+class Walk(NamedTuple):
+    """What the rows of a batch visit.
+
+    Attributes:
+        soft_row, soft_node, soft_edge: (S,) int64, a visit after that of the soft split above it. Node q of
+            tree j is j (n-1) + q.
+        soft_share: (S,) logit / γ of the split, within ±1/2.
+        leaf_row, leaf_node, leaf_edge: (L,) int64. Leaf i of tree j is j n + i.
+        leaf_logit: (L,) α + log v.
+        leaf_log_path: (L,) log v.
+        sums: (3, k, n-1) sums of r, r sign(d) and r |d| over all visits of each split. d is its logit and r
+            the probability that the row reaches it. None if not asked for.
+        visited: number of nodes and leaves that were evaluated.
+        finite: whether all their logits are finite; if not, the rest is undefined.
+    """
+
+    soft_row: Tensor
+    soft_node: Tensor
+    soft_edge: Tensor
+    soft_share: Tensor
+    leaf_row: Tensor
+    leaf_node: Tensor
+    leaf_edge: Tensor
+    leaf_logit: Tensor
+    leaf_log_path: Tensor
+    sums: Tensor | None
+    visited: int
+    finite: bool
+
+
+def walk_trees(
+    x: Tensor, parameters: Sequence[Tensor], gamma: float, mask: Tensor | None, with_sums: bool
+) -> Walk | None:
+    """Walk ``x`` (B, p) down the trees; None if rows visit too many nodes to gain by it.
+
+    Args:
+        x: on the CPU, of the type of the parameters.
+        parameters: weights and biases of splits and leaves: (k, n-1, p), (k, n-1), (k, n, p), (k, n).
+        gamma: width of the smooth step.
+        mask: (B,) bool, False for rows that do not count in ``sums``; None if all do.
+        with_sums: whether to compute ``sums``.
+    """
+    flat = [in_order(tensor.detach()).view(-1) for tensor in (x, *parameters)]
+    rows = x.detach()
+    k, n, p = parameters[2].shape
+    share = min(int(WALK_SHARE * k * (2 * n - 1)), MOST_VISITS // max(len(rows), 1))
+    limit = max(2 * k * n.bit_length(), share)  # visits of a row on average
+    is_row = torch.empty(0, dtype=torch.bool) if mask is None else in_order(mask)
+    parts = count_threads(len(rows), len(rows) * k * n.bit_length() * p)
+    capacity = min(FIRST_SLOTS * k, limit)
+    while True:
+        indices = [torch.empty(len(rows) * capacity, dtype=torch.int64) for _ in range(6)]
+        values = [rows.new_empty(len(rows) * capacity) for _ in range(3)]
+        sums = rows.new_zeros(parts, 3, k, n - 1 if with_sums else 0)
+        summary = torch.zeros(parts, 6, dtype=torch.int64)
+        given = (*flat, k, p, float(gamma), is_row, capacity, limit)
+        over_rows(_walk, parts, len(rows), *given, *indices, *values, sums, summary)
+        softs, leaves, ends, finite, visited, starts = summary.T.tolist()
+        if all(end == DONE for end in ends):
+            break
+        if TOO_SOFT in ends or capacity == limit:
+            return None
+        capacity = min(8 * capacity, limit)
+    joined = [
+        torch.cat([array[start : start + count] for start, count in zip(starts, counts, strict=True)])
+        for counts, arrays in ((softs, (*indices[:3], values[0])), (leaves, (*indices[3:], *values[1:])))
+        for array in arrays
+    ]
+    if parts > 1:  # edges count the visits of their part
+        before = 2 * (torch.tensor(softs).cumsum(0) - torch.tensor(softs))
+        for position, counts in ((2, softs), (6, leaves)):
+            edge, offset = joined[position], before.repeat_interleave(torch.tensor(counts))
+            joined[position] = torch.where(edge < 0, -1, edge + offset)
+    visits: list[Any] = [*joined, sums.sum(0) if with_sums else None, sum(visited), all(finite)]
+    return Walk(*visits)
+
+
+@jit
+def _walk(
+    part: int,
+    first: int,
+    last: int,
+    x: Any,
+    split_weight: Any,
+    split_bias: Any,
+    leaf_weight: Any,
+    leaf_bias: Any,
+    k: int,
+    p: int,
+    gamma: float,
+    is_row: Any,
+    capacity: int,
+    limit: int,
+    soft_row: Any,
+    soft_node: Any,
+    soft_edge: Any,
+    leaf_row: Any,
+    leaf_node: Any,
+    leaf_edge: Any,
+    soft_share: Any,
+    leaf_logit: Any,
+    leaf_log_path: Any,
+    sums: Any,
+    summary: Any,
+) -> None:
+    """Walk rows first..last-1 of x, groups of them one level at a time.
+
+    Visits are written from index first · capacity on. ``summary`` (parts, 6) gets the numbers of soft splits
+    and leaves, DONE, FULL or TOO_SOFT, whether all logits are finite, nodes visited, and that index.
+    """
+    n = len(leaf_bias) // k
+    kind = x.dtype.type
+    half, scale = kind(0.5), kind(1 / gamma)
+    first_deep = first_deep_node(n)
+    levels = 0  # ceil(log2 n)
+    while (1 << levels) < n:
+        levels += 1
+    chains = GROUP * k
+    node, edge, logit = np.empty(chains, np.int64), np.empty(chains, np.int64), np.empty(chains, x.dtype)
+    log_v = np.empty(chains, x.dtype)
+    stack_size = (chains + 1) * max(levels, 1)
+    stack_node, stack_edge = np.empty(stack_size, np.int64), np.empty(stack_size, np.int64)
+    stack_chain, stack_log_v = np.empty(stack_size, np.int64), np.empty(stack_size, x.dtype)
+    start = first * capacity
+    room = (last - first) * capacity
+    softs = leaves = visited = 0
+    has_sums = sums.shape[3] > 0
+    status, finite = DONE, True
+    sample = min(SAMPLE_ROWS, last - first)
+    for group in range(first, last, GROUP):
+        size = min(GROUP, last - group)
+        allowed = limit * max(group + size - first, sample)
+        stacked = 0
+        for c in range(size * k):
+            node[c], edge[c], log_v[c] = 0, -1, 0
+        # Each chain to one leaf: at a soft split on the likelier side, the other one goes on the stack.
+        for _ in range(levels):
+            for g in range(size):
+                node_logits(logit, node, g * k, k, split_weight, split_bias, n - 1, x, group + g, p)
+            for c in range(size * k):
+                q, j, b = node[c], c % k, group + c // k
+                if q >= n - 1:
+                    continue
+                visited += 1
+                if has_sums and (len(is_row) == 0 or is_row[b]):
+                    _add_sums(sums[part], j, q, logit[c], log_v[c])
+                u = logit[c] * scale
+                node[c] = 2 * q + 1 + (u < 0)
+                if not (u >= half or u <= -half):
+                    finite &= u == u
+                    if softs >= room:
+                        status = FULL
+                        break
+                    log_left, log_right = log_sides(u)
+                    is_right = int(u < 0)
+                    _put(soft_row, soft_node, soft_edge, start + softs, b, j * (n - 1) + q, edge[c])
+                    soft_share[start + softs] = u
+                    stack_node[stacked], stack_chain[stacked] = 2 * q + 2 - is_right, c
+                    stack_edge[stacked] = 2 * softs + 1 - is_right
+                    stack_log_v[stacked] = log_v[c] + (log_left if is_right else log_right)
+                    stacked += 1
+                    log_v[c] += log_right if is_right else log_left
+                    edge[c] = 2 * softs + is_right
+                    softs += 1
+            if status != DONE:
+                break
+        if status == DONE and leaves + size * k > room:
+            status = FULL
+        if status != DONE:
+            break
+        for c in range(size * k):
+            node[c] = leaf_at(node[c], n, first_deep)
+        for g in range(size):
+            node_logits(logit, node, g * k, k, leaf_weight, leaf_bias, n, x, group + g, p)
+        for c in range(size * k):
+            finite &= abs(logit[c]) < np.inf
+            to = start + leaves
+            _put(leaf_row, leaf_node, leaf_edge, to, group + c // k, (c % k) * n + node[c], edge[c])
+            leaf_logit[to], leaf_log_path[to] = logit[c] + log_v[c], log_v[c]
+            leaves += 1
+        visited += size * k
+        while stacked > 0:
+            stacked -= 1
+            q, e, c, path = (
+                stack_node[stacked],
+                stack_edge[stacked],
+                stack_chain[stacked],
+                stack_log_v[stacked],
+            )
+            j, b = c % k, group + c // k
+            while q < n - 1:
+                t = node_logit(split_weight, split_bias, j * (n - 1) + q, x, b, p)
+                visited += 1
+                if has_sums and (len(is_row) == 0 or is_row[b]):
+                    _add_sums(sums[part], j, q, t, path)
+                u = t * scale
+                if u >= half or u <= -half:
+                    q = 2 * q + 1 + (u < 0)
+                    continue
+                finite &= u == u
+                if softs >= room:
+                    status = FULL
+                    break
+                log_left, log_right = log_sides(u)
+                _put(soft_row, soft_node, soft_edge, start + softs, b, j * (n - 1) + q, e)
+                soft_share[start + softs] = u
+                stack_node[stacked], stack_chain[stacked] = 2 * q + 2, c
+                stack_edge[stacked], stack_log_v[stacked] = 2 * softs + 1, path + log_right
+                stacked += 1
+                e, path = 2 * softs, path + log_left
+                softs += 1
+                q = 2 * q + 1
+            if visited > allowed:
+                status = TOO_SOFT
+            elif leaves >= room:
+                status = FULL
+            if status != DONE:
+                break
+            leaf = j * n + leaf_at(q, n, first_deep)
+            alpha = node_logit(leaf_weight, leaf_bias, leaf, x, b, p)
+            finite &= abs(alpha) < np.inf
+            to = start + leaves
+            _put(leaf_row, leaf_node, leaf_edge, to, b, leaf, e)
+            leaf_logit[to], leaf_log_path[to] = alpha + path, path
+            leaves += 1
+            visited += 1
+        if status != DONE:
+            break
+    summary[part, 0], summary[part, 1], summary[part, 2] = softs, leaves, status
+    summary[part, 3], summary[part, 4], summary[part, 5] = finite, visited, start
+
+
+@jit
+def _put(rows: Any, nodes: Any, edges: Any, to: int, row: int, node: int, edge: int) -> None:
+    rows[to], nodes[to], edges[to] = row, node, edge
+
+
+@jit
+def _add_sums(sums: Any, tree: int, node: int, logit: Any, log_path: Any) -> None:
+    """Add the visit of a split to its sums of r, r sign(d) and r |d|."""
+    reached = math.exp(log_path) if log_path < 0 else type(logit)(1)
+    sums[0, tree, node] += reached
+    sums[1, tree, node] += reached * np.sign(logit)
+    sums[2, tree, node] += reached * abs(logit)
