@@ -36,6 +36,7 @@ _DTYPES = {
     torch.float64: "float64",
     torch.int64: "int64",
     torch.bool: "bool_",
+    torch.uint8: "uint8",
     torch.bfloat16: "uint16",
 }
 """numpy's names; it has no bfloat16, so loops read the bits."""

@@ -70,8 +70,8 @@ class _PooledConvolution(torch.autograd.Function):
         position = torch.empty_like(out, dtype=torch.uint8)
         for images in _shares(x, kernel):
             maps = torch.conv2d(x[images], kernel, bias).permute(0, 2, 3, 1).contiguous()
-            arrays = maps.numpy(), out[images].numpy(), position[images].numpy()
-            over_rows(_pool, count_threads(len(maps), VALUE_COST * maps.numel()), len(maps), *arrays)
+            parts = count_threads(len(maps), VALUE_COST * maps.numel())
+            over_rows(_pool, parts, len(maps), maps, out[images], position[images])
         ctx.save_for_backward(x, kernel, bias, position)
         return out.permute(0, 3, 1, 2)
 
@@ -87,8 +87,8 @@ class _PooledConvolution(torch.autograd.Function):
         for images in _shares(x, kernel):
             count = len(pooled[images])
             maps = pooled.new_zeros(count, *_map_sides(x, kernel), len(kernel))  # odd sides: their last is 0
-            arrays = pooled[images].numpy(), position[images].numpy(), maps.numpy()
-            over_rows(_unpool, count_threads(count, VALUE_COST * maps.numel()), count, *arrays)
+            parts = count_threads(count, VALUE_COST * maps.numel())
+            over_rows(_unpool, parts, count, pooled[images], position[images], maps)
             for_x, for_kernel, for_bias = torch.ops.aten.convolution_backward(
                 maps.permute(0, 3, 1, 2),
                 x[images],
