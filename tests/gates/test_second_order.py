@@ -42,6 +42,39 @@ def test_second_derivatives_are_those_of_finite_differences(name, power):
     assert torch.autograd.gradcheck(first, (x,))
 
 
+def called_twice(std, x):
+    """A gate on its own output: the second input depends on all parameters. From 32 experts on rows walk."""
+    gate = CometGate(40, 40, k=2).double()
+    for parameter in gate.parameters():
+        torch.nn.init.normal_(parameter, std=std)
+    return gate, linear_loss(gate, 40 * gate(x).weights)
+
+
+@pytest.mark.parametrize("std", [0.1, 1.0])  # splits are soft, and all hard
+@pytest.mark.usefixtures("path")
+def test_gradients_with_a_graph_of_a_gate_on_its_own_output_are_those_without(std):
+    gate, loss = called_twice(std, torch.randn(5, 40, **DOUBLE))
+    wanted = torch.autograd.grad(loss, tuple(gate.parameters()), retain_graph=True)
+    got = torch.autograd.grad(loss, tuple(gate.parameters()), create_graph=True)
+    for ours, expected in zip(got, wanted, strict=True):
+        torch.testing.assert_close(ours.detach(), expected)
+
+
+@pytest.mark.usefixtures("path")
+def test_second_derivatives_of_a_gate_on_its_own_output_are_those_of_finite_differences():
+    def loss(x):
+        torch.manual_seed(0)
+        return called_twice(0.1, x)[1]
+
+    assert torch.autograd.gradgradcheck(loss, (torch.randn(2, 40, **DOUBLE, requires_grad=True),))
+
+
+@pytest.mark.usefixtures("path")
+def test_a_gate_of_one_expert_has_second_derivatives_of_zero():
+    gate, x = CometGate(P, 1, k=2, entropy=0.1).double(), torch.randn(3, P, **DOUBLE, requires_grad=True)
+    assert not torch.autograd.functional.hessian(lambda x: linear_loss(gate, x), x).any()
+
+
 @pytest.mark.usefixtures("path")
 def test_second_derivatives_of_sinkhorn_rounds_are_those_of_finite_differences():
     logits = torch.randn(2, 3, 3, **DOUBLE, requires_grad=True)

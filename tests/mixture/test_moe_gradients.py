@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from comet_moe import MoE
-from comet_moe.experts import ConvExperts, DenseExperts, FeedForwardExperts, MLPExperts
+from comet_moe import MoE, Permutation, PermutedGate
+from comet_moe.experts import ConvExperts, DenseExperts, FeedForwardExperts, MLPExperts, NeuronExperts
 from comet_moe.experts.grouped_linear import grouped_linear
 from comet_moe.gates import CometGate, DSelectKGate, SoftmaxGate, TopKGate
 
@@ -18,12 +18,14 @@ EXPERTS = {
     "mlp_tanh": lambda: MLPExperts(N, P, (5, 2), activation="tanh"),
     "conv": lambda: ConvExperts(N, (1, 4, 4), filters=(2,), kernel_size=3, units=(2,)),
     "modules": lambda: nn.ModuleList(nn.Sequential(nn.Linear(P, 2), nn.Tanh()) for _ in range(N)),
+    "neurons": lambda: NeuronExperts(N, P, 2),
 }
 GATES = {
     "softmax": lambda p: SoftmaxGate(p, N),
     "topk": lambda p: TopKGate(p, N, k=2),
     "dselect": lambda p: DSelectKGate(p, N, k=2),
     "comet": lambda p: CometGate(p, N, k=2),
+    "permuted": lambda p: PermutedGate(CometGate(p, N, k=2), Permutation(N, steps=9, tau=(0.5, 0.1))),
 }
 EXECUTIONS = ["dense", "sparse", "auto"]
 
@@ -56,6 +58,29 @@ def test_second_derivatives_are_those_of_finite_differences(experts, gate, execu
 def test_second_derivatives_of_gates_with_trees_and_selectors_are_right(gate, execution):
     moe, x = make("dense_tanh", gate, execution)
     assert torch.autograd.gradgradcheck(lambda x: moe(x)[0], (x.requires_grad_(),), fast_mode=True)
+
+
+@pytest.mark.parametrize("execution", EXECUTIONS)
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("experts", ["dense_tanh", "feed_forward", "modules", "neurons"])
+@pytest.mark.parametrize("gate", ["comet", "permuted"])
+def test_hessians_by_autograd_and_by_torch_func_are_those_of_finite_differences(
+    gate, experts, training, execution
+):
+    moe, x = make(experts, gate, execution)
+    moe.train(training)
+
+    def loss(x):
+        y, routing = moe(x)
+        return y.sum() + routing.aux_loss
+
+    hessian = torch.autograd.functional.hessian(loss, x)
+    torch.testing.assert_close(torch.func.hessian(loss)(x), hessian)
+    # In one direction, to half of the digits, as central differences have.
+    step = 1e-5 * torch.randn_like(x)
+    slope = torch.func.grad(loss)
+    difference = slope(x + step) - slope(x - step)
+    torch.testing.assert_close(2 * torch.tensordot(hessian, step, 2), difference, atol=1e-10, rtol=1e-5)
 
 
 @pytest.mark.parametrize("experts", ["dense_relu", "feed_forward", "modules"])

@@ -104,7 +104,10 @@ def grouped_linear(rows: Tensor, weight: Tensor, bias: Tensor, counts: list[int]
         )
     if rows.shape[1:] != weight.shape[2:]:
         raise ValueError(f"rows must have shape (M, {weight.shape[2]}), got {tuple(rows.shape)}")
-    return _GroupedLinear.apply(*_autocast(rows, weight, bias), counts)
+    rows, weight, bias = _autocast(rows, weight, bias)
+    if checks.in_functorch_transform():  # which takes torch's operators only
+        return torch.cat([F.linear(*of_one) for of_one in zip(rows.split(counts), weight, bias, strict=True)])
+    return _GroupedLinear.apply(rows, weight, bias, counts)
 
 
 class _GroupedLinear(torch.autograd.Function):

@@ -26,19 +26,19 @@ def differentiable_backward(
         needs_grad: which inputs need a gradient.
 
     Returns:
-        One gradient for each input, None where it is not needed.
+        One gradient for each input, None where it is not needed, and zero where nothing depends on the input.
     """
+    # One input may be computed from another, as where a model calls a gate on its own output. Through a view
+    # of each, only what the definition itself does with it is differentiated.
+    inputs = [tensor.view_as(tensor) for tensor in inputs]
     outputs = definition(*inputs)
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-    used = [(out, grad) for out, grad in zip(outputs, grads, strict=True) if grad is not None]
+    used = [
+        (out, grad)
+        for out, grad in zip(outputs, grads, strict=True)
+        if grad is not None and out.requires_grad  # a tree of one leaf is constant
+    ]
     wanted = [tensor for tensor, needed in zip(inputs, needs_grad, strict=True) if needed]
-    gradients = iter(
-        torch.autograd.grad(
-            [out for out, _ in used],
-            wanted,
-            [grad for _, grad in used],
-            create_graph=True,
-            allow_unused=True,
-        )
-    )
+    outs, outer = zip(*used, strict=True) if used else ((), ())
+    gradients = iter(torch.autograd.grad(outs, wanted, outer, create_graph=True, materialize_grads=True))
     return tuple(next(gradients) if needed else None for needed in needs_grad)
