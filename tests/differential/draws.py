@@ -13,12 +13,12 @@ from comet_moe.gates.regularized import RegularizedGate
 KEYS = 7
 DTYPES = [torch.float64] * 6 + [torch.float32] * 3 + [torch.bfloat16]
 SOFT = ("softmax", "relu", "comet", "dselect", "sigmoid")
-"""Gates whose weights have no ties, by which a joint choice would depend on rounding."""
+"""Gates whose weights are never equal: a joint choice among equal ones would depend on rounding."""
 
 
 @dataclass
 class Draw:
-    """A mixture and what it is called with; ``twice`` applies it to its own output once more."""
+    """A mixture and what it is called with; ``twice`` calls it on its own output once more."""
 
     moe: MultiGateMoE
     x: torch.Tensor
@@ -28,10 +28,9 @@ class Draw:
     twice: bool
 
     def __str__(self):
-        kinds = [f"{type(module).__name__}({module.extra_repr()})" for module in self.moe.modules()]
         told = (f"{self.moe.execution}, {'training' if self.moe.training else 'evaluation'}", self.x.dtype)
         more = f"rows {tuple(self.x.shape)}, mask {self.mask is not None}, compiled {self.compiled}"
-        return f"{'; '.join(kinds[:8])}; {told}; {more}, twice {self.twice}"
+        return f"{self.moe.gates} {self.moe.experts}; {told}; {more}, twice {self.twice}"
 
 
 def draw(seed):
@@ -47,7 +46,7 @@ def draw(seed):
         search = make_search(rng, n, None)
     made = [make_gate(rng, p, n, search, SOFT if is_joint else KINDS) for _ in range(tasks)]
     experts, u = make_experts(rng, n, p, image)
-    twice = u == p and tasks == 1 and not image and rng.random() < 0.7
+    twice = u == p and tasks == 1 and not image and dtype != torch.bfloat16 and rng.random() < 0.7
     joint = gates.JointSelection(rng.randint(1, 3), rng.randint(0, 2), rng.choice(["sum", "max"]))
     regularizer = gates.Regularizer(load_balance=0.3, information=rng.choice([0.0, 0.2]))
     moe = MultiGateMoE(
@@ -94,11 +93,12 @@ def make_gate(rng, p, n, search, kinds):
     if rng.random() < 0.2:
         z_loss = 0.2 if gate.has_logits else 0.0
         gate = RegularizedGate(gate, rng.choice([0.0, 0.5]), z_loss, rng.choice([0.0, 0.4]))
-    if rng.random() < 0.15:
+    may_tie = kinds is not SOFT
+    if rng.random() < 0.15 and may_tie:
         gate = gates.WarmupGate(gate, steps=4)
         for _ in range(rng.choice([0, 1, 4])):
             gate.step()
-    if rng.random() < 0.1:
+    if rng.random() < 0.1 and may_tie:
         gate = gates.RescaledGate(gate)
     if subset is not None:
         return gates.SubsetGate(gate, subset, n)

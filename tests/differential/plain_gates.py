@@ -68,7 +68,8 @@ def expert_choice(gate, x, keys, real):
     if gate.training:
         share = Fraction(gate.capacity).limit_denominator(10**6) * rows / gate.num_experts
         order = (probability - 2 * (1 - real[:, None])).T  # padding comes last
-        chosen = among(order.topk(min(rows, math.ceil(share))).indices, order).T
+        best = order.argsort(dim=-1, descending=True, stable=True)  # of two equal rows the earlier one
+        chosen = among(best[:, : min(rows, math.ceil(share))], order).T
     return {"weights": gate.scale * probability * chosen, "logits": logits}
 
 

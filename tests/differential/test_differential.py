@@ -20,7 +20,8 @@ PART = 50
 TOLERANCES = {
     # Values, first and second derivatives, relative to the largest: rounding of sums of some hundred terms.
     torch.float64: (1e-10, 1e-9, 1e-8),
-    torch.float32: (2e-5, 2e-4, None),
+    # Balanced nodes divide their logits by deviations of a few rows, and by γ, which multiplies the rounding.
+    torch.float32: (2e-4, 2e-3, None),
     # Units of bfloat16 are 0.8 %. Its experts' derivatives jump where a rounded value crosses a kink.
     torch.bfloat16: (4e-2, None, None),
 }

@@ -90,37 +90,49 @@ class Storage:
     Args:
         url: sqlite:///FILE or postgresql://USER@HOST/DATABASE.
         heartbeat: seconds between two heartbeats of a running trial.
+        outage_seconds: how long PostgreSQL may be unreachable now. A worker waits, since its command has
+            reached the storage; a command does not, since its URL may be wrong.
 
     Attributes:
         one_call: lock that is held during a call, so that threads share one connection. A second connection
             to SQLite would keep files open.
     """
 
-    def __init__(self, url: str, heartbeat: int = 10):
+    def __init__(self, url: str, heartbeat: int = 10, outage_seconds: float = 0.0):
         self.heartbeat = heartbeat
         self.one_call = threading.RLock()
         # It logs each lost connection with a traceback; the error itself is reported.
         logging.getLogger("sqlalchemy.pool").setLevel(logging.CRITICAL)
         self.url = _complete_url(url)
-        is_sqlite = self._is_sqlite = self.url.startswith("sqlite:")
-        connect_args = {"timeout": LOCK_TIMEOUT} if is_sqlite else _postgres_arguments(self.url)
-        try:
-            with (
-                needs_extra("postgres", "a PostgreSQL storage"),
-                warnings.catch_warnings(),
-                self.lock("tables"),
-            ):
-                warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-                self.optuna = RDBStorage(
-                    self.url,
-                    engine_kwargs={"connect_args": connect_args, "pool_pre_ping": not is_sqlite},
-                    heartbeat_interval=heartbeat,
-                    grace_period=MISSED_HEARTBEATS * heartbeat,
-                )
-                if is_sqlite:
-                    _use_write_ahead_log(self.optuna.engine)
-        except (*STORAGE_ERRORS, RuntimeError) as error:
-            raise StudyError(f"storage {without_password(url)} cannot be used: {_reason(error)}") from error
+        self._is_sqlite = self.url.startswith("sqlite:")
+        deadline = time.monotonic() + outage_seconds
+        while True:
+            try:
+                self.optuna = self._connect()
+                return
+            except (*STORAGE_ERRORS, RuntimeError) as error:
+                if self._is_lasting(error, deadline):
+                    shown = without_password(url)
+                    raise StudyError(f"storage {shown} cannot be used: {_reason(error)}") from error
+            time.sleep(RETRY_SECONDS)
+
+    def _connect(self) -> RDBStorage:
+        connect_args = {"timeout": LOCK_TIMEOUT} if self._is_sqlite else _postgres_arguments(self.url)
+        with needs_extra("postgres", "a PostgreSQL storage"), warnings.catch_warnings(), self.lock("tables"):
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            opened = RDBStorage(
+                self.url,
+                engine_kwargs={"connect_args": connect_args, "pool_pre_ping": not self._is_sqlite},
+                heartbeat_interval=self.heartbeat,
+                grace_period=MISSED_HEARTBEATS * self.heartbeat,
+            )
+            if self._is_sqlite:
+                _use_write_ahead_log(opened.engine)
+            return opened
+
+    def _is_lasting(self, error: Exception, deadline: float) -> bool:
+        """Whether ``error`` is no outage of PostgreSQL, or one that has lasted until ``deadline``."""
+        return self._is_sqlite or not _is_outage(error) or time.monotonic() > deadline
 
     def retry(self, operation: Callable[[], T]) -> T:
         """Call ``operation``, and repeat it while PostgreSQL is unreachable, at most for OUTAGE_SECONDS.
@@ -134,7 +146,7 @@ class Storage:
                 with self.one_call:
                     return operation()
             except STORAGE_ERRORS as error:
-                if self._is_sqlite or not _is_outage(error) or time.monotonic() > deadline:
+                if self._is_lasting(error, deadline):
                     raise
             except CometError:
                 raise

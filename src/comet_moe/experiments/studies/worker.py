@@ -22,7 +22,7 @@ from comet_moe.experiments.studies.definition import StudyDefinition, paths_of
 from comet_moe.experiments.studies.folder import StudyFolder
 from comet_moe.experiments.studies.process import EXIT_SIGTERM, WorkerConfig
 from comet_moe.experiments.studies.queue import Claim, TrialQueue
-from comet_moe.experiments.studies.storage import STORAGE_ERRORS, Storage, storage_error
+from comet_moe.experiments.studies.storage import OUTAGE_SECONDS, STORAGE_ERRORS, Storage, storage_error
 from comet_moe.experiments.studies.trial import Runner, runner_for
 from comet_moe.experiments.training.records import EpochRecord, ResultRecord
 from comet_moe.experiments.training.run import RunFolder
@@ -79,7 +79,7 @@ class _Worker:
         self.config = config
         self.writer = writer
         self.folder = StudyFolder(config.folder)
-        self.queue = TrialQueue(Storage(config.storage, config.heartbeat), config.name)
+        self.queue = TrialQueue(Storage(config.storage, config.heartbeat, OUTAGE_SECONDS), config.name)
         self._runner: Runner | None = None
         self._last_sent = 0.0
 
