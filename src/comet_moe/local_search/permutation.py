@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from comet_moe import checks
+from comet_moe.exceptions import CometError
 from comet_moe.local_search.cache import CachedValue, SearchCache, SoftPermutation, StateDictLoad
 from comet_moe.local_search.sinkhorn import assignment, permutation_entropy, sinkhorn
 from comet_moe.stepping import Stepped
@@ -180,9 +181,10 @@ class Permutation(nn.Module, Stepped):
         fixed = self.fixed
         identity = torch.arange(self.num_experts, device=fixed.device).expand(fixed.shape)
         if not torch.equal(fixed.sort(-1).values, identity):
-            raise ValueError(
+            raise CometError(
                 f"the order of a search must be a permutation of {self.num_experts} experts, got "
-                f"{fixed.flatten().tolist()[:8]}: its weights are damaged, restore them"
+                f"{fixed.flatten().tolist()[:8]} at step {self._t} of {self.steps}: its weights or its number "
+                f"of steps were changed, restore them"
             )
         self._cache.was_loaded = False
 
@@ -271,8 +273,12 @@ class Permutation(nn.Module, Stepped):
         self._remember_progress(t)
 
     def _read_progress(self) -> None:
-        if not self.progress.is_meta:
-            self._remember_progress(int(self.progress))
+        if self.progress.is_meta:
+            return
+        t = int(self.progress)
+        if t < 0:
+            raise CometError(f"the progress of a search must be at least 0, got {t}: restore its weights")
+        self._remember_progress(t)
 
     def _remember_progress(self, t: int) -> None:
         buffer, cache = self.progress, self._cache
