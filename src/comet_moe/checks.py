@@ -7,7 +7,7 @@ the host. By default they run for tensors on the CPU only; see :func:`set_value_
 import math
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from operator import index
 from typing import Any
 
@@ -105,6 +105,16 @@ def in_tracer() -> bool:
 def in_forward_mode() -> bool:
     """Whether forward-mode differentiation is active (``torch.autograd.forward_ad.dual_level``)."""
     return torch.autograd.forward_ad._current_level >= 0
+
+
+def is_autocast(tensor: Tensor) -> bool:
+    """Whether autocast is on for the device of ``tensor``; the meta device has none."""
+    return not tensor.is_meta and torch.is_autocast_enabled(tensor.device.type)
+
+
+def no_autocast(tensor: Tensor) -> AbstractContextManager[Any]:
+    """A context in which autocast is off for the device of ``tensor``."""
+    return nullcontext() if tensor.is_meta else torch.autocast(tensor.device.type, enabled=False)
 
 
 def at_least_one(name: str, value: int) -> int:

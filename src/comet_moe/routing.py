@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from comet_moe.checks import should_check_values
 from comet_moe.statistics import RoutingStatistics
 
 
@@ -149,7 +150,7 @@ class Routing:
                 )
         elif pairs is not None:
             _check_pairs(*pairs)
-            pairs = pairs if is_ordered else _in_order(pairs)
+            pairs = pairs if is_ordered else _in_order(pairs, num_experts)
         self._weights = weights
         self._aux_loss = aux_loss
         self._pairs = pairs
@@ -475,10 +476,17 @@ def _check_pairs(sample: Tensor, expert: Tensor, weight: Tensor) -> None:
         )
 
 
-def _in_order(pairs: Pairs) -> Pairs:
-    """``pairs`` ordered by sample, as every reader expects."""
-    order = pairs.sample.argsort(stable=True)
-    return Pairs(pairs.sample[order], pairs.expert[order], pairs.weight[order])
+def _in_order(pairs: Pairs, num_experts: int) -> Pairs:
+    """``pairs`` ordered by sample, as every reader expects; ValueError for one that comes twice."""
+    key, order = (pairs.sample * num_experts + pairs.expert).sort(stable=True)
+    ordered = Pairs(pairs.sample[order], pairs.expert[order], pairs.weight[order])
+    if should_check_values(key) and bool((key[1:] == key[:-1]).any()):
+        twice = int((key[1:] == key[:-1]).nonzero()[0])
+        raise ValueError(
+            f"each pair must come once, and sample {int(ordered.sample[twice])} has expert "
+            f"{int(ordered.expert[twice])} twice: add up their weights"
+        )
+    return ordered
 
 
 def _place(values: Tensor, target: Tensor, size: int, fill: float = 0.0) -> Tensor:

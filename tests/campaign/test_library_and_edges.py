@@ -272,9 +272,31 @@ def test_separate_searches_do_not_load_into_a_shared_one():
 
 
 def test_a_hash_gate_refuses_experts_that_it_does_not_have():
-    with pytest.raises(RuntimeError, match="names expert 4, and the gate has 3"):
+    with pytest.raises(RuntimeError, match=r"must name experts 0\.\.2, got 4"):
         HashGate(100, 3).load_state_dict(HashGate(100, 5).state_dict())
     HashGate(100, 5).load_state_dict(HashGate(100, 5, seed=1).state_dict())
+
+
+@pytest.mark.parametrize("expert", [-1, 0.5, 3])
+def test_a_table_of_a_hash_gate_names_experts_that_there_are(expert):
+    gate = HashGate(4, 3)
+    with pytest.raises(RuntimeError, match=rf"assignment must name experts 0\.\.2, got {expert}"):
+        gate.load_state_dict({"assignment": torch.tensor([0, 1, 2, expert])})
+
+
+def test_a_pair_that_comes_twice_is_refused():
+    twice = Pairs(torch.tensor([1, 0, 1]), torch.tensor([2, 2, 2]), torch.tensor([0.5, 1.0, 0.5]))
+    with pytest.raises(ValueError, match="sample 1 has expert 2 twice"):
+        Routing.from_pairs(twice, torch.Size([2]), 3)
+
+
+@pytest.mark.parametrize("balance", [{"bias_update": 0.1}, {"balance": "quantile"}])
+def test_a_balancing_bias_that_requires_a_gradient_is_moved(balance):
+    gate = TopKGate(6, 4, k=2, score="sigmoid", **balance)
+    gate.balance_bias.requires_grad_()
+    gate(torch.randn(9, 6))
+    comet_moe.step(gate)
+    assert gate.balance_bias.any()
 
 
 def test_a_search_refuses_an_order_that_is_no_permutation():

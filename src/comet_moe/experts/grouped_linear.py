@@ -87,7 +87,7 @@ def sorted_linear(rows: Tensor, weight: Tensor, bias: Tensor, offsets: Tensor) -
 
 def _autocast(rows: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The tensors in the dtype of autocast if it is on; float64 is kept."""
-    if torch.is_autocast_enabled(rows.device.type) and rows.dtype != torch.float64:
+    if checks.is_autocast(rows) and rows.dtype != torch.float64:
         dtype = torch.get_autocast_dtype(rows.device.type)
         return rows.to(dtype), weight.to(dtype), bias.to(dtype)
     return rows, weight, bias

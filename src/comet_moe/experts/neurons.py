@@ -98,14 +98,14 @@ class NeuronExperts(Experts):
     def dense(self, x: Tensor) -> Tensor:
         """(B, p) -> (B, n, u)."""
         rows = self._to_compute_dtype(x)
-        with torch.autocast(x.device.type, enabled=False):
+        with checks.no_autocast(x):
             hidden = self._activation(torch.einsum("bp,nwp->nbw", rows, self.inner.to(rows.dtype)))
             return torch.bmm(hidden, self.outer.to(rows.dtype)).transpose(0, 1).to(x.dtype)
 
     def one(self, rows: Tensor, expert: int) -> Tensor:
         """(m, p) -> (m, u)."""
         x = self._to_compute_dtype(rows)
-        with torch.autocast(x.device.type, enabled=False):
+        with checks.no_autocast(x):
             hidden = self._activation(x @ self.inner[expert].to(x.dtype).t())
             return (hidden @ self.outer[expert].to(x.dtype)).to(rows.dtype)
 
@@ -142,8 +142,8 @@ class NeuronExperts(Experts):
     def _sums(self, x: Tensor, weights: Tensor, pairs: Pairing) -> Tensor:
         """Σ over the pairs of each sample of weights (M, T) times outputs: (B, p) -> (B, T, u)."""
         rows = self._to_compute_dtype(x)
-        if not x.is_meta and torch.is_autocast_enabled(x.device.type):
-            with torch.autocast(x.device.type, enabled=False):
+        if checks.is_autocast(x):
+            with checks.no_autocast(x):
                 return self._sums(x, weights, pairs)
         hidden = self._activation(dot(rows.unsqueeze(1), self.inner, pairs, self.row_sparse))  # (M, 1, width)
         factors = weights.to(rows.dtype).unsqueeze(-1) * hidden

@@ -87,8 +87,8 @@ class Gate(nn.Module, ABC):
         x = self._to_compute_dtype(x)
         if not self.checks_values:
             checks.require_finite(x)
-        if not x.is_meta and torch.is_autocast_enabled(x.device.type):
-            with torch.autocast(x.device.type, enabled=False):
+        if checks.is_autocast(x):
+            with checks.no_autocast(x):
                 routing: Routing = super().__call__(x, keys=keys, mask=mask)
         else:
             routing = super().__call__(x, keys=keys, mask=mask)

@@ -173,12 +173,14 @@ class HashGate(Gate):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
         given = state_dict.get(f"{prefix}assignment")
-        if given is not None and not given.is_meta and given.numel() and int(given.max()) >= self.num_experts:
-            *_, error_messages = others
-            error_messages.append(
-                f"{prefix}assignment names expert {int(given.max())}, and the gate has {self.num_experts}"
-            )
-            return
+        if given is not None and not given.is_meta:
+            bad = given[~((given >= 0) & (given < self.num_experts) & (given == given.long()))]
+            if bad.numel():
+                *_, error_messages = others
+                error_messages.append(
+                    f"{prefix}assignment must name experts 0..{self.num_experts - 1}, got {bad[0].item():g}"
+                )
+                return
         super()._load_from_state_dict(state_dict, prefix, *others)
 
     def extra_repr(self) -> str:

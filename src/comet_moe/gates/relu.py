@@ -90,6 +90,7 @@ class ReluGate(LinearGate, SteppedGate):
         aux_loss = self.coefficient.to(x.dtype) * masked_mean(weights.sum(-1), mask, self.ranks)
         return Routing(weights=self._scaled(weights), aux_loss=aux_loss, logits=logits)
 
+    @torch.no_grad()
     def step(self) -> None:
         """Move the coefficient toward ``target`` active experts per row, by the rows of all ranks."""
         active, rows = sum_over_ranks(self.active_and_rows, self.ranks)

@@ -177,6 +177,7 @@ class TopKGate(LinearGate, SteppedGate):
             logits=logits,
         )
 
+    @torch.no_grad()
     def step(self) -> None:
         """Move the balancing bias by the choices or the margins since the last step, of all ranks."""
         if self.balance_bias is not None and self.margins is not None:

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from comet_moe.checks import no_autocast
 from comet_moe.kernels.autograd import differentiable_backward
 from comet_moe.kernels.jit import can_run_compiled, extends_numba, is_plain_cpu, jit
 from comet_moe.kernels.members import in_order
@@ -91,7 +92,7 @@ def mix_dense(z: Tensor, weights: Tensor, epilogue: Epilogue) -> Tensor:
         by_pair = weights.transpose(1, 2).reshape(pairs, weights.shape[1])
         return mix(z.reshape(pairs, u), by_pair, layout, epilogue)
     outputs = apply_epilogue(z, epilogue)
-    with torch.autocast(z.device.type, enabled=False):
+    with no_autocast(z):
         return torch.bmm(weights, outputs.to(weights.dtype)).to(z.dtype)
 
 

@@ -35,7 +35,7 @@ NOWHERE = np.uint8(4)
 def pooled_convolution(x: Tensor, kernel: Tensor, bias: Tensor) -> Tensor:
     """(B, C, ·, ·), (F, C, s, s), (F,) -> (B, F, h, w)."""
     maps = x.shape[0] * kernel.shape[0] * _map_size(x, kernel)
-    is_plain = not torch.is_autocast_enabled(x.device.type) and x.dtype == kernel.dtype
+    is_plain = not checks.is_autocast(x) and x.dtype == kernel.dtype
     if is_plain and can_run_compiled(VALUE_COST * maps, x, kernel, bias):
         return _PooledConvolution.apply(channels_last(x), channels_last(kernel), bias)
     return pooled_convolution_torch(channels_last(x), channels_last(kernel), bias)

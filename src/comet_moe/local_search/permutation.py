@@ -183,8 +183,8 @@ class Permutation(nn.Module, Stepped):
         if not torch.equal(fixed.sort(-1).values, identity):
             raise CometError(
                 f"the order of a search must be a permutation of {self.num_experts} experts, got "
-                f"{fixed.flatten().tolist()[:8]} at step {self._t} of {self.steps}: its weights or its number "
-                f"of steps were changed, restore them"
+                f"{fixed.flatten().tolist()[:8]} at step {self._t} of {self.steps}: its weights or its steps "
+                f"were changed, restore them"
             )
         self._cache.was_loaded = False
 
@@ -336,7 +336,7 @@ class Permutation(nn.Module, Stepped):
 
 def _soften(logits: Tensor, tau: float, iterations: int, noise: Tensor | None) -> Tensor:
     """S^R((U + noise)/τ) in float32, or float64 if U is."""
-    with torch.autocast(logits.device.type, enabled=False):
+    with checks.no_autocast(logits):
         logits = logits.to(_compute_dtype(logits))
         return sinkhorn(logits if noise is None else logits + noise, tau, iterations)
 

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from comet_moe import checks
 from comet_moe.gates import Gate, GateWrapper
 from comet_moe.local_search.permutation import Permutation
 from comet_moe.routing import Routing
@@ -82,7 +83,7 @@ class PermutedGate(GateWrapper):
 
     def _permute_softly(self, routing: Routing) -> Routing:
         soft, aux_loss = self.search.shared_soft()
-        with torch.autocast(soft.device.type, enabled=False):
+        with checks.no_autocast(soft):
             if self.search.trees is None:
                 weights = routing.weights
                 permuted = weights @ soft.to(weights.dtype)

@@ -49,6 +49,8 @@ def permutation_entropy(soft: Tensor) -> Tensor:
 
 def assignment(soft: Tensor) -> Tensor:
     """The permutation P that maximises Σ S∘P: (..., n, n) -> (..., n), output i goes to expert result[i]."""
+    if soft.is_meta:
+        return soft.argmax(-1)  # of the right shape
     stacked = soft.detach().reshape(-1, *soft.shape[-2:]).double().cpu()
     matrices = stacked.tolist() if checks.in_functorch_transform() else stacked.numpy()
     orders = [torch.from_numpy(linear_sum_assignment(matrix, maximize=True)[1]) for matrix in matrices]

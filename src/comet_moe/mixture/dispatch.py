@@ -43,7 +43,7 @@ def run_experts(
     if experts.only_pairs:
         run = torch.compiler.disable(_run_pairs) if is_compiling else _run_pairs
         return run(experts, x, routings)
-    if execution == "dense":
+    if execution == "dense" or (x.is_meta and (experts.takes_pairs or not can_run_static(experts, x))):
         return _run_all(experts, x, routings)
     if experts.takes_pairs and (counts_are_known(x) or fixed_slots(routings) is not None):
         selected = select_pairs(routings, counts_are_known(x))

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from comet_moe.checks import PLAIN_TENSOR_TYPES
+from comet_moe.checks import PLAIN_TENSOR_TYPES, no_autocast
 from comet_moe.experts.base import Experts, check_output
 from comet_moe.kernels.jit import is_portable
 from comet_moe.kernels.mix import apply_epilogue, weights_dtype
@@ -92,7 +92,7 @@ def run_static(experts: Experts, x: Tensor, routings: Sequence[Routing]) -> tupl
     check_output(outputs, (rows.shape[0],), f"{type(experts).__name__}.sorted_rows", rows)
     flat = apply_epilogue(outputs, experts.epilogue).flatten(1)[plan.place]
     by_row = flat.unflatten(0, (x.shape[0], slots))  # (B, c, u)
-    with torch.autocast(x.device.type, enabled=False):
+    with no_autocast(x):
         dtype = weights_dtype(flat.dtype)
         mixed = torch.bmm(plan.weights.to(dtype), by_row.to(dtype)).to(flat.dtype)
     return mixed.unflatten(-1, outputs.shape[1:]), plan.offsets[-1]
