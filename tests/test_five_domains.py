@@ -1,6 +1,7 @@
 """The study of language models on five domains: runs that are killed, and the order of runs."""
 
 import importlib
+import json
 import signal
 import sys
 from pathlib import Path
@@ -144,3 +145,18 @@ def test_all_models_end_with_three_seeds_and_no_run_is_asked_for_twice(study):
     assert len(set(names)) == len(names)
     for model in study["models"].MODELS:
         assert sorted(one["seed"] for one in plan.find(records, model=model, steps=30)) == [1, 2, 3]
+
+
+def test_runs_in_the_committed_file_are_not_repeated(study, tmp_path):
+    plan, run = study["plan"], study["run"]
+    first = plan.next_runs([])[0]
+    record = {"model": first.model, "rate": first.rate, "gate_factor": first.gate_factor}
+    record |= {"steps": first.steps, "seed": first.seed, "validation": {"all": 3.0}}
+    committed = tmp_path / "runs.jsonl"
+    committed.write_text(json.dumps({"run": first.name, "result": record}) + "\n")
+    folder = tmp_path / "runs"
+    folder.mkdir()
+
+    run.unpack_records(committed, folder)
+
+    assert first not in plan.next_runs(run.read_records(folder))

@@ -1,4 +1,4 @@
-"""``comet-moe compare`` on tables as people have them: what misleads is said, odd names and numbers are read."""
+"""``comet-moe compare`` on tables as people have them: warnings are repeated, odd names and numbers read."""
 
 import numpy as np
 import pandas as pd

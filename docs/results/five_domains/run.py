@@ -2,7 +2,8 @@
 
 Start it as often as there are cores: each process takes the next run that no other one has. A process that is
 killed loses at most 200 steps, and the next one resumes its run with the same numbers. Each finished run is a
-file ``FOLDER/NAME.json``. ``python docs/results/raw.py FOLDER`` collects them.
+file ``FOLDER/NAME.json``. ``python docs/results/raw.py FOLDER`` collects them in ``runs.jsonl``. Runs in that
+file are not repeated.
 """
 
 import argparse
@@ -254,12 +255,24 @@ def read_options() -> argparse.Namespace:
     return options
 
 
+def unpack_records(committed: Path, folder: Path) -> None:
+    """Put the records of ``raw.py`` into ``folder``, so that their runs are not repeated."""
+    if committed.exists():
+        for line in committed.read_text(encoding="utf-8").splitlines():
+            entry = json.loads(line)
+            result = folder / f"{entry['run']}.json"
+            if not result.exists():
+                write_text(result, as_json(entry["result"]) + "\n")
+
+
 def main() -> None:
     """Run until nothing is left that another process does not have."""
     options = read_options()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     sizes = QUICK if options.quick else Sizes()
     corpus = load_corpus(options.data, options.out, sizes.vocabulary)
+    if not options.quick:
+        unpack_records(Path(__file__).with_name("runs.jsonl"), options.out)
     while finish_next(options.out, corpus, sizes, 30 if options.quick else STEPS, options.only):
         pass
 
