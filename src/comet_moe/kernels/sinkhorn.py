@@ -61,7 +61,7 @@ class _Rounds(torch.autograd.Function):
             return grad_logits, None
         soft = halves[:, -1]
         work = in_order(grad.reshape(soft.shape) * soft)
-        over_rows(_backward, 1, len(work), work, halves)
+        over_rows(_backward, 1, len(work), work, in_order(halves))
         return work.reshape(grad.shape), None
 
 

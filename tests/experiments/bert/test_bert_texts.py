@@ -161,7 +161,10 @@ def test_lines_with_missing_fields_are_left_out_and_counted(tmp_path):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("sentence\tlbl\na\t1\n", r"train.tsv has no column label; its columns are sentence, lbl."),
+        (
+            "sentence\tlbl\na\t1\n",
+            r"train.tsv has no column label; did you mean lbl\? Its columns are sentence, lbl.",
+        ),
         ("sentence\tlabel\na\t7\n", r"has the label '7' in data row 1; it must be one of negative, positive"),
         ("sentence\tlabel\n", r"train.tsv has no rows"),
     ],

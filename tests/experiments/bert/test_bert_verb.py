@@ -230,7 +230,8 @@ def test_wrong_columns_are_named(workspace, tmp_path):
         "bert", "finetune", "rte", "--model", workspace / "tiny", "--data", tmp_path, "--out", tmp_path / "x"
     )
     assert (
-        "train.tsv has no column sentence2; its columns are index, sentence1, hypothesis, label" in sentence
+        "train.tsv has no column sentence2; did you mean sentence1? Its columns are index, sentence1"
+        in sentence
     )
 
 

@@ -68,7 +68,10 @@ def test_a_parquet_file_of_the_records_gives_the_same_data(tmp_path):
     [
         ("", "is empty"),
         (BOOKS_HEADER + "\n", "has no rows"),
-        ('"User";"ISBN"\n"1";"2"\n', "no column User-ID, Book-Rating; its columns are User, ISBN"),
+        (
+            '"User";"ISBN"\n"1";"2"\n',
+            r"no column User-ID, Book-Rating; did you mean User\? Its columns are User",
+        ),
         (BOOKS_HEADER + '\n"1";"2";"11"\n', "has 11 as rating in data row 1"),
         (BOOKS_HEADER + '\n"1";"2";"5"\n"1";"";"5"\n', "lacks a user or an ISBN in data row 2"),
         (BOOKS_HEADER + '\n"1";" ";"5"\n', "lacks a user or an ISBN in data row 1"),
