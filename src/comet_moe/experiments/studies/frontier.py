@@ -81,7 +81,7 @@ def loss_of(row: Row) -> Summary | None:
 
 
 def p_below(row: Row, reference: Row | None) -> float | None:
-    """One-sided p-value of a test whether ``row`` beats the test loss of ``reference``; None without a test."""
+    """One-sided p-value of a test whether ``row`` beats the loss of ``reference``; None without a test."""
     loss, other = loss_of(row), None if reference is None else loss_of(reference)
     return None if loss is None or other is None else welch_t_test(loss, other)
 
