@@ -160,6 +160,12 @@ def test_a_mixture_alone_cannot_be_said_to_pay():
     assert winner(rows).answer.endswith("That cannot be told: no mixture has converged within the budget.")
 
 
+def test_a_network_that_converged_alone_is_not_called_the_only_one():
+    rows = [row | {"converged": row["gate"] == TREES} for row in rows_of(DENSE | {"trees": (2.0, 2.0, None)})]
+    sentence = "Use boosted trees: they have the lowest validation loss of 1, and nothing else has converged."
+    assert winner(rows).recommendation.startswith(sentence)
+
+
 def test_without_a_complete_run_nothing_is_recommended():
     decision = winner(compare_gates(made_study([trial("dense", 0, None, None)])))
     assert (decision.winner, decision.pays, decision.answer) == (None, None, "")

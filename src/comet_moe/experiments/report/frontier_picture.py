@@ -63,8 +63,10 @@ class _Picture:
         trees = next((row for row in rows if row["gate"] == TREES), None)
         self.trees = None if trees is None else trees["test_loss_mean"]
         ends = [row["test_loss_mean"] + sign * _error(row) for row in points for sign in (-1, 1)]
-        ends += [] if self.trees is None else [self.trees]
-        space = 0.06 * (max(ends) - min(ends)) or 1.0
+        spread = max(ends) - min(ends)
+        self.side = _side(self.trees, min(ends) - spread, max(ends) + spread)
+        ends += [self.trees] if self.trees is not None and not self.side else []
+        space = 0.08 * (max(ends) - min(ends)) or 1.0
         self.low, self.high = min(ends) - space, max(ends) + space
         costs = [row["flops_per_sample_mean"] for row in points]
         self.least, self.most = min(costs) / 1.3, max(costs) * 1.3
@@ -117,9 +119,9 @@ class _Picture:
             path = " ".join(f"{x:.1f},{self.y(row['test_loss_mean']):.1f}" for x, row in places)
             parts.append(f'<polygon points="{edge}" fill="{colour}" fill-opacity="0.18"/>')
             parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        if self.trees is not None:
-            y, dots = self.y(self.trees), ' stroke-width="2" stroke-dasharray="2 4"'
-            parts.append(self._rule(LEFT, y, WIDTH - RIGHT, y, "muted", dots))
+        if self.trees is not None and not self.side:
+            height, dots = self.y(self.trees), ' stroke-width="2" stroke-dasharray="2 4"'
+            parts.append(self._rule(LEFT, height, WIDTH - RIGHT, height, "muted", dots))
         return parts
 
     def _points(self) -> list[str]:
@@ -145,9 +147,12 @@ class _Picture:
         taken = [*map(self._box_of_point, self.points), *self._boxes_of_line()]
         parts = []
         if self.trees is not None:
-            x, y = WIDTH - RIGHT, self.y(self.trees) - 6
-            parts.append(self._text(x, y, "boosted trees", "muted", "end"))
-            taken.append(Box(x - _width("boosted trees"), y - SIZE, x, y))
+            x, y, words = float(WIDTH - RIGHT), self.y(self.trees) - 6, "boosted trees"
+            if self.side:
+                y = TOP + SIZE if self.side == "above" else HEIGHT - BOTTOM - 6
+                words = f"boosted trees: {self.trees:.2f}, {self.side} this range"
+            parts.append(self._text(x, y, words, "muted", "end"))
+            taken.append(Box(x - _width(words), y - SIZE, x, y + 4))
         for row in sorted(self.points, key=lambda row: -row["test_loss_mean"]):
             best = min(self._places(row), key=lambda box: self._cost(box, taken))
             taken.append(best)
@@ -197,6 +202,11 @@ class _Picture:
         x, error = self.x(row["flops_per_sample_mean"]), _error(row)
         top, bottom = (self.y(row["test_loss_mean"] + sign * error) for sign in (1, -1))
         return Box(x - RADIUS, min(top, bottom) - RADIUS, x + RADIUS, max(top, bottom) + RADIUS)
+
+
+def _side(loss: float | None, low: float, high: float) -> str:
+    """Whether a loss is above or below a range; empty if it is neither."""
+    return "" if loss is None else "below" if loss < low else "above" if loss > high else ""
 
 
 def _error(row: Row) -> float:

@@ -97,7 +97,8 @@ def _decide(
     others = [row for row in complete if row is not candidate]
     rival = best_by_validation([row for row in others if _costs_less(row, candidate)])
     if rival is None:
-        sentence = f"Use {name}: it has {first}, and {_why_without_rival(candidate, others)}."
+        they_have = "they have" if gate == TREES else "it has"
+        sentence = f"Use {name}: {they_have} {first}, and {_why_without_rival(rows, candidate, others)}."
         return Winner(gate, sentence, None, None, pays, answer)
 
     p, losses = _compare(candidate, rival)
@@ -118,9 +119,10 @@ def _decide(
     return Winner(rival["gate"], sentence, gate, p, pays, answer)
 
 
-def _why_without_rival(candidate: Row, others: list[Row]) -> str:
+def _why_without_rival(rows: Sequence[Row], candidate: Row, others: list[Row]) -> str:
     if not others:
-        return "nothing else was trained"
+        has_result = any(row["test_loss_mean"] is not None for row in rows if row is not candidate)
+        return "nothing else has converged" if has_result else "nothing else was trained"
     if candidate["flops_per_sample_mean"] is None:
         return "nothing simpler was trained"
     return "nothing that costs less was trained"
