@@ -201,3 +201,18 @@ def test_wrong_arguments_are_refused(call, message):
     moe, _, _ = regimes()
     with pytest.raises(ValueError, match=message):
         call(moe)
+
+
+def test_the_gain_of_each_group_is_that_of_its_rows():
+    torch.manual_seed(0)
+    moe = MoE(experts=DenseExperts(4, 8, 1), gate=TopKGate(8, 4, k=1), return_routing=False)
+    x = torch.randn(60, 8)
+    batches = [(x[:40], moe(x[:40]).detach()), (x[40:], moe(x[40:]).detach())]
+    found = routing_gain(moe, batches, squared, groups=lambda batch: batch[0][:, 0] > 0)
+    is_positive = x[:, 0] > 0
+    gains = found["by_group"]
+    shares = {True: is_positive.float().mean().item(), False: (~is_positive).float().mean().item()}
+    assert sum(shares[group] * gains[group]["gain"] for group in gains) == pytest.approx(found["gain"])
+    assert all(part["interval"][0] <= part["gain"] <= part["interval"][1] for part in gains.values())
+    with pytest.raises(ValueError, match="groups must name the group of each of the 60 losses, got 2"):
+        routing_gain(moe, batches, squared, groups=lambda batch: ["one"])

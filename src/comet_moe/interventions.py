@@ -31,6 +31,7 @@ from comet_moe.routing import Routing
 
 Intervention = Literal["shuffle", "mean", "random"]
 Loss = Callable[[Any, Any], Tensor]
+Groups = Callable[[Any], Iterable[Any]]
 
 CONFIDENCE = 0.95
 
@@ -85,6 +86,7 @@ def routing_gain(
     *,
     kind: Intervention = "shuffle",
     seed: int = 0,
+    groups: Groups | None = None,
 ) -> dict[str, Any]:
     r"""The loss when samples exchange their routes at random, less the loss as it is.
 
@@ -103,10 +105,12 @@ def routing_gain(
         repeats: R, the number of random exchanges.
         kind: another intervention, see :func:`intervene`.
         seed: of the exchanges.
+        groups: ``groups(batch)`` returns the group of each of its losses, such as a class or a language.
 
     Returns:
         ``gain`` and ``interval`` (two numbers). ``by_gate`` has the same for each gate, when it alone is
-        changed. ``loss`` is that without an intervention, ``samples`` is N, or the number of batches.
+        changed, and ``by_group`` for the samples of each group. ``loss`` is that without an intervention,
+        ``samples`` is N, or the number of batches.
 
     Example:
         >>> import torch
@@ -130,19 +134,44 @@ def routing_gain(
     try:
         before = collect_losses(model, batches, loss)
 
-        def gain(gates: list[str]) -> dict[str, Any]:
+        def differences(gates: list[str]) -> Tensor:
             after = []
             for repeat in range(repeats):
                 with intervene(model, kind, seed=seed + repeat, gates=gates):
                     after.append(collect_losses(model, batches, loss))
-            return summarise_gain(torch.stack(after) - before)
+            return torch.stack(after) - before
 
-        total = gain(names)
-        by_gate = {name: gain([name]) for name in names} if len(names) > 1 else {names[0]: dict(total)}
+        of_all = differences(names)
+        by_gate = {name: summarise_gain(differences([name]) if len(names) > 1 else of_all) for name in names}
     finally:
         for module, training in was_training.items():
             module.training = training
-    return {**total, "loss": float(before.mean()), "samples": len(before), "by_gate": by_gate}
+    found = {
+        **summarise_gain(of_all),
+        "loss": float(before.mean()),
+        "samples": len(before),
+        "by_gate": by_gate,
+    }
+    if groups is not None:
+        found["by_group"] = _by_group(
+            of_all, [group for batch in batches for group in _as_list(groups(batch))]
+        )
+    return found
+
+
+def _as_list(groups: Any) -> list[Any]:
+    return list(groups.tolist() if hasattr(groups, "tolist") else groups)
+
+
+def _by_group(differences: Tensor, groups: list[Any]) -> dict[Any, dict[str, Any]]:
+    if len(groups) != differences.shape[1]:
+        raise ValueError(
+            f"groups must name the group of each of the {differences.shape[1]} losses, got {len(groups)}"
+        )
+    rows: dict[Any, list[int]] = {}
+    for row, group in enumerate(groups):
+        rows.setdefault(group, []).append(row)
+    return {group: summarise_gain(differences[:, chosen]) for group, chosen in rows.items()}
 
 
 def _find_gates(model: nn.Module, names: Iterable[str] | None) -> dict[str, Gate]:

@@ -53,6 +53,8 @@ def test_gates_and_trees_are_compared_and_the_comparison_resumes(tmp_path, table
     trees = (out / "trees.skops").stat()
     again = succeed(*command, "--json", "--resume")
     assert again.json == first.json
+    # Other options do not change what the folder holds, nor what is decided from it.
+    assert succeed(*command, "--json", "--resume", "--no-trees", "--seeds", "1").json == first.json
     assert (out / "trees.skops").stat() == trees
     text = succeed(*command, "--resume").out
     assert "p vs trees" in text

@@ -141,6 +141,10 @@ def test_several_tasks_are_learned_at_once():
     assert set(model.routing_gain_["by_gate"]) == set(KINDS)
     low, high = model.routing_gain_["interval"]
     assert low <= model.routing_gain_["gain"] <= high
+    assert set(model.routing_gain_["by_group"]) == {"rome", "town"}
+    assert (
+        "r2" in model.routing_gain_["metrics"]["visits"] or "mae" in model.routing_gain_["metrics"]["visits"]
+    )
     assert 0.8 < model.score(frame, Y) <= 1
 
 

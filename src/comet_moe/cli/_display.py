@@ -21,7 +21,13 @@ from comet_moe.cli._text import echo, printable
 from comet_moe.exceptions import needs_extra
 
 if TYPE_CHECKING:
-    from comet_moe.experiments.training.records import EpochRecord, ResultRecord, SummaryRecord
+    from comet_moe.experiments.training.records import (
+        ChangeRecord,
+        EpochRecord,
+        GainRecord,
+        ResultRecord,
+        SummaryRecord,
+    )
     from comet_moe.experiments.training.trainer import Callbacks, Progress
 
 COLUMNS = ("epoch", "train", "valid", "best", "patience", "experts", "rows/s", "left")
@@ -242,18 +248,40 @@ def print_summary(summary: "SummaryRecord", title: str) -> None:
     for task, metrics in summary.tasks.items():
         values = ", ".join(f"{name} {'-' if v is None else f'{v:.4f}'}" for name, v in metrics.items())
         echo(f"  {task}: {values}")
+    gains = {} if summary.gain is None else summary.gain.by_gate
     for owner, record in summary.routing.items():
+        gain = f", routing gain {_as_change(gains[owner], 3)}" if owner in gains else ""
         echo(
             f"  gate of {owner}: {record.verdict}, information {record.information:.3f} nats, "
-            f"{record.effective_experts:.2f} effective experts of {len(record.share_of_samples)}"
+            f"{record.effective_experts:.2f} effective experts of {len(record.share_of_samples)}{gain}"
         )
-    if summary.gain is not None and summary.gain.gain is not None:
-        low, high = summary.gain.interval or (None, None)
-        interval = "" if low is None or high is None else f", 95 % interval {low:.3f} to {high:.3f}"
-        echo(f"  routing gain: {summary.gain.gain:.3f} of the loss{interval}")
+    if summary.gain is not None:
+        _print_gain(summary.gain)
     if summary.parameters_effective is not None:
         echo(
             f"  {summary.parameters_effective / 1e6:.1f} M effective parameters, "
             f"{(summary.flops_per_token or 0) / 1e6:.1f} M operations per token, "
             f"{summary.tokens_per_second or 0:,.0f} tokens per second"
         )
+
+
+def _print_gain(gain: "GainRecord") -> None:
+    """What other routes do to the loss, to the metrics of each task and to each group."""
+    mean = "" if gain.mean_routes is None else f"; with mean routes {_as_change(gain.mean_routes, 3)}"
+    echo(f"  routing gain in the loss: {_as_change(gain, 3)}{mean}")
+    for task, changes in gain.metrics.items():
+        values = (f"{name} {_as_change(change, 4)}" for name, change in changes.items() if name != "loss")
+        if changes.keys() - {"loss"}:
+            echo(f"  {task} with exchanged routes: {', '.join(values)}")
+    for column, groups in gain.by_group.items():
+        values = (f"{label} {_as_change(change, 3)}" for label, change in groups.items())
+        echo(f"  routing gain by {column}: {', '.join(values)}")
+
+
+def _as_change(change: "ChangeRecord", decimals: int) -> str:
+    """A change with its 95 % interval."""
+    if change.gain is None:
+        return "-"
+    low, high = change.interval or (None, None)
+    interval = "" if low is None or high is None else f" ({low:+.{decimals}f} to {high:+.{decimals}f})"
+    return f"{change.gain:+.{decimals}f}{interval}"

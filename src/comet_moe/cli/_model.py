@@ -10,13 +10,12 @@ def resolve_model(path: Path) -> Path:
     if not (path / "study.json").is_file():
         return path
     from comet_moe.experiments.studies.reading import read_studies
-    from comet_moe.experiments.studies.tables import compare_gates
-    from comet_moe.experiments.studies.winner import winner, winning_model
+    from comet_moe.experiments.studies.winner import decide, winning_model
 
     (study,) = read_studies([path])
     for message in study.left_out():
         echo(f"note: {message}", err=True)
-    model, why = winning_model(study, winner(compare_gates(study)))
+    model, why = winning_model(study, decide(study))
     echo(f"using {model}: {why}", err=True)
     return model
 

@@ -39,14 +39,14 @@ def table(
     from comet_moe.experiments.studies.render import flatten_row, to_csv, to_tex
     from comet_moe.experiments.studies.tables import compare_gates
     from comet_moe.experiments.studies.text_tables import result_notes, result_tables, routing_tables
-    from comet_moe.experiments.studies.winner import winner
+    from comet_moe.experiments.studies.winner import decide
 
     studies = read_studies(paths)
     results = [(study, compare_gates(study, top)) for study in studies]
     rows = [row for _, of_study in results for row in of_study]
     warn_left_out(studies)
     if as_json:
-        decisions = [{"study": study.title, **asdict(winner(of_study))} for study, of_study in results]
+        decisions = [{"study": study.title, **asdict(decide(study))} for study in studies]
         echo(json.dumps({"rows": rows, "decisions": decisions}, allow_nan=False))
     elif format == "csv":
         echo(to_csv([flatten_row(row) for row in rows]), nl=False)

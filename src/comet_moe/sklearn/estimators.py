@@ -70,8 +70,8 @@ class MoEClassifier(ClassifierMixin, BaseMoE):
         routing_: for each task the statistics of its gate on the validation rows, or on the train rows if
             there are none. ``verdict`` is "routes", "blends", "static" or "dense".
         routing_gain_: how much the loss on the same rows rises when rows exchange their routes: ``gain`` with
-            its ``interval``, and ``by_gate``. ``mean_routes`` is the same with the mean weights for all
-            rows. None for a network without a mixture.
+            its ``interval``. ``by_gate``, ``by_group`` (classes) and ``metrics`` have the same for each of
+            them. ``mean_routes`` is that with the mean weights for all rows. None without a mixture.
         result_: loss and metrics on the validation rows with the final weights; number of parameters, rows,
             operations per row. ``notes`` name columns that were left out and gates that do not route.
         model_: the network, a :class:`~comet_moe.experiments.models.TableModel` in float64. Its weights were

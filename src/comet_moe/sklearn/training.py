@@ -22,7 +22,7 @@ from comet_moe.experiments.training.distributed import num_threads
 from comet_moe.experiments.training.evaluate import evaluate
 from comet_moe.experiments.training.gain import measure_gain
 from comet_moe.experiments.training.recipe import make_trainer
-from comet_moe.experiments.training.records import EpochRecord, EvaluationRecord, GainRecord
+from comet_moe.experiments.training.records import ChangeRecord, EpochRecord, EvaluationRecord, GainRecord
 from comet_moe.gates.registry import gate_names, is_gate_name
 
 _MODEL = ("experts", "units", "head", "dropout", "input_dropout", "embedding", "numeric", "numeric_embedding")
@@ -136,7 +136,7 @@ def train(
         raise DivergedError(f"the loss after training is {evaluation.loss}: {ADVICE}")
     model.cpu().eval()
     with num_threads(config.training.threads):
-        gain = measure_gain(model, train_rows if validation is None else validation, Placement())
+        gain = measure_gain(model, train_rows if validation is None else validation, Placement(), groups={})
     result = {
         "epochs": len(trainer.history),
         "best_epoch": trainer.state.best_epoch,
@@ -154,15 +154,24 @@ def train(
 def _describe_gain(gain: GainRecord) -> dict[str, Any]:
     """``routing_gain_``, with losses as they are, not times 100."""
     return {
-        "gain": _share(gain.gain),
-        "interval": None if gain.interval is None else [_share(end) for end in gain.interval],
-        "mean_routes": _share(gain.mean_routes),
-        "by_gate": {name: _share(loss) for name, loss in gain.by_gate.items()},
+        **_describe_change(gain, 100),
+        "mean_routes": None if gain.mean_routes is None else _describe_change(gain.mean_routes, 100),
+        "by_gate": {name: _describe_change(change, 100) for name, change in gain.by_gate.items()},
+        "by_group": {
+            column: {label: _describe_change(change, 100) for label, change in groups.items()}
+            for column, groups in gain.by_group.items()
+        },
+        "metrics": {
+            task: {name: _describe_change(change, 1) for name, change in changes.items()}
+            for task, changes in gain.metrics.items()
+        },
     }
 
 
-def _share(loss: float | None) -> float | None:
-    return None if loss is None else loss / 100
+def _describe_change(change: ChangeRecord, unit: int) -> dict[str, Any]:
+    ends = change.interval or (None, None)
+    gain, low, high = (None if value is None else value / unit for value in (change.gain, *ends))
+    return {"gain": gain, "interval": None if low is None or high is None else [low, high]}
 
 
 def _describe_epoch(record: EpochRecord) -> dict[str, Any]:

@@ -25,6 +25,7 @@ def test_a_classification_task_stage_by_stage(workspace, tmp_path):
     result = json.loads((teacher / "result.json").read_text())
     assert (result["status"], result["gate"], result["test_split"]) == ("complete", "dense", "dev")
     assert result["parameters"] == result["parameters_effective"]
+    assert result["gain"] is None
     scored = succeed("bert", "importance", teacher, "--json").json
     assert (scored["layers"], scored["neurons"]) == (LAYERS, NEURONS)
     # Sorted shares: the best quarter has at least a quarter.
@@ -38,6 +39,11 @@ def test_a_classification_task_stage_by_stage(workspace, tmp_path):
     assert result["parameters_effective"] <= result["parameters"]
     assert 1 <= result["experts_per_sample"] <= 4
     assert len(result["routing"]) == LAYERS
+    gain = result["gain"]
+    assert gain["by_gate"].keys() == result["routing"].keys()
+    assert gain["interval"][0] <= gain["gain"] <= gain["interval"][1]
+    assert set(gain["metrics"]["rte"]) == {"loss", "accuracy"}
+    assert gain["metrics"]["rte"]["loss"]["gain"] == pytest.approx(gain["gain"] / 100)
     records = [json.loads(line) for line in (student / "metrics.jsonl").read_text().splitlines()]
     assert [record["epoch"] for record in records] == [1, 2]
     assert not records[-1]["searching"]
@@ -45,6 +51,9 @@ def test_a_classification_task_stage_by_stage(workspace, tmp_path):
     assert records[0]["train_distillation"] > 0
     assert records[0]["train_routing"]["layer 1"]["experts_per_sample"] >= 1
 
+    printed = succeed("bert", "evaluate", student).out
+    assert "routing gain in the loss: " in printed
+    assert "rte with exchanged routes: accuracy " in printed
     summary = succeed("bert", "evaluate", student, "--json").json
     for name, value in summary.items():
         if name != "tokens_per_second":
@@ -106,6 +115,8 @@ def test_question_answering_in_one_command(workspace, tmp_path):
     result = succeed(*command, "--json").json
     assert result["status"] == "complete"
     assert set(result["tasks"]["squad2"]) >= {"loss", "f1", "exact_match", "best_f1", "best_f1_threshold"}
+    assert set(result["gain"]["metrics"]["squad2"]) == {"f1", "exact_match"}
+    assert result["gain"]["by_gate"].keys() == result["routing"].keys()
     assert (out / "teacher" / "result.json").exists()
     assert (out / "teacher" / "importance.safetensors").exists()
     model = AutoModelForQuestionAnswering.from_pretrained(out / "model")

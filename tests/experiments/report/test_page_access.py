@@ -13,7 +13,8 @@ from comet_moe.experiments.report import write_report
 def opening(file):
     """The text above the first table."""
     text = html.unescape(file.read_text(encoding="utf-8"))
-    return re.sub(r"<[^>]+>", "", text.partition('id="study-1-answer"')[2].partition("<table")[0])
+    answer = text.partition('id="study-1-answer"')[2].partition("<table")[0]
+    return " ".join(re.sub(r"<[^>]+>", " ", answer).split())
 
 
 def test_the_summary_says_which_gate_how_sure_and_whether_it_routes(tmp_path):
@@ -21,7 +22,7 @@ def test_the_summary_says_which_gate_how_sure_and_whether_it_routes(tmp_path):
     text = opening(write_report([folder], tmp_path / "page.html"))
     assert re.search(r"Use (dense|topk): it", text)
     assert "Does it route? topk: routes, other samples run other experts." in text
-    assert "Operations per sample: dense " in text
+    assert "What does it cost? Operations per sample: dense " in text
     assert "Does a mixture pay on this data?" in text
 
 

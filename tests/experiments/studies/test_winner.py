@@ -1,26 +1,32 @@
 """The decision which network to use, and whether a mixture pays."""
 
 import pytest
-from made_studies import made_study, trial
+from made_studies import made_study, random_trials, trial
 
 from comet_moe.experiments.studies.tables import compare_gates
 from comet_moe.experiments.studies.text_tables import comparison_table, result_notes
-from comet_moe.experiments.studies.winner import winner
+from comet_moe.experiments.studies.winner import decide, winner
 from comet_moe.experiments.training.records import TREES
 
 SPREAD = (-0.1, 0.0, 0.1)
 DENSE = {"dense-0.5x": (6.0, 6.0, 100.0), "dense": (5.0, 5.0, 200.0), "dense-2x": (5.1, 5.1, 400.0)}
 
 
+def study_of(networks, seeds=3):
+    return made_study(
+        [
+            trial(name, seed, validation + change, test + change, flops_per_sample=operations)
+            for name, (validation, test, operations) in networks.items()
+            if name != TREES
+            for seed, change in enumerate(SPREAD[:seeds])
+        ],
+        kind="ablation",
+    )
+
+
 def rows_of(networks, seeds=3):
     """The rows of a study with NAME=(validation loss, test loss, operations); trees have one fit."""
-    lines = [
-        trial(name, seed, validation + change, test + change, flops_per_sample=operations)
-        for name, (validation, test, operations) in networks.items()
-        if name != TREES
-        for seed, change in enumerate(SPREAD[:seeds])
-    ]
-    rows = compare_gates(made_study(lines, kind="ablation"))
+    rows = compare_gates(study_of(networks, seeds))
     if TREES in networks:
         validation, test, _ = networks[TREES]
         trees = dict.fromkeys(rows[0]) | {"gate": TREES, "routing": {}, "metrics": {}, "converged": True}
@@ -41,8 +47,8 @@ def rows_of(networks, seeds=3):
             DENSE | {"topk": (4.95, 4.95, 200.0)},
             "dense",
             False,
-            "Use dense: it costs less than topk, which has the lowest validation loss of 4, but no "
-            "significantly lower test loss, 4.95 against 5.00 of dense (p = 0.287).",
+            "Use dense: at the same cost it is simpler than topk, which has the lowest validation loss of 4, "
+            "but no significantly lower test loss, 4.95 against 5.00 of dense (p = 0.287).",
         ),
         (DENSE | {"topk": (7.0, 7.0, 200.0)}, "dense", False, "Use dense: it has the lowest validation loss"),
         # Chosen on validation: the test loss of the other mixture is lower, and is not what is judged.
@@ -50,7 +56,7 @@ def rows_of(networks, seeds=3):
             DENSE | {"topk": (4.0, 5.2, 200.0), "comet": (4.5, 3.0, 200.0)},
             "dense",
             False,
-            "Use dense: it costs less than topk",
+            "Use dense: at the same cost it is simpler than topk",
         ),
         # Wider networks pay too, and a mixture that is only better than a narrower one does not.
         (DENSE | {"dense-2x": (3.0, 3.0, 400.0)}, "dense-2x", None, "3.00 against 5.00 of dense (p"),
@@ -58,7 +64,7 @@ def rows_of(networks, seeds=3):
             DENSE | {"dense-2x": (4.0, 4.0, 400.0), "topk": (3.99, 4.01, 400.0)},
             "dense-2x",
             False,
-            "Use dense-2x: it costs less than topk",
+            "Use dense-2x: at the same cost it is simpler than topk",
         ),
         (DENSE | {"topk": (3.0, 3.0, 800.0)}, "topk", None, "It takes 2 times the operations of dense-2x"),
         ({"dense": (5.0, 5.0, 200.0), "topk": (6.0, 6.0, 200.0)}, "dense", False, "nothing that costs less"),
@@ -84,7 +90,20 @@ def rows_of(networks, seeds=3):
             DENSE | {"trees": (5.2, 5.2, None), "topk": (4.9, 5.19, 200.0)},
             "dense",
             False,
-            "Use dense: it costs less than topk",
+            "Use dense: at the same cost it is simpler than topk",
+        ),
+        # Nothing is said to cost less that was not measured.
+        (
+            {"topk": (4.9, 4.9, 400.0), "trees": (4.95, 4.95, None)},
+            TREES,
+            None,
+            "Use boosted trees: they are simpler than topk",
+        ),
+        (
+            DENSE | {"dense-0.5x": (5.1, 5.1, 190.0)},
+            "dense-0.5x",
+            None,
+            "Use dense-0.5x: it costs less than dense, which has the lowest",
         ),
     ],
 )
@@ -102,6 +121,49 @@ def test_one_seed_decides_nothing():
     assert (decision.winner, decision.pays, decision.p) == ("dense", None, None)
     assert "too few seeds to test it (2.90 against 4.90 of dense): train more" in decision.recommendation
     assert "takes two seeds" in decision.answer
+
+
+def test_two_seeds_are_said_to_be_few():
+    decision = winner(rows_of(DENSE | {"topk": (4.95, 4.95, 300.0)}, seeds=2))
+    assert decision.winner == "dense"
+    assert decision.recommendation.endswith("There are only 2 seeds: train more.")
+    assert "seeds" not in winner(rows_of(DENSE | {"topk": (4.95, 4.95, 300.0)})).recommendation
+
+
+@pytest.mark.parametrize(
+    ("losses", "gate", "words"),
+    [
+        (
+            (4.9, 5.0),
+            "dense",
+            "Use dense: it is simpler than topk, which has the lowest validation loss of 2",
+        ),
+        ((4.0, 5.0), "topk", "a test loss of 4.00 against 5.00 of dense (p"),
+    ],
+)
+@pytest.mark.parametrize("known", [None, 200.0])
+def test_without_recorded_operations_a_mixture_has_to_beat_a_dense_network(losses, gate, words, known):
+    topk, dense = losses
+    decision = winner(rows_of({"topk": (topk, topk, None), "dense": (dense, dense, known)}))
+    assert decision.winner == gate
+    assert words in decision.recommendation
+    assert (decision.pays, decision.answer) == (
+        None,
+        "Does a mixture pay on this data? That cannot be told: operations were not recorded.",
+    )
+
+
+def test_a_mixture_alone_cannot_be_said_to_pay():
+    decision = winner(rows_of({"topk": (4.0, 4.0, 200.0)}))
+    assert decision.answer.endswith("That cannot be told: no dense network was trained.")
+    rows = [row | {"converged": row["gate"] == "dense"} for row in rows_of(DENSE | {"topk": (4.0, 4.0, 2.0)})]
+    assert winner(rows).answer.endswith("That cannot be told: no mixture has converged within the budget.")
+
+
+def test_a_network_that_converged_alone_is_not_called_the_only_one():
+    rows = [row | {"converged": row["gate"] == TREES} for row in rows_of(DENSE | {"trees": (2.0, 2.0, None)})]
+    sentence = "Use boosted trees: they have the lowest validation loss of 1, and nothing else has converged."
+    assert winner(rows).recommendation.startswith(sentence)
 
 
 def test_without_a_complete_run_nothing_is_recommended():
@@ -126,11 +188,20 @@ def test_a_mixture_that_pays_says_whether_it_routes(verdict, words):
 
 
 def test_the_table_prints_the_decision():
-    networks = DENSE | {"topk": (4.0, 4.0, 200.0)}
-    rows = rows_of(networks)
-    study = made_study([trial("dense", 0, 1.0, 1.0)])
+    study = study_of(DENSE | {"topk": (4.0, 4.0, 200.0)})
+    rows = compare_gates(study)
     decision = winner(rows)
     assert f"{decision.recommendation} {decision.answer}" in result_notes([(study, rows)], 5)
+
+
+def test_another_share_of_the_trials_in_a_table_does_not_change_the_decision():
+    study = made_study(random_trials(["dense", "topk", "comet"], 40))
+    tables = [[(study, compare_gates(study, top))] for top in (5, 50)]
+    (first, *_), (second, *notes) = (
+        result_notes(table, top) for table, top in zip(tables, (5, 50), strict=True)
+    )
+    assert first == second == f"{decide(study).recommendation} {decide(study).answer}"
+    assert "What to use is decided over the best 5 %, whatever the table shows." in notes
 
 
 @pytest.mark.parametrize(

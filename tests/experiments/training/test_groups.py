@@ -10,7 +10,8 @@ from comet_moe.exceptions import DataError
 from comet_moe.experiments.config import load_train_config
 from comet_moe.experiments.data import Split, load
 from comet_moe.experiments.models.build import build_model
-from comet_moe.experiments.training.evaluate import MAX_GROUPS, Grouping, evaluate, evaluate_held_out
+from comet_moe.experiments.training.evaluate import evaluate, evaluate_held_out
+from comet_moe.experiments.training.groups import MAX_GROUPS, Grouping
 from comet_moe.experiments.training.records import GroupsRecord
 
 SIZES = {"train_size": 64, "validation_size": 50, "test_size": 90}

@@ -22,7 +22,7 @@ from comet_moe.checks import without_value_checks
 from comet_moe.devices import Placement
 from comet_moe.experiments.bert.tokens import Features, Index, TaskData, evaluation_batches
 from comet_moe.experiments.training.evaluate import routing_record
-from comet_moe.experiments.training.records import EvaluationRecord, SummaryRecord
+from comet_moe.experiments.training.records import EvaluationRecord
 from comet_moe.routing import Routing
 from comet_moe.statistics import RoutingStatistics
 
@@ -177,20 +177,6 @@ EVALUATION_BATCH = 32
 """Rows of a batch; not the training batch size, so that metrics do not depend on it."""
 
 
-def evaluate_held_out(model: Any, data: TaskData, placement: Placement) -> SummaryRecord:
-    """``model`` on all held-out splits; the dev split is also the test split where there is no other.
-
-    Metrics of further splits are those of a task with the name of the split, such as "mnli mismatched".
-    """
-    records = {name: evaluate(model, data, name, placement) for name in data.splits if name != "train"}
-    test_split = "test" if "test" in records else "dev"
-    summary = SummaryRecord.from_evaluations(records["dev"], records[test_split], test_split)
-    for name, record in records.items():
-        if name not in ("dev", "test"):
-            summary.tasks[f"{data.task.name} {name}"] = record.tasks[data.task.name]
-    return summary
-
-
 @torch.no_grad()
 @without_value_checks()  # NaN weights give a NaN loss, which ends the run with a reason, not with an error
 def evaluate(model: Any, data: TaskData, split: str, placement: Placement) -> EvaluationRecord:
@@ -222,9 +208,11 @@ def evaluate(model: Any, data: TaskData, split: str, placement: Placement) -> Ev
             sums.add(routing)
     model.train(was_training)
     metrics = (
-        class_metrics(task.metrics, _classes(features, outputs), features.targets["labels"])
+        class_metrics(task.metrics, find_classes(features, outputs), features.targets["labels"])
         if task.classes
-        else answer_metrics(_answers(features, outputs), features.table["answer_texts"], data.null_threshold)
+        else answer_metrics(
+            find_answers(features, outputs), features.table["answer_texts"], data.null_threshold
+        )
     )
     routing_by_layer = by_layer(map(routing_record, statistics))
     experts = [record.experts_per_sample for record in routing_by_layer.values()]
@@ -245,7 +233,7 @@ def by_layer(values: Iterable[T]) -> dict[str, T]:
     return {f"layer {number}": value for number, value in enumerate(values, 1)}
 
 
-def _classes(features: Features, outputs: list[tuple[Index, Any]]) -> Index:
+def find_classes(features: Features, outputs: list[tuple[Index, Any]]) -> Index:
     """The class of each row with the highest logit."""
     predicted = np.empty(len(features), np.int64)
     for rows, output in outputs:
@@ -253,7 +241,7 @@ def _classes(features: Features, outputs: list[tuple[Index, Any]]) -> Index:
     return predicted
 
 
-def _answers(features: Features, outputs: list[tuple[Index, Any]]) -> list[Answer]:
+def find_answers(features: Features, outputs: list[tuple[Index, Any]]) -> list[Answer]:
     """The best answer to each question, over the windows on its context."""
     windows: list[list[Window]] = [[] for _ in range(len(features.table))]
     for rows, output in outputs:

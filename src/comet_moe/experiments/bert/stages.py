@@ -18,9 +18,9 @@ from comet_moe.experiments.bert.evaluate import (
     EVALUATION_BATCH,
     by_layer,
     evaluate,
-    evaluate_held_out,
     stored_parameters,
 )
+from comet_moe.experiments.bert.held_out import evaluate_held_out
 from comet_moe.experiments.bert.run import (
     BertFolder,
     load_checkpoint,

@@ -69,6 +69,21 @@ class Features:
             arrays["token_type_ids"] = self._padded(self.types, rows, 0)
         return arrays | {name: torch.from_numpy(values[rows]) for name, values in self.targets.items()}
 
+    def take(self, rows: Index) -> "Features":
+        """Some rows; of answers, the examples of which a row is left."""
+        example, examples = self.example, rows
+        if len(example):
+            examples, example = np.unique(example[rows], return_inverse=True)
+        return Features(
+            ids=[self.ids[row] for row in rows],
+            types=[self.types[row] for row in rows] if self.types else [],
+            targets={name: values[rows] for name, values in self.targets.items()},
+            padding=self.padding,
+            table=self.table.iloc[examples],
+            example=example,
+            offsets=[self.offsets[row] for row in rows] if self.offsets else [],
+        )
+
     def _padded(self, values: list[Index], rows: Index, padding: int) -> Tensor:
         return pad_sequence([torch.from_numpy(values[row]) for row in rows], True, padding)
 

@@ -1,13 +1,14 @@
 """The box at the top of a study: what to use, whether a mixture pays and routes, and what it costs."""
 
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from comet_moe.experiments.report.format import format_error, format_scaled, round_number
 from comet_moe.experiments.studies.frontier import Row, best_by_validation, frontier, is_mixture
+from comet_moe.experiments.studies.significance import Summary, is_significant, welch_t_test
 from comet_moe.experiments.studies.winner import Winner
 from comet_moe.experiments.training.records import TREES
-from comet_moe.gates.registry import is_dense
 
 MEANINGS = {
     "routes": "other samples run other experts",
@@ -24,12 +25,12 @@ class Answer:
     Attributes:
         pays: "yes", "no" or "unknown", which is the colour of the box.
         sentence: what to use, and why.
-        details: further sentences.
+        facts: further questions, each with its answer.
     """
 
     pays: str
     sentence: str
-    details: list[str]
+    facts: list[tuple[str, str]]
 
 
 def build_answer(rows: list[Row], decision: Winner) -> Answer:
@@ -37,8 +38,9 @@ def build_answer(rows: list[Row], decision: Winner) -> Answer:
     pays = "unknown" if decision.pays is None else "yes" if decision.pays else "no"
     mixtures = [row for row in rows if is_mixture(row)]
     shown = next((row for row in mixtures if row["gate"] == decision.winner), best_by_validation(mixtures))
-    details = [decision.answer, _does_it_route(shown), _does_routing_matter(shown), _costs(rows, decision)]
-    return Answer(pays, decision.recommendation, [text for text in details if text])
+    texts = [decision.answer, _does_it_route(shown), _does_routing_matter(shown), _costs(rows, decision)]
+    facts = [text.partition("? ") for text in texts if text]
+    return Answer(pays, decision.recommendation, [(f"{question}?", text) for question, _, text in facts])
 
 
 def _does_it_route(shown: Row | None) -> str:
@@ -53,21 +55,38 @@ def _does_it_route(shown: Row | None) -> str:
 def _does_routing_matter(shown: Row | None) -> str:
     if shown is None or shown["routing_gain_mean"] is None:
         return ""
-    error = "" if shown["routing_gain_se"] is None else f" {format_error(shown['routing_gain_se'], 2)}"
+    gain, loss, error = shown["routing_gain_mean"], shown["test_loss_mean"], shown["routing_gain_se"]
+    shift = f"{gain:+.2f}" + ("" if error is None else f" {format_error(error, 2)}")
     return (
-        f"Does routing matter? The loss of {shown['gate']}, {shown['test_loss_mean']:.2f}, changes by "
-        f"{shown['routing_gain_mean']:+.2f}{error} when samples exchange their routes at random."
+        f"Does routing matter? {_sign_of_gain(shown)} The loss of {shown['gate']}, {loss:.2f}, changes by "
+        f"{shift} ({gain / loss:+.0%}) when samples exchange their routes at random."
     )
 
 
+def _sign_of_gain(shown: Row) -> str:
+    """Whether the mean gain over seeds differs from 0, by a one-sided t-test; nothing with one seed."""
+    gain = Summary(shown["routing_gain_mean"], shown["routing_gain_se"], shown["trials_used"])
+    p = welch_t_test(Summary(0.0, 0.0, 1, freedom=inf), gain)
+    return "" if p is None else "Yes." if is_significant(p) else "No significant effect."
+
+
 def _costs(rows: list[Row], decision: Winner) -> str:
-    names = (decision.winner, decision.rival)
+    named = [row for row in rows if row["gate"] in (decision.winner, decision.rival)]
     costs = [
         f"{row['gate']} {format_scaled(row['flops_per_sample_mean'])}"
-        for row in rows
-        if row["gate"] in names and row["flops_per_sample_mean"] is not None
+        for row in named
+        if row["flops_per_sample_mean"] is not None
     ]
-    return f"Operations per sample: {', '.join(costs)}." if costs else ""
+    times = [f"{row['gate']} {1e6 * time:.3g}" for row in named if (time := _seconds_per_row(row))]
+    parts = [f"Operations per sample: {', '.join(costs)}."] if costs else []
+    parts += [f"Microseconds to predict a row: {', '.join(times)}."] if times else []
+    return f"What does it cost? {' '.join(parts)}" if parts else ""
+
+
+def _seconds_per_row(row: Row) -> float | None:
+    """The measured time of a prediction, where the study has it."""
+    found: float | None = row.get("predict_seconds_per_row")
+    return found
 
 
 def frontier_data(rows: list[Row]) -> dict[str, Any]:
@@ -82,10 +101,11 @@ def frontier_data(rows: list[Row]) -> dict[str, Any]:
                 "operations": round_number(row["flops_per_sample_mean"]),
                 "loss": round_number(row["test_loss_mean"]),
                 "error": round_number(row["test_loss_se"]),
-                "isDense": is_dense(row["gate"]),
+                "time": round_number(_seconds_per_row(row)),
             }
             for row in points
         },
         "line": [row["gate"] for row in frontier(rows)],
+        "hasTimes": all(_seconds_per_row(row) for row in points),
         "trees": next((round_number(row["test_loss_mean"]) for row in known if row["gate"] == TREES), None),
     }

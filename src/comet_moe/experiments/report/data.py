@@ -60,9 +60,20 @@ class Run:
         return read_lines(self.path / "metrics.jsonl", EpochRecord)
 
     @cached_property
+    def result(self) -> ResultRecord:
+        """The best weights on the held-out splits."""
+        return read_json(self.path / "result.json", ResultRecord)
+
+    @property
     def routing(self) -> dict[str, RoutingRecord]:
         """Routing of the best weights on the test split: one record per task, or per layer."""
-        return read_json(self.path / "result.json", ResultRecord).routing
+        return self.result.routing
+
+    def gain_of_groups(self, grouping: str) -> dict[str, float | None]:
+        """The routing gain of each group by its label; empty where it was not measured."""
+        gain = self.result.gain
+        groups = {} if gain is None else gain.by_group.get(grouping, {})
+        return {label: change.gain for label, change in groups.items()}
 
     @cached_property
     def config(self) -> dict[str, Any]:

@@ -54,19 +54,26 @@ def _epochs(run: Run) -> Data:
 
 
 def _groups(run: Run) -> Data:
-    """Lift of each expert for each group of test samples, by owner and by grouping."""
+    """Lift of each expert and routing gain for each group of test samples, by owner and by grouping."""
     return {
         owner: {
             name: {
                 "labels": groups.labels,
                 "samples": groups.samples,
                 "lift": [round_numbers(row, 3) for row in groups.lift()],
+                "gain": _gains(run, name, groups.labels),
             }
             for name, groups in record.groups.items()
         }
         for owner, record in run.routing.items()
         if record.groups and record.choices > 1
     }
+
+
+def _gains(run: Run, grouping: str, labels: Sequence[str]) -> list[float | None]:
+    """The routing gain of each group, all gates together; empty where it was not measured."""
+    gains = run.gain_of_groups(grouping)
+    return round_numbers((gains.get(label) for label in labels), 3) if gains else []
 
 
 def _load(run: Run) -> Data:

@@ -22,6 +22,14 @@ MAX_TASKS = 3
 """Up to this number of tasks, each task has its own metric columns; above it, the columns are means."""
 
 
+ROUTING_HINT = (
+    "routes: other samples run other experts; blends: the same experts, with weights that depend on the "
+    "sample; static: the same for all; dense: every sample runs all experts"
+)
+MAX_COLUMNS = 6
+"""Columns of a table after the name of the gate; with more it would have to scroll."""
+
+
 @dataclass(frozen=True)
 class Cell:
     """A number or word of the table.
@@ -43,11 +51,12 @@ class Cell:
 
 @dataclass(frozen=True)
 class Column:
-    """Name and unit of a column, and the function that returns its cells."""
+    """Name and unit of a column, the function that returns its cells, and what its name means."""
 
     name: str
     unit: str
     cell: Callable[[Row], Cell]
+    hint: str = ""
 
 
 @dataclass(frozen=True)
@@ -61,10 +70,11 @@ class GateRow:
 
 @dataclass(frozen=True)
 class Summary:
-    """What summary.html shows."""
+    """What summary.html shows: one table for each of ``parts``, which are positions of columns."""
 
     caption: str
     columns: list[Column]
+    parts: list[range]
     rows: list[GateRow]
     note: str
 
@@ -75,6 +85,10 @@ def build_summary(study: Study, rows: list[Row], recommended: str | None) -> Sum
     return Summary(
         caption=_caption(study),
         columns=columns,
+        parts=[
+            range(first, min(first + MAX_COLUMNS, len(columns)))
+            for first in range(0, len(columns), MAX_COLUMNS)
+        ],
         rows=[
             GateRow(
                 row["gate"],
@@ -125,23 +139,34 @@ def _columns(study: Study, rows: list[Row]) -> list[Column]:
     expert_decimals = min(choose_decimals([row["experts_per_sample_se"] for row in rows]), 3)
     columns = [
         Column("test loss", "x100", lambda row: _test_loss_cell(row, decimals)),
-        Column("p vs no search", "", lambda row: _p_cell(row, "search")),
-        Column("p vs best existing", "", lambda row: _p_cell(row, "existing")),
-        Column("p vs dense", "", lambda row: _p_cell(row, "dense")),
         Column(
-            "validation", "loss x100", lambda row: _mean_cell(row["validation_loss_mean"], None, decimals)
+            "p vs dense",
+            "",
+            lambda row: _p_cell(row, "dense"),
+            "that it does not beat the dense networks of its operations",
         ),
+        Column("routing", "", lambda row: Cell(row["verdict"] or MISSING, row["verdict"]), ROUTING_HINT),
         Column(
             "experts",
             "per sample",
             lambda row: _mean_cell(
                 row["experts_per_sample_mean"], row["experts_per_sample_se"], expert_decimals
             ),
+            "selected by each gate",
         ),
-        Column("routing", "", lambda row: Cell(row["verdict"] or MISSING, row["verdict"])),
-        Column("FLOPs", "per sample", lambda row: _flops_cell(row["flops_per_sample_mean"])),
-        *(_metric_column(name, rows) for name in metric_names(rows)),
+        Column(
+            "operations",
+            "per sample",
+            lambda row: _flops_cell(row["flops_per_sample_mean"]),
+            "floating-point operations of the matrix products",
+        ),
         _trials_column(study, rows),
+        Column(
+            "validation", "loss x100", lambda row: _mean_cell(row["validation_loss_mean"], None, decimals)
+        ),
+        Column("p vs no search", "", lambda row: _p_cell(row, "search")),
+        Column("p vs best existing", "", lambda row: _p_cell(row, "existing")),
+        *(_metric_column(name, rows) for name in metric_names(rows)),
     ]
     return [column for column in columns if any(column.cell(row).value is not None for row in rows)]
 

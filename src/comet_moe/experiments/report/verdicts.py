@@ -7,6 +7,7 @@ from comet_moe.experiments.report.format import MISSING
 from comet_moe.experiments.report.plots import ROUTING_PLOTS, PlotView, build_plot
 from comet_moe.experiments.report.summary import MAX_TASKS
 from comet_moe.experiments.studies.frontier import Row
+from comet_moe.gates.registry import is_dense
 
 MEASURES = ("routing_gain", "information", "effective_experts", "load_ratio", "dead_experts")
 DECIMALS = (2, 3, 2, 2, 1)
@@ -43,7 +44,7 @@ def _headline(rows: list[Row]) -> str:
     """Which gates route, and which do not."""
     gates: dict[str, list[str]] = {}
     for row in rows:
-        if row["verdict"] is not None:
+        if row["verdict"] is not None and not is_dense(row["gate"]):
             gates.setdefault(row["verdict"], []).append(row["gate"])
     words = sorted(gates, key=lambda word: (word != "routes", word))
     return f"In a word: {'; '.join(f'{_join(gates[word])}: {word}' for word in words)}." if gates else ""
@@ -54,12 +55,11 @@ def _join(names: list[str]) -> str:
 
 
 def _lines(row: Row) -> list[tuple[str, str, str, list[str]]]:
-    """One line per task; one line for the gate if it has many tasks or layers, or none recorded."""
-    if row["verdict"] is None:
+    """One line per task; one line for the gate if it has many tasks or layers; none for a dense network."""
+    if row["verdict"] is None or is_dense(row["gate"]):
         return []
-    if not 0 < len(row["routing"]) <= MAX_TASKS:
-        owner = f"mean of {len(row['routing'])}" if row["routing"] else MISSING
-        return [(row["gate"], owner, row["verdict"], _numbers(row))]
+    if len(row["routing"]) > MAX_TASKS:
+        return [(row["gate"], f"mean of {len(row['routing'])}", row["verdict"], _numbers(row))]
     return [
         (row["gate"], owner, described["verdict"], _numbers(described))
         for owner, described in row["routing"].items()

@@ -1,7 +1,7 @@
 """Does a mixture pay? Its test loss against that of dense networks at its own cost.
 
 Dense networks of several widths make the frontier: test loss by measured operations per sample, linear in the
-logarithm of the operations between two widths. A mixture pays if its loss is below
+logarithm of the operations between two widths. A mixture pays if its loss beats
 
 - the frontier at its own operations,
 - and every dense network that costs no more, `dense-per-task` among them.
@@ -51,7 +51,7 @@ class DenseTest:
     """A network against the dense ones of at most its cost.
 
     Attributes:
-        p: that its test loss is not below all of theirs; None where a loss has no standard error.
+        p: that its test loss does not beat all of theirs; None where a loss has no standard error.
         rival: the one that is hardest to beat, a name or ``AT_ITS_COST``.
         loss: the test loss of the rival.
         reaches: the operations of the network divided by those of the widest dense one.
@@ -81,7 +81,7 @@ def loss_of(row: Row) -> Summary | None:
 
 
 def p_below(row: Row, reference: Row | None) -> float | None:
-    """One-sided p-value that the test loss of ``row`` is below that of ``reference``; None without a test."""
+    """One-sided p-value of a test whether ``row`` beats the loss of ``reference``; None without a test."""
     loss, other = loss_of(row), None if reference is None else loss_of(reference)
     return None if loss is None or other is None else welch_t_test(loss, other)
 
@@ -125,7 +125,7 @@ def test_against_dense(row: Row, rows: Sequence[Row]) -> DenseTest | None:
     others = [*points, *(other for other in rows if other["gate"] == PER_TASK and _is_known(other))]
     others = [other for other in others if other["gate"] != row["gate"]]
     rivals = [(other["gate"], loss_of(other)) for other in others if _costs_no_more(other, operations)]
-    # One that is cheaper than all of them has to be below the cheapest.
+    # One that is cheaper than all of them has to beat the cheapest.
     rivals += [(points[0]["gate"], loss_of(points[0]))] if not rivals else []
     rivals += [(AT_ITS_COST, at)] if (at := loss_at(points, operations)) is not None else []
     tests = [(welch_t_test(loss, other), name, other.mean) for name, other in rivals if other is not None]

@@ -158,7 +158,8 @@ class TrialRecord(Record):
         """The trial ``index`` of ``gate`` with the result of its run, and what else is ``known`` of it."""
         gains = {} if result.gain is None else result.gain.by_gate
         routing = {
-            owner: TrialRouting.of_gate(record, gains.get(owner)) for owner, record in result.routing.items()
+            owner: TrialRouting.of_gate(record, gains[owner].gain if owner in gains else None)
+            for owner, record in result.routing.items()
         }
         copied = result.model_dump(include=set(RESULT_FIELDS))
         copied["routing_gain"] = None if result.gain is None else result.gain.gain

@@ -51,7 +51,7 @@ def mean_and_se(name: str, summary: Summary | None) -> dict[str, float | None]:
 
 
 def welch_t_test(lower: Summary, upper: Summary) -> float | None:
-    """One-sided p-value that the mean of ``lower`` is below that of ``upper``, for unequal variances.
+    """One-sided p-value of a test whether ``lower`` beats the mean of ``upper``, for unequal variances.
 
     t = (m1 - m2) / sqrt(e1² + e2²) with the standard errors e, and (e1² + e2²)² / (e1⁴/d1 + e2⁴/d2) degrees
     of freedom, where d = count - 1. None if a sample has fewer than two numbers, or if neither varies.

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from operator import itemgetter
 
+from comet_moe.experiments.studies.defaults import TOP_PERCENT
 from comet_moe.experiments.studies.frontier import DENSE_TEST, Row
 from comet_moe.experiments.studies.reading import Study
 from comet_moe.experiments.studies.render import (
@@ -21,7 +22,7 @@ from comet_moe.experiments.studies.render import (
     number_cell,
 )
 from comet_moe.experiments.studies.significance import select_task_means
-from comet_moe.experiments.studies.winner import winner
+from comet_moe.experiments.studies.winner import decide
 
 _PAPER_NAMES = {
     "softmax": "Softmax",
@@ -40,7 +41,7 @@ _PAPER_NAMES = {
 _RESULT_NOTE = (
     "Mean ± standard error over the trials used. Bold: the lowest mean of the study. p: one-sided t-tests "
     "against the best existing gate (its name is in parentheses) and against the same gate without local "
-    "search."
+    "search, not corrected for their number, as in the paper."
 )
 _DENSE_NOTE = f"p vs dense: {DENSE_TEST}."
 _ROUTING_NOTE = (
@@ -53,11 +54,11 @@ _ROUTING_NOTE = (
     "over the gates of a model."
 )
 _TUNING_NOTE = (
-    "Tuning: over the best {top_percent:g} % of the trials by validation loss; * where a gate is below the "
+    "Tuning: over the best {top_percent:g} % of the trials by validation loss; * where a gate beats the "
     "best existing one with p < 0.05 in Welch's one-sided t-test."
 )
 _OTHER_NOTE = (
-    "Ablation or plain runs: over all complete trials; * where a gate with local search is below the same "
+    "Ablation or plain runs: over all complete trials; * where a gate with local search beats the same "
     "gate without, with p < 0.05 in Welch's one-sided t-test."
 )
 CURVE_NOTE = (
@@ -148,7 +149,7 @@ def _routing_cells(row: Row) -> list[TextCell]:
 def result_notes(results: Sequence[tuple[Study, list[Row]]], top_percent: float) -> list[str]:
     """Whether a mixture pays in each study, and how to read the tables."""
     studies = [study for study, _ in results]
-    decisions = [(study, winner(rows)) for study, rows in results]
+    decisions = [(study, decide(study)) for study in studies]
     answers = [(study, " ".join([found.recommendation, found.answer]).strip()) for study, found in decisions]
     notes = [answer if len(studies) == 1 else f"{study.title}: {answer}" for study, answer in answers]
     notes.append(_RESULT_NOTE)
@@ -158,6 +159,8 @@ def result_notes(results: Sequence[tuple[Study, list[Row]]], top_percent: float)
         notes.append(_ROUTING_NOTE)
     if any(study.kind == "tuning" for study in studies):
         notes.append(_TUNING_NOTE.format(top_percent=top_percent))
+        if top_percent != TOP_PERCENT:
+            notes.append(f"What to use is decided over the best {TOP_PERCENT:g} %, whatever the table shows.")
     if any(study.kind != "tuning" for study in studies):
         notes.append(_OTHER_NOTE)
     return notes

@@ -2,8 +2,12 @@
 
 The network with the lowest mean validation loss is the candidate. The test set is opened for it and one
 rival: of what costs less, the one with the lowest validation loss. For a mixture that is a dense network
-of at most its operations, for a dense network a narrower one, and boosted trees for both. Without
-evidence that the candidate has the lower test loss, the rival is recommended.
+of at most its operations, for a dense network a narrower one, and boosted trees for both. Where operations
+were not recorded, any dense network is the rival of a mixture. Without evidence that the candidate has the
+lower test loss, the rival is recommended.
+
+The decision is a function of the trials in the folder of the study. It is not stored, so that no command can
+read an old one.
 
 Rows are those of `comet_moe.experiments.studies.tables.compare_gates`.
 """
@@ -26,10 +30,12 @@ from comet_moe.experiments.studies.frontier import (
 from comet_moe.experiments.studies.reading import Study, rank_trials
 from comet_moe.experiments.studies.render import format_p_equation
 from comet_moe.experiments.studies.significance import SIGNIFICANCE_LEVEL, is_significant
+from comet_moe.experiments.studies.tables import compare_gates
 from comet_moe.experiments.training.records import TREES, TREES_MODEL
 from comet_moe.gates.registry import dense_width, is_dense
 
-DENSE = "dense"
+FEW_SEEDS = 3
+"""With fewer seeds of a network the recommendation says that they are few."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +46,10 @@ class Winner:
         winner: the gate of the row to use, that of boosted trees among them; None if no run is complete.
         recommendation: what to use, and why, in a sentence.
         rival: the row that it was compared with, or that it is used in place of; None without any.
-        p: that the candidate's test loss is not below its rival's; None without a test.
-        pays: whether the best mixture by validation loss is below the dense networks of its cost; None where
+        p: that the candidate's test loss does not beat its rival's; None without a test.
+        pays: whether the best mixture by validation loss beats the dense networks of its cost; None where
             that cannot be told.
-        answer: the same as a sentence; "" without a mixture or without a dense network.
+        answer: the same as a sentence; "" without a mixture.
     """
 
     winner: str | None
@@ -52,6 +58,11 @@ class Winner:
     p: float | None = None
     pays: bool | None = None
     answer: str = ""
+
+
+def decide(study: Study) -> Winner:
+    """The decision on a study, from the trials that count by default."""
+    return winner(compare_gates(study))
 
 
 def winner(rows: Sequence[Row]) -> Winner:
@@ -86,8 +97,9 @@ def _decide(
     others = [row for row in complete if row is not candidate]
     rival = best_by_validation([row for row in others if _costs_less(row, candidate)])
     if rival is None:
-        why = "nothing that costs less was trained" if others else "nothing else was trained"
-        return Winner(gate, f"Use {name}: it has {first}, and {why}.", None, None, pays, answer)
+        they_have = "they have" if gate == TREES else "it has"
+        sentence = f"Use {name}: {they_have} {first}, and {_why_without_rival(rows, candidate, others)}."
+        return Winner(gate, sentence, None, None, pays, answer)
 
     p, losses = _compare(candidate, rival)
     they_have = "they have" if gate == TREES else "it has"
@@ -99,12 +111,36 @@ def _decide(
         evidence = "one seed of a network cannot tell" if p is None else "there is no significant difference"
         sentence = f"Use {name}: they have {first}. On the test set {evidence}: {losses}."
         return Winner(gate, sentence, rival["gate"], p, pays, answer)
-    instead = f"Use {_name(rival)}: {'they cost' if rival['gate'] == TREES else 'it costs'} less than {name}"
+    instead = f"Use {_name(rival)}: {_advantage(rival, candidate)} {name}, which has {first}"
     if p is None:
-        evidence = f"has {first}, but too few seeds to test it ({losses}): train more"
+        sentence = f"{instead}, but too few seeds to test it ({losses}): train more."
     else:
-        evidence = f"has {first}, but no significantly lower test loss, {losses}"
-    return Winner(rival["gate"], f"{instead}, which {evidence}.", gate, p, pays, answer)
+        sentence = f"{instead}, but no significantly lower test loss, {losses}.{_few_seeds(candidate, rival)}"
+    return Winner(rival["gate"], sentence, gate, p, pays, answer)
+
+
+def _why_without_rival(rows: Sequence[Row], candidate: Row, others: list[Row]) -> str:
+    if not others:
+        has_result = any(row["test_loss_mean"] is not None for row in rows if row is not candidate)
+        return "nothing else has converged" if has_result else "nothing else was trained"
+    if candidate["flops_per_sample_mean"] is None:
+        return "nothing simpler was trained"
+    return "nothing that costs less was trained"
+
+
+def _advantage(rival: Row, candidate: Row) -> str:
+    """What speaks for the rival of a candidate without evidence: only measured costs count as costs."""
+    operations = rival["flops_per_sample_mean"], candidate["flops_per_sample_mean"]
+    if None in operations:
+        return "they are simpler than" if rival["gate"] == TREES else "it is simpler than"
+    if operations[0] * SAME_COST < operations[1]:
+        return "it costs less than"
+    return "at the same cost it is simpler than"
+
+
+def _few_seeds(*rows: Row) -> str:
+    seeds = min(row["trials_used"] for row in rows if row["gate"] != TREES)
+    return f" There are only {seeds} seeds: train more." if seeds < FEW_SEEDS else ""
 
 
 def _compare(candidate: Row, rival: Row) -> tuple[float | None, str]:
@@ -120,13 +156,16 @@ def _compare(candidate: Row, rival: Row) -> tuple[float | None, str]:
 def _costs_less(row: Row, candidate: Row) -> bool:
     """Whether ``row`` is an alternative to ``candidate`` for which one pays less.
 
-    Everything is an alternative to boosted trees, which win by their loss alone.
+    Everything is an alternative to boosted trees, which win by their loss alone. Where operations are not
+    known, a dense network is one to a mixture.
     """
     if TREES in (row["gate"], candidate["gate"]):
         return True
     operations = row["flops_per_sample_mean"], candidate["flops_per_sample_mean"]
-    if not is_dense(row["gate"]) or None in operations:
+    if not is_dense(row["gate"]):
         return False
+    if None in operations:
+        return is_mixture(candidate)
     limit = SAME_COST if is_mixture(candidate) or candidate["gate"] == PER_TASK else 1 / SAME_COST
     return bool(operations[0] <= limit * operations[1])
 
@@ -134,10 +173,16 @@ def _costs_less(row: Row, candidate: Row) -> bool:
 def _does_a_mixture_pay(rows: Sequence[Row]) -> tuple[bool | None, str]:
     """Of the mixture with the lowest validation loss: yes, no or not to be told, and a sentence."""
     judged = best_by_validation([row for row in _ranked(rows)[0] if is_mixture(row)])
-    if judged is None or judged["dense_rival"] is None:
-        return None, ""
-    gate, p = judged["gate"], judged["p_dense"]
     question = "Does a mixture pay on this data?"
+    if judged is None:
+        has_mixture = any(is_mixture(row) for row in rows)
+        why = "That cannot be told: no mixture has converged within the budget."
+        return None, f"{question} {why}" if has_mixture else ""
+    gate, p = judged["gate"], judged["p_dense"]
+    if judged["dense_rival"] is None:
+        has_dense = any(is_dense(row["gate"]) and row["test_loss_mean"] is not None for row in rows)
+        why = "operations were not recorded" if has_dense else "no dense network was trained"
+        return None, f"{question} That cannot be told: {why}."
     losses = f"the test loss of {gate}, the best mixture by validation loss, is "
     losses += f"{judged['test_loss_mean']:.2f} against {judged['dense_loss']:.2f} of {judged['dense_rival']}"
     if p is None:

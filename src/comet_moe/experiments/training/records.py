@@ -64,24 +64,35 @@ TREES_MODEL = "trees.skops"
 """The fitted trees in the folder of a study."""
 
 
-class GainRecord(Record):
-    """What other routes do to the loss, on some rows of the test split.
+class ChangeRecord(Record):
+    """What other routes do to a number.
 
     Attributes:
-        gain: loss when samples exchange their routes at random, less the loss as it is.
+        gain: the number with other routes, less the number as it is.
         interval: of the gain, over rows and exchanges, at 95 % confidence.
-        mean_routes: the same where every sample has the mean weights of the batch.
-        by_gate: the gain when one gate alone is changed, one gate per task or layer.
-        metrics: each metric with exchanged routes, less the metric as it is.
-        rows: number of rows that exchange their routes.
+        rows: number of rows that it is measured on; None for those of the `GainRecord`.
     """
 
     gain: Number
     interval: list[Number] | None = None
-    mean_routes: Number = None
-    by_gate: dict[str, Number] = {}
-    metrics: dict[str, Metrics] = {}
+    rows: int | None = None
+
+
+class GainRecord(ChangeRecord):
+    """What other routes do to the loss, when samples exchange theirs at random, on some rows of a split.
+
+    Attributes:
+        mean_routes: the same where every sample has the mean weights of the batch.
+        by_gate: the gain when one gate alone is changed, one gate per task or layer.
+        by_group: the gain of the samples of each group, by the name of the grouping and the label.
+        metrics: the change of each metric, by task.
+    """
+
     rows: int
+    mean_routes: ChangeRecord | None = None
+    by_gate: dict[str, ChangeRecord] = {}
+    by_group: dict[str, dict[str, ChangeRecord]] = {}
+    metrics: dict[str, dict[str, ChangeRecord]] = {}
 
 
 class RoutingRecord(Record):

@@ -15,23 +15,30 @@ HTML_PLOTS.groups = {
     ];
   },
   draw(section, values, canvas) {
-    const { labels, samples, lift } = section.routing[values.gate].groups[values.owner][values.column];
+    const { labels, samples, lift, gain } = section.routing[values.gate].groups[values.owner][values.column];
     const theme = currentTheme();
     const experts = lift[0].flatMap((value, expert) => (value === null ? [] : [expert]));
     const unused = lift[0].length - experts.length;
-    const head = ["samples", ...experts].map((name) => `<th scope="col">${name}</th>`).join("");
+    const names = ["samples", ...(gain.length ? ["routing gain"] : []), ...experts];
+    const head = names.map((name) => `<th scope="col">${name}</th>`).join("");
     const rows = labels.map((label, group) => {
       const cells = experts.map((expert) => liftCell(lift[group][expert], theme)).join("");
-      return `<tr><th scope="row">${escapeText(label)}</th><td>${samples[group].toLocaleString("en")}</td>${cells}</tr>`;
+      return `<tr><th scope="row">${escapeText(label)}</th><td>${samples[group].toLocaleString("en")}</td>${gainCell(gain[group])}${cells}</tr>`;
     });
     canvas.innerHTML =
       `<div class="scroll" role="region" tabindex="0" aria-label="Lift of each expert for each group"><table>` +
-      `<thead><tr><td></td><td></td><th scope="colgroup" class="text" colspan="${experts.length}">expert</th></tr>` +
+      `<thead><tr><td></td><td></td>${gain.length ? "<td></td>" : ""}<th scope="colgroup" class="text" colspan="${experts.length}">expert</th></tr>` +
       `<tr><th scope="col">${escapeText(values.column)}</th>${head}</tr></thead><tbody>${rows.join("")}</tbody></table></div>`;
     if (!unused) return { note: "" };
     return { note: unused === 1 ? "1 expert, which no sample uses, is left out." : `${unused} experts, which no sample uses, are left out.` };
   },
 };
+
+/* The rise of the test loss of a group when samples exchange their routes; no cell where it was not measured. */
+function gainCell(gain) {
+  if (gain === undefined) return "";
+  return `<td>${gain === null ? "-" : (gain > 0 ? "+" : "") + Number(gain.toPrecision(3))}</td>`;
+}
 
 function liftCell(lift, theme) {
   const log = logRatio(lift);

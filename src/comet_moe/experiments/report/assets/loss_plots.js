@@ -150,38 +150,48 @@ PLOTS.sensitivity = {
   },
 };
 
-/* Loss by operations: the dense networks as a line with its band, each mixture a point with its standard error. */
+const COSTS = { operations: "operations per sample", time: "seconds to predict a row" };
+
+/* Loss by cost: the dense networks as a line with its band, each network a point with its standard error. */
 PLOTS.frontier = {
-  controls: () => [],
+  controls: (section) => [
+    { name: "cost", label: "Cost", options: Object.entries(COSTS), isHidden: !section.frontier.hasTimes },
+  ],
   draw(section, values, view) {
     const { points, line: dense, trees } = section.frontier;
-    const costs = view.gates.map((gate) => points[gate].operations);
-    const ends = [Math.min(...costs) / 1.15, Math.max(...costs) * 1.15];
-    const onLine = dense.map((gate) => points[gate]);
-    const x = onLine.map((point) => point.operations);
+    const costs = view.gates.map((gate) => points[gate][values.cost]);
+    const ends = [Math.min(...costs) / 1.3, Math.max(...costs) * 1.3];
+    const onLine = dense.map((gate) => points[gate]).sort((a, b) => a[values.cost] - b[values.cost]);
+    const x = onLine.map((point) => point[values.cost]);
     const edge = (sign) => onLine.map(({ loss, error }) => loss + sign * (error ?? 0));
+    const places = labelPlaces(view.gates.map((gate) => points[gate]), values.cost, view.width);
     const traces = [
       ...band(view, "dense", x, edge(-1), edge(1)),
       { x, y: onLine.map(({ loss }) => loss), mode: "lines", line: line(view, "dense"), ...NO_HOVER },
-      ...view.gates.map((gate) => {
-        const { operations, loss, error } = points[gate];
+      ...view.gates.map((gate, index) => {
+        const { [values.cost]: cost, loss, error } = points[gate];
         return {
-          x: [operations],
+          x: [cost],
           y: [loss],
           error_y: { type: "data", array: [error ?? 0], color: view.theme.gate(gate), thickness: 1.6, width: 4 },
           text: [escapeText(gate)],
-          textposition: "top center",
+          textposition: places[index],
+          textfont: { color: view.theme.gate(gate) },
           mode: "markers+text",
           marker: marker(view, gate, 9),
-          hovertemplate: `${escapeText(gate)}<br>%{x:.4~s} operations<br>test loss %{y:.5~g}<extra></extra>`,
+          hovertemplate: `${escapeText(gate)}<br>%{x:.4~s} ${COSTS[values.cost]}<br>test loss %{y:.5~g}<extra></extra>`,
         };
       }),
     ];
-    if (trees !== null) {
+    const { range: losses, outside } = lossRange(view.gates.map((gate) => points[gate]), trees);
+    if (trees !== null && !outside) {
       traces.push({
         x: ends,
         y: [trees, trees],
-        mode: "lines",
+        mode: "lines+text",
+        text: ["boosted trees", ""],
+        textposition: "top right",
+        textfont: { color: view.theme.muted },
         line: { color: view.theme.muted, dash: "dot", width: 1.6 },
         hovertemplate: "boosted trees<br>test loss %{y:.5~g}<extra></extra>",
       });
@@ -190,11 +200,51 @@ PLOTS.frontier = {
     return {
       traces,
       layout: makeLayout(
-        view, axis(view, "operations per sample", { ...logAxis(ends), range }), axis(view, LOSSES.test)
+        view, axis(view, COSTS[values.cost], { ...logAxis(ends), range }), axis(view, LOSSES.test, { range: losses })
       ),
+      note: outside ? `Boosted trees have ${trees}, ${outside} the visible range.` : "",
     };
   },
 };
+
+/* The losses of the networks with their errors, and of boosted trees unless they are farther away than the networks
+   are from each other. */
+function lossRange(points, trees) {
+  const ends = points.flatMap(({ loss, error }) => [loss - (error ?? 0), loss + (error ?? 0)]);
+  const [low, high] = [Math.min(...ends), Math.max(...ends)];
+  const spread = high - low || 1;
+  const isFar = trees !== null && (trees < low - spread || trees > high + spread);
+  const shown = trees === null || isFar ? [low, high] : [Math.min(low, trees), Math.max(high, trees)];
+  const padding = 0.08 * (shown[1] - shown[0] || 1);
+  return { range: [shown[0] - padding, shown[1] + padding], outside: !isFar ? "" : trees < low ? "below" : "above" };
+}
+
+/* Where each name stands: on the side of its point with the fewest other points near it. */
+function labelPlaces(points, cost, width) {
+  const spread = (numbers) => Math.max(...numbers) - Math.min(...numbers) || 1;
+  const [xs, ys] = [points.map((point) => Math.log(point[cost])), points.map(({ loss }) => loss)];
+  const [across, up] = [(spread(xs) * 90) / width, spread(ys) / 8];
+  const sides = {
+    "middle right": [1, 0], "middle left": [-1, 0], "top center": [0, 1], "bottom center": [0, -1],
+    "top right": [1, 1], "bottom right": [1, -1], "top left": [-1, 1], "bottom left": [-1, -1],
+  };
+  const taken = [];
+  return xs.map((x, index) => {
+    const crowding = ([right, above]) => {
+      const [toX, toY] = [x + right * across, ys[index] + 0.6 * above * up];
+      const near = (otherX, otherY, size) =>
+        Math.max(0, size - Math.abs(otherX - toX) / across) * Math.max(0, 1 - Math.abs(otherY - toY) / up);
+      return xs.reduce((sum, other, number) => sum + (number === index ? 0 : near(other, ys[number], 1.2)), 0) +
+        taken.reduce((sum, [otherX, otherY]) => sum + near(otherX, otherY, 1.8), 0) +
+        (toX > Math.max(...xs) + 0.5 * across ? 0.3 : 0);
+    };
+    const names = Object.keys(sides);
+    const costs = names.map((name) => crowding(sides[name]));
+    const best = names[costs.indexOf(Math.min(...costs))];
+    taken.push([x + sides[best][0] * across, ys[index] + 0.6 * sides[best][1] * up]);
+    return best;
+  });
+}
 
 PLOTS.seeds = {
   controls: () => [],

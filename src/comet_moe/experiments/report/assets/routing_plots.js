@@ -75,7 +75,6 @@ PLOTS.load = {
     const format = (value) => (isRatio ? formatRatio(value) : formatPercent(value));
     const cellText = (value) => {
       if (count > 64) return "";
-      if (value === 0) return "\u00d7";
       if (count > 16 || !isWide) return "";
       return isRatio ? formatRatio(value) : value >= 0.005 ? Math.round(100 * value) : "";
     };
@@ -96,22 +95,36 @@ PLOTS.load = {
           colorscale: view.theme.heat,
           colorbar: { ...ticks, tickformat: ".0%" },
         };
+    const common = {
+      type: "heatmap",
+      texttemplate: "%{text}",
+      hovertext: rows.map((row) => cells(row, () => rowName(row))),
+      hoverongaps: false,
+      xgap: count > 64 ? 0 : 2,
+      ygap: count > 64 ? 1 : 2,
+    };
     return {
       traces: [
         {
-          type: "heatmap",
-          z: rows.map((row) => cells(row, isRatio ? logRatio : (share) => share)),
+          ...common,
+          z: rows.map((row) => cells(row, (share) => (share === 0 ? null : isRatio ? logRatio(share) : share))),
           text: rows.map((row) => cells(row, cellText, "")),
-          texttemplate: "%{text}",
           textfont: { size: 11, ...(isRatio ? { color: view.theme.ink } : {}) },
           customdata: rows.map((row) => cells(row, format)),
-          hovertext: rows.map((row) => cells(row, () => rowName(row))),
           hovertemplate: "%{hovertext}<br>expert %{x}: %{customdata}<extra></extra>",
-          hoverongaps: false,
-          xgap: count > 64 ? 0 : 2,
-          ygap: count > 64 ? 1 : 2,
           showscale: isWide && rows.length > 4,  // with fewer rows its labels overlap, and cells have numbers
           ...scale,
+        },
+        {
+          ...common,
+          z: rows.map((row) => cells(row, (share) => (share === 0 ? 1 : null))),
+          text: rows.map((row) => cells(row, (share) => (share === 0 && count <= 64 ? "\u00d7" : ""), "")),
+          textfont: { size: 11, color: view.theme.deadInk },
+          hovertemplate: "%{hovertext}<br>expert %{x}: dead, no sample selects it<extra></extra>",
+          showscale: false,
+          zmin: 0,
+          zmax: 1,
+          colorscale: [[0, view.theme.dead], [1, view.theme.dead]],
         },
       ],
       layout: makeLayout(

@@ -49,6 +49,8 @@ function currentTheme() {
     grid: color("--grid"),
     paper: color("--paper"),
     gate: (name) => color(gateStyle(name).variable),
+    dead: color("--dead"),
+    deadInk: color("--dead-ink"),
     above: color("--above"),
     below: color("--below"),
     ratio: [[0, pale("--below")], [0.5, color("--paper")], [1, pale("--above")]],
