@@ -1,4 +1,4 @@
-"""The columns of a table as one vector per row: embeddings of categories, of lists and of numbers.
+"""The columns of a table as one vector per row: embeddings of categories, lists, texts and numbers.
 
 Shapes: B rows, C categorical columns, Q numeric columns, T bins, d width of an embedding.
 """
@@ -99,6 +99,50 @@ class ListEmbeddings(TableInput):
         return torch.cat(means, -1)
 
 
+class TextEmbeddings(TableInput):
+    """The weighted sum of the embeddings of the terms of each text: codes (B, L) -> (B, columns · d).
+
+    The weights w of the terms of a text are divided by √Σ w², as in TF-IDF. A text without a known term has
+    only zeros.
+
+    Args:
+        weights: of the terms of each column.
+        lengths: terms of each column, whose codes stand side by side; -1 is padding.
+        width: d.
+    """
+
+    offsets: Tensor
+    weights: Tensor
+
+    def __init__(self, weights: Sequence[Sequence[float]], lengths: Sequence[int], width: int):
+        super().__init__()
+        self.sizes, self.lengths = tuple(len(own) for own in weights), tuple(lengths)
+        self.table = build_embedding(sum(self.sizes), width)
+        by_term = _offsets(self.sizes).repeat_interleave(torch.tensor(lengths), output_size=sum(lengths))
+        self.register_buffer("offsets", by_term, persistent=False)
+        self.register_buffer(
+            "weights", torch.tensor([weight for own in weights for weight in own]), persistent=False
+        )
+        self.out_features = len(weights) * width
+
+    def example(self, rows: int, generator: torch.Generator) -> Tensor:
+        """Random codes, without padding."""
+        return _random_codes(self.sizes, self.lengths, rows, generator)
+
+    def forward(self, codes: Tensor) -> Tensor:
+        """Look up the terms and add up those of each text."""
+        index = codes.long().clamp_min(0) + self.offsets
+        weights = self.weights[index] * (codes >= 0)
+        embedded = self.table(index) * weights.unsqueeze(-1)
+        sums = [
+            values.sum(1) / own.square().sum(1, keepdim=True).sqrt().clamp_min(1e-6)
+            for values, own in zip(
+                embedded.split(self.lengths, 1), weights.split(self.lengths, 1), strict=True
+            )
+        ]
+        return torch.cat(sums, -1)
+
+
 class PiecewiseLinearEmbeddings(TableInput):
     """Numbers by the bins that they pass: (B, Q) -> (B, Q · d) (Gorishniy et al. 2022).
 
@@ -191,7 +235,8 @@ class ScaledNumbers(TableInput):
 def build_table_inputs(schema: TableSchema, shape: TableModelConfig) -> dict[str, TableInput]:
     """The modules that embed the arrays of a table, by the name of the array."""
     inputs: dict[str, TableInput] = {}
-    categorical, numeric, lists = (schema.of_kind(kind) for kind in ("categorical", "numeric", "list"))
+    categorical, numeric = schema.of_kind("categorical"), schema.of_kind("numeric")
+    lists, texts = schema.of_kind("list"), schema.of_kind("text")
     if categorical:
         sizes = [feature.num_codes for feature in categorical]
         inputs["categorical"] = CategoricalEmbeddings(sizes, shape.embedding, shape.unknown_rate)
@@ -207,6 +252,12 @@ def build_table_inputs(schema: TableSchema, shape: TableModelConfig) -> dict[str
             [feature.num_codes for feature in lists],
             [feature.length for feature in lists],
             shape.embedding,
+        )
+    if texts:
+        inputs["texts"] = TextEmbeddings(
+            [feature.weights for feature in texts],
+            [feature.length for feature in texts],
+            shape.text_embedding,
         )
     return inputs
 

@@ -35,6 +35,11 @@ HEAD_ROWS = 20_000
 ID_SHARE = 0.95
 """A column of text or ids with at least this share of distinct values identifies the rows."""
 
+TEXT_WORDS = 3
+"""A column of texts with at least as many words on average is read word by word, unless many are equal."""
+TEXT_SHARE = 0.5
+"""Least share of distinct values in such a column."""
+
 _DATE_TEXT = re.compile(r"\d{1,4}[./-]\d{1,2}[./-]\d{1,4}([ T].*)?")
 
 
@@ -119,6 +124,7 @@ class ColumnScan:
         self._comma: NumberScan | None = None  # from the first comma on, unless a point came before
         self._head_rows = 0
         self._head: set[Any] = set()  # distinct values in these rows
+        self._head_words = 0  # in these distinct values
 
     @property
     def number(self) -> NumberScan:
@@ -153,6 +159,17 @@ class ColumnScan:
         """Whether nearly every row has a value of its own."""
         return self._head_rows >= 20 and len(self._head) >= ID_SHARE * self._head_rows
 
+    @property
+    def is_prose(self) -> bool:
+        """Whether the values are texts of several words, most of which differ."""
+        distinct = len(self._head)
+        return (
+            self._head_rows >= 20
+            and distinct >= TEXT_SHARE * self._head_rows
+            and self._head_words >= TEXT_WORDS * distinct
+            and not self.looks_like_date
+        )
+
     def add(self, values: pa.Array) -> None:
         """Count the values of one batch."""
         kind = values.type
@@ -180,7 +197,8 @@ class ColumnScan:
         self.missing += len(numbers) - len(present)
         self._point.add_numbers(present)
         self.is_date = self.looks_like_date = False
-        self._add_head(np.unique(present).tolist(), len(present))
+        if self.rows < HEAD_ROWS:
+            self._add_head(np.unique(present).tolist(), len(present))
         if not self.has_many:
             self._count(*as_categories(values))
 
@@ -199,13 +217,14 @@ class ColumnScan:
         elif self.is_date or self.looks_like_date:
             self.looks_like_date &= all(_DATE_TEXT.fullmatch(text) for text in texts)
             self.is_date &= self.looks_like_date and not np.isnat(dates_of(texts)).any()
-        self._add_head([texts[code] for code in np.unique(codes[codes >= 0])], int((codes >= 0).sum()))
+        if self.rows < HEAD_ROWS:
+            self._head_words += sum(len(text.split()) for text in texts if text not in self._head)
+            self._add_head(texts, int((codes >= 0).sum()))
         self._count(codes, texts)
 
     def _add_head(self, distinct: list[Any], count: int) -> None:
-        if self.rows < HEAD_ROWS:
-            self._head_rows += count
-            self._head.update(distinct)
+        self._head_rows += count
+        self._head.update(distinct)
 
     def _count(self, codes: Any, texts: list[str]) -> None:
         for text, count in zip(texts, np.bincount(codes[codes >= 0], minlength=len(texts)), strict=True):
