@@ -5,6 +5,7 @@ Shapes: B rows, C categorical columns, Q numeric columns, T bins, d width of an 
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -161,15 +162,15 @@ class PiecewiseLinearEmbeddings(TableInput):
     def __init__(self, edges: Sequence[Sequence[float]], width: int):
         super().__init__()
         bins = max(len(column) for column in edges) - 1
-        lower, inverse = torch.zeros(len(edges), bins), torch.zeros(len(edges), bins)
+        # By numpy: arithmetic on the meta device, where models are measured, imports torch's compiler.
+        lower, inverse = np.zeros((2, len(edges), bins), np.float32)
         for index, column in enumerate(edges):
-            limits = torch.tensor(column, dtype=torch.float64)
-            count = len(column) - 1
-            lower[index, :count] = limits[:-1].float()
+            limits = np.array(column, np.float32)
+            lower[index, : len(column) - 1] = limits[:-1]
             # Of float32 edges, so that a number on the upper edge has passed the bin exactly.
-            inverse[index, :count] = 1 / (limits[1:].float() - limits[:-1].float()).clamp_min(1e-30)
-        self.register_buffer("lower", lower, persistent=False)
-        self.register_buffer("inverse", inverse, persistent=False)
+            inverse[index, : len(column) - 1] = 1 / np.maximum(np.diff(limits), np.float32(1e-30))
+        self.register_buffer("lower", torch.from_numpy(lower), persistent=False)
+        self.register_buffer("inverse", torch.from_numpy(inverse), persistent=False)
         self.weight = nn.Parameter(torch.empty(len(edges), bins, width))
         self.bias = nn.Parameter(torch.zeros(len(edges), width))
         self.missing = nn.Parameter(torch.zeros(len(edges), width))
@@ -232,6 +233,20 @@ class ScaledNumbers(TableInput):
         return torch.cat((bounded.masked_fill(is_missing, 0), is_missing.to(bounded.dtype)), -1)
 
 
+MAX_FEATURES = 4096
+"""Features that the embeddings of all columns of a kind have together, at most, if a column has several."""
+
+
+def fitting_width(width: int, columns: int) -> int:
+    """``width``, or less for many columns; at least 1.
+
+    Example:
+        >>> fitting_width(16, columns=50), fitting_width(16, columns=3000)
+        (16, 1)
+    """
+    return min(width, max(MAX_FEATURES // max(columns, 1), 1))
+
+
 def build_table_inputs(schema: TableSchema, shape: TableModelConfig) -> dict[str, TableInput]:
     """The modules that embed the arrays of a table, by the name of the array."""
     inputs: dict[str, TableInput] = {}
@@ -239,10 +254,12 @@ def build_table_inputs(schema: TableSchema, shape: TableModelConfig) -> dict[str
     lists, texts = schema.of_kind("list"), schema.of_kind("text")
     if categorical:
         sizes = [feature.num_codes for feature in categorical]
-        inputs["categorical"] = CategoricalEmbeddings(sizes, shape.embedding, shape.unknown_rate)
+        width = fitting_width(shape.embedding, len(categorical))
+        inputs["categorical"] = CategoricalEmbeddings(sizes, width, shape.unknown_rate)
     if numeric and shape.numeric == "piecewise":
         edges = [feature.edges for feature in numeric]
-        inputs["numeric"] = PiecewiseLinearEmbeddings(edges, shape.numeric_embedding)
+        width = fitting_width(shape.numeric_embedding, len(numeric))
+        inputs["numeric"] = PiecewiseLinearEmbeddings(edges, width)
     elif numeric:
         inputs["numeric"] = ScaledNumbers(
             [feature.median for feature in numeric], [feature.scale for feature in numeric]
@@ -251,13 +268,13 @@ def build_table_inputs(schema: TableSchema, shape: TableModelConfig) -> dict[str
         inputs["lists"] = ListEmbeddings(
             [feature.num_codes for feature in lists],
             [feature.length for feature in lists],
-            shape.embedding,
+            fitting_width(shape.embedding, len(lists)),
         )
     if texts:
         inputs["texts"] = TextEmbeddings(
             [feature.weights for feature in texts],
             [feature.length for feature in texts],
-            shape.text_embedding,
+            fitting_width(shape.text_embedding, len(texts)),
         )
     return inputs
 

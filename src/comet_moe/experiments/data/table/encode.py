@@ -120,15 +120,15 @@ class Encoder:
         known = self._codes[feature.name]
         numbers = np.array([*(known.get(text, UNKNOWN) for text in texts), MISSING], dtype=np.int32)
         encoded = numbers[codes]
-        self.unknown += Counter({feature.name: int((encoded == UNKNOWN).sum())})
+        _count(self.unknown, feature, int((encoded == UNKNOWN).sum()))
         return encoded
 
     def _encode_numbers(self, feature: Feature, values: pa.Array) -> Array:
         numbers = feature_numbers(feature, values)
         if is_text(values.type):
             present = len(numbers) - int(np.isnan(numbers).sum())
-            self.numbers += Counter({feature.name: present})
-            self.not_numbers += Counter({feature.name: len(numbers) - values.null_count - present})
+            _count(self.numbers, feature, present)
+            _count(self.not_numbers, feature, len(numbers) - values.null_count - present)
         numbers[np.isinf(numbers)] = np.nan
         return numbers.astype(np.float32)
 
@@ -166,6 +166,11 @@ class Encoder:
                 )
             numbers = np.array([*(classes[text] for text in texts), np.nan])
         return numbers[codes]
+
+
+def _count(counts: Counter[str], feature: Feature, rows: int) -> None:
+    if rows:
+        counts[feature.name] += rows
 
 
 def _check_type(feature: Feature, kind: pa.DataType) -> None:

@@ -124,7 +124,8 @@ class SchemaFitter:
             for f in features
             if f.kind == "text"
         }
-        self._numeric = [feature for feature in features if feature.kind == "numeric"]
+        numeric = [feature.name for feature in features if feature.kind == "numeric"]
+        self._numeric = {name: index for index, name in enumerate(numeric)}
         size = max(1000, min(SAMPLE_ROWS, _SAMPLE_VALUES // max(len(self._numeric), 1)))
         self._sample = RandomRows(len(self._numeric), make_rng(seed, "bins"), size)
         self._infinite: Counter[str] = Counter()
@@ -186,7 +187,7 @@ class SchemaFitter:
                     f"{feature.name} has {self._infinite[feature.name]:,} infinite values in the train rows, "
                     f"which count as missing"
                 )
-            values = self._sample.column(self._numeric.index(feature))
+            values = self._sample.column(self._numeric[feature.name])
             low, median, high = np.quantile(values, [0.25, 0.5, 0.75]) if len(values) else (0.0, 0.0, 0.0)
             scale = (high - low) / 2 or float(values.std() if len(values) else 0.0) or 1.0
             edges = bin_edges(values, self.options.bins)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from comet_moe.exceptions import DataError
 from comet_moe.experiments.data.table.source import TableSource
@@ -17,6 +18,7 @@ from comet_moe.experiments.data.table.values import (
     as_categories,
     as_lists,
     as_numbers,
+    cast_numbers,
     dates_of,
     is_date,
     is_list,
@@ -202,7 +204,24 @@ class ColumnScan:
         if not self.has_many:
             self._count(*as_categories(values))
 
+    def _add_plain_numbers(self, values: pa.Array, numbers: Floats) -> None:
+        """Count texts that are all ``numbers``, which is much faster than to count any texts."""
+        present = numbers[~np.isnan(numbers)]
+        self.missing += len(numbers) - len(present)
+        self._point.add_numbers(present)
+        self.is_padded |= bool(pc.any(pc.match_substring_regex(values, r"^\s*0\d+\s*$")).as_py())
+        if len(present):
+            self.is_date = self.looks_like_date = False
+        if self.rows < HEAD_ROWS:
+            self._add_head(np.unique(present).tolist(), len(present))
+        if not self.has_many:
+            self._count(*as_categories(values))
+
     def _add_categories(self, values: pa.Array) -> None:
+        numbers = None if self._comma or self._expects_comma else cast_numbers(values)
+        if numbers is not None:
+            self._add_plain_numbers(values, numbers)
+            return
         codes, texts = as_categories(values)
         self.missing += int((codes < 0).sum())
         plain = plain_numbers(texts) if is_text(values.type) else np.full(len(texts), np.nan)
