@@ -1,4 +1,4 @@
-"""``comet-moe compare`` on tables as people have them: warnings are repeated, odd names and numbers read."""
+"""``comet-moe compare`` on tables as people have them: warnings, odd names, numbers as they are written."""
 
 import numpy as np
 import pandas as pd

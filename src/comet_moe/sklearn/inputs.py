@@ -13,6 +13,7 @@ import pyarrow as pa
 from sklearn.utils.validation import validate_data
 
 from comet_moe.experiments.data.table.fit import SchemaFitter
+from comet_moe.experiments.data.table.inspect import describe_unusable
 from comet_moe.experiments.data.table.roles import choose_features
 from comet_moe.experiments.data.table.scan import ColumnScan
 from comet_moe.experiments.data.table.schema import Feature, TableOptions, Target
@@ -112,7 +113,8 @@ def choose_columns(
         for name, scan in scans.items():
             scan.add(batch.column(name))
     source: Any = "X"
-    return choose_features(scans, options, [], source, split="random")
+    features, notes, unusable = choose_features(scans, options, [], source, split="random")
+    return features, [*notes, *describe_unusable(scans, unusable)]
 
 
 def fit_features(features: Sequence[Feature], batch: pa.RecordBatch, seed: int) -> list[Feature]:

@@ -61,7 +61,7 @@ def test_kinds_of_columns_follow_from_their_values(path, store):
         "shop": "categorical",
     }
     assert any(
-        "customer_id is left out: nearly every row has an id" in note for note in dataset.meta["notes"]
+        "customer_id is left out: nearly every row has an id" in line for line in dataset.meta["warnings"]
     )
 
 

@@ -43,7 +43,7 @@ def test_constant_columns_and_dates_that_differ_in_every_row_are_warned_of(tmp_p
     (tmp_path / "t.csv").write_text("\n".join(["y,c,when,x", *rows]))
     report = inspect_table(tmp_path / "t.csv", {"targets": ["y"]})
     assert report.warnings == [
-        "column c is constant and left out: it has one value only, '7'.",
+        "column c is left out: it has one value only, '7'.",
         "column when looks like dates, such as '01/01/2024 10:00', but is left out: write them as 2024-01-31 "
         "for parts of dates.",
     ]

@@ -94,7 +94,7 @@ def test_written_numbers_are_features_and_targets_and_notes_say_what_was_read(tm
     assert set(rows[:, 0].astype(int)) <= set(price)
     notes = "\n".join(dataset.meta["notes"])
     assert f"column price has numbers such as '${price[0]:,}.00', which is read as {price[0]}" in notes
-    assert "column  is left out: nearly every row has an id of its own" in notes
+    assert "column  is left out: nearly every row has an id of its own." in dataset.meta["warnings"]
 
 
 def test_a_column_that_numbers_the_rows_is_an_id_in_any_order(tmp_path):
@@ -103,7 +103,7 @@ def test_a_column_that_numbers_the_rows_is_an_id_in_any_order(tmp_path):
     pd.DataFrame(rows).to_csv(tmp_path / "t.csv", index=False)
     dataset = prepare("table", source=tmp_path / "t.csv", cache=tmp_path / "cache", targets=["y"])
     assert [own["name"] for own in dataset.meta["table"]["features"]] == ["x"]
-    assert "column n is left out: it numbers the rows" in dataset.meta["notes"]
+    assert "column n is left out: it numbers the rows." in dataset.meta["warnings"]
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".zst", ".bz2"])

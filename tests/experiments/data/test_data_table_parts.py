@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from comet_moe.experiments.data.table import fit as table_fit
-from comet_moe.experiments.data.table.fit import CategoryCounter, NumberSample, bin_edges
+from comet_moe.experiments.data.table.fit import CategoryCounter, RandomRows, bin_edges
 from comet_moe.experiments.data.table.splits import random_assigner, share_sizes
 from comet_moe.experiments.data.table.values import as_categories, as_dates, as_lists, as_numbers, text_of
 
@@ -67,7 +67,7 @@ def test_a_counter_stays_small_and_keeps_the_frequent(monkeypatch):
 
 
 def test_a_sample_is_bounded_and_uniform():
-    sample = NumberSample(1, np.random.default_rng(0), size=1000)
+    sample = RandomRows(1, np.random.default_rng(0), size=1000)
     sample.size = 1000
     for start in range(0, 20_000, 500):
         sample.add(np.arange(start, start + 500.0)[:, None])

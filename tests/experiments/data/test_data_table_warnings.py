@@ -5,6 +5,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
+from comet_moe.exceptions import DataError
 from comet_moe.experiments.data import prepare
 from comet_moe.experiments.data.table import copies as table_copies
 from comet_moe.experiments.data.table.copies import row_keys
@@ -97,3 +98,39 @@ def test_few_rows_of_a_class_make_no_leak(tmp_path):
     rng = np.random.default_rng(0)
     table = pd.DataFrame({"x": rng.integers(0, 700, 4000), "y": [1] * 4 + [0] * 3996})
     assert warnings_of(table, tmp_path) == []
+
+
+def test_a_prepared_table_has_the_warnings_of_an_inspected_one(tmp_path):
+    table = noise(600)
+    table["paid"] = np.where(table["y"] == 1, "yes", "no")
+    table["const"] = 7
+    table["when"] = [f"{1 + row % 28:02d}/{1 + row // 28:02d}/2024" for row in range(600)]
+    table["customer_id"] = np.argsort(np.argsort(table["y"], kind="stable")) + 1000  # the order of y
+    table["serial"] = [f"S{row:05}" for row in range(600)]
+    warnings = warnings_of(table, tmp_path)
+    dataset = prepare("table", source=tmp_path / "t.csv", cache=tmp_path / "cache", targets=["y"])
+    assert dataset.meta["warnings"] == warnings
+    for expected in (
+        "column paid determines the target y (nearly) alone (AUC 1.000)",
+        "column customer_id has the order of the target y",
+        "column const is left out: it has one value only, '7'.",
+        "column when looks like dates, such as '01/01/2024', but is left out",
+        "column serial is left out: nearly every row has a text of its own.",
+    ):
+        assert any(line.startswith(expected) for line in warnings), expected
+    assert len(warnings) == 6  # and that customer_id is left out
+
+
+def test_many_columns_that_are_left_out_are_one_warning(tmp_path):
+    table = noise(50).assign(**{f"empty{index}": "" for index in range(100)})
+    lines = [line for line in warnings_of(table, tmp_path) if "left out" in line]
+    assert len(lines) == 21
+    assert lines[-1].startswith("80 other columns are left out for such reasons: empty20, empty21,")
+
+
+def test_a_message_of_a_wide_table_does_not_list_all_columns(tmp_path):
+    table = noise(50).assign(**{f"income_{index}": 1.5 for index in range(500)})
+    write(table, tmp_path / "t.csv")
+    with pytest.raises(DataError, match=r"did you mean income_7\? Its columns.*\(503 in all\)") as error:
+        prepare("table", source=tmp_path / "t.csv", cache=tmp_path / "cache", targets=["incom_7"])
+    assert len(str(error.value)) < 1200

@@ -107,6 +107,7 @@ class TableModelConfig(ConfigSection):
     numeric_embedding: Size = Field(
         default=16, description="width of the embedding of a number, if `piecewise`"
     )
+    text_embedding: Size = Field(default=32, description="width of the embedding of a text")
     units: Sizes = Field(description="widths of the dense layers of each expert")
     dropout: float = Field(
         default=0.0, ge=0, lt=1, description="dropout rate on the outputs of each layer of an expert"

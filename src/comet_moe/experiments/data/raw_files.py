@@ -13,6 +13,9 @@ import pandas as pd
 from comet_moe.exceptions import CometError, DataError
 from comet_moe.memory import require_memory
 
+MOST_NAMES = 50
+"""Most columns that a message lists."""
+
 
 @dataclass(frozen=True)
 class RequiredFile:
@@ -162,9 +165,14 @@ def require_columns(source: object, wanted: Iterable[str], present: Iterable[str
         close = get_close_matches(missing[0], present, n=1)
         meant = f"did you mean {close[0]}? Its" if close else "its"
         raise DataError(
-            f"{source} has no column {', '.join(missing)}{use}; {meant} columns are "
-            f"{', '.join(map(str, present))}."
+            f"{source} has no column {_shorten(missing)}{use}; {meant} columns are {_shorten(present)}."
         )
+
+
+def _shorten(names: Sequence[str]) -> str:
+    """The first names of a list, and how many there are if some are not shown."""
+    shown = ", ".join(map(str, names[:MOST_NAMES]))
+    return f"{shown}, ... ({len(names):,} in all)" if len(names) > MOST_NAMES else shown
 
 
 def require_rows(path: Path, rows: int) -> None:

@@ -1,10 +1,11 @@
-"""The columns of a table as one vector per row: embeddings of categories, of lists and of numbers.
+"""The columns of a table as one vector per row: embeddings of categories, lists, texts and numbers.
 
 Shapes: B rows, C categorical columns, Q numeric columns, T bins, d width of an embedding.
 """
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -99,6 +100,50 @@ class ListEmbeddings(TableInput):
         return torch.cat(means, -1)
 
 
+class TextEmbeddings(TableInput):
+    """The weighted sum of the embeddings of the terms of each text: codes (B, L) -> (B, columns · d).
+
+    The weights w of the terms of a text are divided by √Σ w², as in TF-IDF. A text without a known term has
+    only zeros.
+
+    Args:
+        weights: of the terms of each column.
+        lengths: terms of each column, whose codes stand side by side; -1 is padding.
+        width: d.
+    """
+
+    offsets: Tensor
+    weights: Tensor
+
+    def __init__(self, weights: Sequence[Sequence[float]], lengths: Sequence[int], width: int):
+        super().__init__()
+        self.sizes, self.lengths = tuple(len(own) for own in weights), tuple(lengths)
+        self.table = build_embedding(sum(self.sizes), width)
+        by_term = _offsets(self.sizes).repeat_interleave(torch.tensor(lengths), output_size=sum(lengths))
+        self.register_buffer("offsets", by_term, persistent=False)
+        self.register_buffer(
+            "weights", torch.tensor([weight for own in weights for weight in own]), persistent=False
+        )
+        self.out_features = len(weights) * width
+
+    def example(self, rows: int, generator: torch.Generator) -> Tensor:
+        """Random codes, without padding."""
+        return _random_codes(self.sizes, self.lengths, rows, generator)
+
+    def forward(self, codes: Tensor) -> Tensor:
+        """Look up the terms and add up those of each text."""
+        index = codes.long().clamp_min(0) + self.offsets
+        weights = self.weights[index] * (codes >= 0)
+        embedded = self.table(index) * weights.unsqueeze(-1)
+        sums = [
+            values.sum(1) / own.square().sum(1, keepdim=True).sqrt().clamp_min(1e-6)
+            for values, own in zip(
+                embedded.split(self.lengths, 1), weights.split(self.lengths, 1), strict=True
+            )
+        ]
+        return torch.cat(sums, -1)
+
+
 class PiecewiseLinearEmbeddings(TableInput):
     """Numbers by the bins that they pass: (B, Q) -> (B, Q · d) (Gorishniy et al. 2022).
 
@@ -117,15 +162,15 @@ class PiecewiseLinearEmbeddings(TableInput):
     def __init__(self, edges: Sequence[Sequence[float]], width: int):
         super().__init__()
         bins = max(len(column) for column in edges) - 1
-        lower, inverse = torch.zeros(len(edges), bins), torch.zeros(len(edges), bins)
+        # By numpy: arithmetic on the meta device, where models are measured, imports torch's compiler.
+        lower, inverse = np.zeros((2, len(edges), bins), np.float32)
         for index, column in enumerate(edges):
-            limits = torch.tensor(column, dtype=torch.float64)
-            count = len(column) - 1
-            lower[index, :count] = limits[:-1].float()
+            limits = np.array(column, np.float32)
+            lower[index, : len(column) - 1] = limits[:-1]
             # Of float32 edges, so that a number on the upper edge has passed the bin exactly.
-            inverse[index, :count] = 1 / (limits[1:].float() - limits[:-1].float()).clamp_min(1e-30)
-        self.register_buffer("lower", lower, persistent=False)
-        self.register_buffer("inverse", inverse, persistent=False)
+            inverse[index, : len(column) - 1] = 1 / np.maximum(np.diff(limits), np.float32(1e-30))
+        self.register_buffer("lower", torch.from_numpy(lower), persistent=False)
+        self.register_buffer("inverse", torch.from_numpy(inverse), persistent=False)
         self.weight = nn.Parameter(torch.empty(len(edges), bins, width))
         self.bias = nn.Parameter(torch.zeros(len(edges), width))
         self.missing = nn.Parameter(torch.zeros(len(edges), width))
@@ -188,16 +233,33 @@ class ScaledNumbers(TableInput):
         return torch.cat((bounded.masked_fill(is_missing, 0), is_missing.to(bounded.dtype)), -1)
 
 
+MAX_FEATURES = 4096
+"""Features that the embeddings of all columns of a kind have together, at most, if a column has several."""
+
+
+def fitting_width(width: int, columns: int) -> int:
+    """``width``, or less for many columns; at least 1.
+
+    Example:
+        >>> fitting_width(16, columns=50), fitting_width(16, columns=3000)
+        (16, 1)
+    """
+    return min(width, max(MAX_FEATURES // max(columns, 1), 1))
+
+
 def build_table_inputs(schema: TableSchema, shape: TableModelConfig) -> dict[str, TableInput]:
     """The modules that embed the arrays of a table, by the name of the array."""
     inputs: dict[str, TableInput] = {}
-    categorical, numeric, lists = (schema.of_kind(kind) for kind in ("categorical", "numeric", "list"))
+    categorical, numeric = schema.of_kind("categorical"), schema.of_kind("numeric")
+    lists, texts = schema.of_kind("list"), schema.of_kind("text")
     if categorical:
         sizes = [feature.num_codes for feature in categorical]
-        inputs["categorical"] = CategoricalEmbeddings(sizes, shape.embedding, shape.unknown_rate)
+        width = fitting_width(shape.embedding, len(categorical))
+        inputs["categorical"] = CategoricalEmbeddings(sizes, width, shape.unknown_rate)
     if numeric and shape.numeric == "piecewise":
         edges = [feature.edges for feature in numeric]
-        inputs["numeric"] = PiecewiseLinearEmbeddings(edges, shape.numeric_embedding)
+        width = fitting_width(shape.numeric_embedding, len(numeric))
+        inputs["numeric"] = PiecewiseLinearEmbeddings(edges, width)
     elif numeric:
         inputs["numeric"] = ScaledNumbers(
             [feature.median for feature in numeric], [feature.scale for feature in numeric]
@@ -206,7 +268,13 @@ def build_table_inputs(schema: TableSchema, shape: TableModelConfig) -> dict[str
         inputs["lists"] = ListEmbeddings(
             [feature.num_codes for feature in lists],
             [feature.length for feature in lists],
-            shape.embedding,
+            fitting_width(shape.embedding, len(lists)),
+        )
+    if texts:
+        inputs["texts"] = TextEmbeddings(
+            [feature.weights for feature in texts],
+            [feature.length for feature in texts],
+            fitting_width(shape.text_embedding, len(texts)),
         )
     return inputs
 

@@ -2,8 +2,8 @@
 
 scikit-learn's HistGradientBoosting, one model per task. Categorical features with at most 255 codes are
 categorical there too; those with more are read as numbers. The most frequent elements of a list are separate
-features. The trees stop when the loss on the validation split no longer falls. They are saved by skops, which
-opens a file without running what is in it.
+features, and so are the most frequent terms of a text. The trees stop when the loss on the validation split
+no longer falls. They are saved by skops, which opens a file without running what is in it.
 """
 
 import json
@@ -24,6 +24,7 @@ from comet_moe.experiments.config import TrainConfig
 from comet_moe.experiments.config.schema import LossConfig
 from comet_moe.experiments.data import Dataset, Split
 from comet_moe.experiments.data.table.schema import TableSchema
+from comet_moe.experiments.data.table.text import count_dense, dense_terms
 from comet_moe.experiments.models import Task
 from comet_moe.experiments.models.base import read_schema, table_tasks
 from comet_moe.experiments.training.batches import take_rows
@@ -35,6 +36,7 @@ from comet_moe.files import describe, write_atomically
 MAX_CATEGORIES = 255
 MAX_ROUNDS = 500
 LIST_ELEMENTS = 30
+TEXT_TERMS = 300
 _SMALLEST_PROBABILITY = 1e-7
 
 _TYPES = {
@@ -178,7 +180,7 @@ def _as_output(task: Task, model: Any, inputs: Array) -> torch.Tensor:
 
 
 def _inputs(features: Mapping[str, Array], schema: TableSchema) -> Array:
-    """(N, columns) float64: codes, numbers, and for each list which of its frequent elements it has."""
+    """(N, columns) float64: codes, numbers, frequent elements of lists, weights of the frequent terms."""
     parts = [np.asarray(features[name], float) for name in ("categorical", "numeric") if name in features]
     first = 0
     for feature in schema.of_kind("list"):
@@ -186,6 +188,8 @@ def _inputs(features: Mapping[str, Array], schema: TableSchema) -> Array:
         first += feature.length
         frequent = range(min(feature.num_codes, LIST_ELEMENTS))
         parts.append(np.stack([(codes == code).any(1) for code in frequent], 1).astype(float))
+    if "texts" in features:
+        parts.append(dense_terms(schema, features["texts"], TEXT_TERMS))
     return np.concatenate(parts, 1)
 
 
@@ -194,7 +198,8 @@ def _categorical_columns(schema: TableSchema) -> Array:
     few = [feature.num_codes <= MAX_CATEGORIES for feature in schema.of_kind("categorical")]
     numbers = len(schema.of_kind("numeric"))
     elements = sum(min(feature.num_codes, LIST_ELEMENTS) for feature in schema.of_kind("list"))
-    return np.array(few + [False] * (numbers + elements))
+    terms = sum(count_dense(feature, TEXT_TERMS) for feature in schema.of_kind("text"))
+    return np.array(few + [False] * (numbers + elements + terms))
 
 
 def _is_sound(model: Any, columns: int) -> bool:

@@ -1,14 +1,37 @@
 """Adam for the model, and optionally a lazy Adam for its embeddings, as one optimiser."""
 
-from collections.abc import Iterable
+import inspect
+from collections.abc import Callable, Iterable
 from typing import Any
 
+import torch
 from torch import nn
-from torch.optim import Adam, Optimizer, SparseAdam
+from torch.optim import Optimizer, SparseAdam
 
 from comet_moe.optimization import parameter_groups
 
 ADAM_EPSILON = 1e-7  # that of Keras, with which the paper was written
+
+
+class Adam(torch.optim.Adam):
+    """``torch.optim.Adam`` for steps that are never compiled.
+
+    Torch's own methods import its compiler when they are called first: a second of CPU time, and 70 MB. Here
+    the functions within its decorators are called.
+    """
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group of parameters."""
+        inspect.unwrap(Optimizer.add_param_group)(self, param_group)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Reset the gradients."""
+        inspect.unwrap(Optimizer.zero_grad)(self, set_to_none)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step."""
+        return inspect.unwrap(torch.optim.Adam.step)(self, closure)
 
 
 def build_optimizer(

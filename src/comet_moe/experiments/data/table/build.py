@@ -16,7 +16,6 @@ import pyarrow as pa
 from comet_moe.exceptions import DataError
 from comet_moe.experiments.data.cache import Block, BlockwiseArray, RawDataset, RawSplit, Request
 from comet_moe.experiments.data.splits import SPLITS
-from comet_moe.experiments.data.table.copies import sample_rows
 from comet_moe.experiments.data.table.encode import Encoder
 from comet_moe.experiments.data.table.fit import SchemaFitter
 from comet_moe.experiments.data.table.inspect import find_warnings
@@ -50,20 +49,18 @@ def build_table(files: Mapping[str, Path], request: Request) -> RawDataset:
     main = sources["train"]
     scans = scan_table(main)
     targets, target_notes = choose_targets(scans, options, main)
-    features, feature_notes = choose_features(scans, options, targets, main, request.split)
+    features, feature_notes, unusable = choose_features(scans, options, targets, main, request.split)
     if options.gauc is not None:
         require_single_values(main, scans, "gauc", options.gauc)
     named = filter(None, (options.gauc, options.group, options.time, options.stratify))
     own = [*(feature.column for feature in features), *(target.column for target in targets)]
     columns = list(dict.fromkeys([*own, *named]))
     class_columns = [target.column for target in targets if target.classes]
-    compared = list(dict.fromkeys(own))
-    sample = sample_rows(main, compared, [], next(iter(scans.values())).rows)
-    kept_together = sample.copies if options.copies == "together" and request.split == "random" else None
     kinds = {own.column: own.kind for own in features}
-    warnings = find_warnings(sample, scans, targets, kinds, kept_together is not None)
+    is_together = options.copies == "together" and request.split == "random"
+    warnings, copies = find_warnings(main, scans, targets, kinds, unusable, is_together)
     make_assigners = plan_splits(
-        sources, scans, options, request.split, request.seed, class_columns, kept_together
+        sources, scans, options, request.split, request.seed, class_columns, copies if is_together else None
     )
     fitter = SchemaFitter(features, targets, options, request.seed)
     rows = dict.fromkeys(SPLITS, 0)

@@ -24,7 +24,8 @@ Keys = npt.NDArray[np.uint64]
 
 SAMPLE_ROWS = 50_000
 """Most rows of the sample, about."""
-SAMPLE_VALUES = 2**23
+SAMPLE_VALUES, SAMPLE_BYTES = 2**23, 2**24
+"""Most values and bytes of the sample, about."""
 MAX_KEYS = 2**18
 """About as many keys are kept, so that numbers are exact up to that many rows."""
 FEWEST_COPIES = 0.001
@@ -61,12 +62,15 @@ def sample_rows(source: TableSource, columns: Sequence[str], others: Sequence[st
     """One pass over the table of ``rows`` rows; ``columns`` are compared, ``others`` only sampled."""
     rng = make_rng(0, "inspect")
     names = list(dict.fromkeys([*columns, *others]))
-    share = min(SAMPLE_ROWS, SAMPLE_VALUES // len(names)) / rows
+    share: float | None = None
     limit = np.uint64(min(MAX_KEYS / rows, 1.0) * float(2**64 - 2**11))
     tables: list[pa.Table] = []
     keys: list[Keys] = []
     of_tables: list[Keys] = []
     for batch in source.batches(names):
+        if share is None:
+            by_size = SAMPLE_BYTES * batch.num_rows // max(batch.nbytes, 1)
+            share = min(SAMPLE_ROWS, SAMPLE_VALUES // len(names), by_size) / rows
         own = row_keys(batch.select(list(columns)))
         chosen = rng.random(len(own)) < share
         tables.append(pa.Table.from_batches([batch.filter(pa.array(chosen))]))

@@ -5,6 +5,7 @@ Arrays of features, each only if there is such a feature:
 - ``categorical`` int32 (B, C): codes.
 - ``numeric`` float32 (B, Q): raw numbers, NaN for missing ones.
 - ``lists`` int32 (B, L): codes of all lists side by side, with -1 as padding.
+- ``texts`` int32 (B, L): codes of the terms of all text columns side by side, with -1 as padding.
 - ``group`` int64 (B,): hashes of the column of the grouped AUC.
 
 Targets are float32 (B,), NaN for missing ones.
@@ -28,6 +29,7 @@ from comet_moe.experiments.data.table.schema import (
     TableSchema,
     Target,
 )
+from comet_moe.experiments.data.table.text import TermEncoder
 from comet_moe.experiments.data.table.values import (
     as_categories,
     as_dates,
@@ -69,8 +71,9 @@ class Encoder:
                 **{text: FIRST_CATEGORY + index for index, text in enumerate(feature.categories)},
             }
             for feature in schema.features
-            if feature.kind != "numeric"
+            if feature.kind in ("categorical", "list")
         }
+        self._terms = {feature.name: TermEncoder(feature) for feature in schema.of_kind("text")}
         self._classes = {
             target.name: {text: float(index) for index, text in enumerate(target.classes)}
             for target in schema.targets
@@ -79,7 +82,7 @@ class Encoder:
     def features(self, batch: pa.RecordBatch, with_group: bool = True) -> dict[str, Array]:
         """The arrays of features of the rows of ``batch``, which has the schema's columns."""
         schema = self.schema
-        arrays: dict[str, list[Array]] = {"categorical": [], "numeric": [], "lists": []}
+        arrays: dict[str, list[Array]] = {"categorical": [], "numeric": [], "lists": [], "texts": []}
         for feature in schema.features:
             values = batch.column(feature.column)
             _check_type(feature, values.type)
@@ -87,6 +90,8 @@ class Encoder:
                 arrays["numeric"].append(self._encode_numbers(feature, values))
             elif feature.kind == "categorical":
                 arrays["categorical"].append(self._encode(feature, *feature_categories(feature, values)))
+            elif feature.kind == "text":
+                arrays["texts"].append(self._encode_terms(feature, values))
             else:
                 arrays["lists"].append(self._encode_lists(feature, values))
         encoded = {name: np.column_stack(columns) for name, columns in arrays.items() if columns}
@@ -115,15 +120,15 @@ class Encoder:
         known = self._codes[feature.name]
         numbers = np.array([*(known.get(text, UNKNOWN) for text in texts), MISSING], dtype=np.int32)
         encoded = numbers[codes]
-        self.unknown += Counter({feature.name: int((encoded == UNKNOWN).sum())})
+        _count(self.unknown, feature, int((encoded == UNKNOWN).sum()))
         return encoded
 
     def _encode_numbers(self, feature: Feature, values: pa.Array) -> Array:
         numbers = feature_numbers(feature, values)
         if is_text(values.type):
             present = len(numbers) - int(np.isnan(numbers).sum())
-            self.numbers += Counter({feature.name: present})
-            self.not_numbers += Counter({feature.name: len(numbers) - values.null_count - present})
+            _count(self.numbers, feature, present)
+            _count(self.not_numbers, feature, len(numbers) - values.null_count - present)
         numbers[np.isinf(numbers)] = np.nan
         return numbers.astype(np.float32)
 
@@ -137,6 +142,10 @@ class Encoder:
         padded[row[kept], position[kept]] = elements[kept]
         padded[lengths == 0, 0] = MISSING
         return padded
+
+    def _encode_terms(self, feature: Feature, values: pa.Array) -> Array:
+        codes, texts = as_categories(values)
+        return self._terms[feature.name].encode([*texts, ""])[codes]
 
     def _encode_target(self, target: Target, values: pa.Array) -> npt.NDArray[np.float64]:
         if target.kind in ("regression", "count"):
@@ -157,6 +166,11 @@ class Encoder:
                 )
             numbers = np.array([*(classes[text] for text in texts), np.nan])
         return numbers[codes]
+
+
+def _count(counts: Counter[str], feature: Feature, rows: int) -> None:
+    if rows:
+        counts[feature.name] += rows
 
 
 def _check_type(feature: Feature, kind: pa.DataType) -> None:

@@ -9,9 +9,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from comet_moe.experiments.data.splits import make_rng
+from comet_moe.experiments.data.table import text
 from comet_moe.experiments.data.table.encode import feature_categories, feature_numbers
 from comet_moe.experiments.data.table.scan import sort_classes
 from comet_moe.experiments.data.table.schema import Feature, TableOptions, Target
@@ -51,16 +53,16 @@ class CategoryCounter:
         return sort_classes(known), sorted(text for text in self.counts if text not in known)
 
 
-class NumberSample:
-    """A random sample of at most ``size`` rows of numbers, (N, Q)."""
+class RandomRows:
+    """A random sample of at most ``size`` of all rows, (N, Q)."""
 
-    def __init__(self, columns: int, rng: np.random.Generator, size: int):
+    def __init__(self, columns: int, rng: np.random.Generator, size: int, dtype: npt.DTypeLike = np.float64):
         self.size = size
         self._rng = rng
-        self._rows: Floats = np.empty((0, columns))
+        self._rows: npt.NDArray[Any] = np.empty((0, columns), dtype)
         self._priority: Floats = np.empty(0)
 
-    def add(self, rows: Floats) -> None:
+    def add(self, rows: npt.NDArray[Any]) -> None:
         """Offer rows (B, Q) to the sample."""
         priority = self._rng.random(len(rows))
         if len(self._priority) >= self.size:
@@ -71,6 +73,11 @@ class NumberSample:
         if len(self._priority) > self.size:
             kept = np.argpartition(self._priority, self.size - 1)[: self.size]
             self._rows, self._priority = self._rows[kept], self._priority[kept]
+
+    @property
+    def shuffled(self) -> npt.NDArray[Any]:
+        """The sample in random order."""
+        return self._rows[np.argsort(self._priority)]
 
     def column(self, index: int) -> Floats:
         """The finite numbers of one column of the sample."""
@@ -111,10 +118,16 @@ class SchemaFitter:
     ):
         self.features, self.targets, self.options = features, targets, options
         self.notes: list[str] = []
-        self._counters = {f.name: CategoryCounter() for f in features if f.kind != "numeric"}
-        self._numeric = [feature for feature in features if feature.kind == "numeric"]
+        self._counters = {f.name: CategoryCounter() for f in features if f.kind in ("categorical", "list")}
+        self._texts = {
+            f.name: RandomRows(1, make_rng(seed, f"text {f.name}"), text.SAMPLE_ROWS, object)
+            for f in features
+            if f.kind == "text"
+        }
+        numeric = [feature.name for feature in features if feature.kind == "numeric"]
+        self._numeric = {name: index for index, name in enumerate(numeric)}
         size = max(1000, min(SAMPLE_ROWS, _SAMPLE_VALUES // max(len(self._numeric), 1)))
-        self._sample = NumberSample(len(self._numeric), make_rng(seed, "bins"), size)
+        self._sample = RandomRows(len(self._numeric), make_rng(seed, "bins"), size)
         self._infinite: Counter[str] = Counter()
         self._lengths: dict[str, int] = {}
         self._classes = {target.name: CategoryCounter() for target in targets}
@@ -132,6 +145,10 @@ class SchemaFitter:
                 column = feature_numbers(feature, values)
                 self._infinite[feature.name] += int(np.isinf(column).sum())
                 numbers.append(column)
+            elif feature.kind == "text":
+                codes, texts = as_categories(values)
+                present = np.array([*map(text.cut, texts)], dtype=object)[codes[codes >= 0]]
+                self._texts[feature.name].add(present[:, None])
             elif feature.kind == "categorical":
                 self._counters[feature.name].add(*feature_categories(feature, values))
             else:
@@ -156,8 +173,11 @@ class SchemaFitter:
             self._classes[target.name].add(codes, texts)
 
     def fitted_features(self) -> list[Feature]:
-        """The features with what was learned."""
-        return [self._fit_feature(feature) for feature in self.features]
+        """The features with what was learned; a text column without a word in several rows is left out."""
+        fitted = [self._fit_feature(feature) for feature in self.features]
+        empty = [own.name for own in fitted if own.kind == "text" and not own.categories]
+        self.notes += [f"column {name} is left out: no word is in several of its texts" for name in empty]
+        return [feature for feature in fitted if feature.name not in empty]
 
     def _fit_feature(self, feature: Feature) -> Feature:
         update: dict[str, Any]
@@ -167,12 +187,16 @@ class SchemaFitter:
                     f"{feature.name} has {self._infinite[feature.name]:,} infinite values in the train rows, "
                     f"which count as missing"
                 )
-            values = self._sample.column(self._numeric.index(feature))
+            values = self._sample.column(self._numeric[feature.name])
             low, median, high = np.quantile(values, [0.25, 0.5, 0.75]) if len(values) else (0.0, 0.0, 0.0)
             scale = (high - low) / 2 or float(values.std() if len(values) else 0.0) or 1.0
             edges = bin_edges(values, self.options.bins)
             update = {"edges": edges, "median": float(median), "scale": float(scale)}
             return feature.model_copy(update=update)
+        if feature.kind == "text":
+            texts = self._texts[feature.name].shuffled[:, 0].tolist()
+            learned = text.learn_terms(texts, self.options.text_terms, self.options.min_count)
+            return feature.model_copy(update=learned)
         counter = self._counters[feature.name]
         categories, rare = counter.vocabulary(self.options.min_count, self.options.max_categories)
         update = {"categories": categories, "rare": rare}

@@ -6,12 +6,16 @@ from pathlib import Path
 from typing import Any
 
 from comet_moe.exceptions import DataError
-from comet_moe.experiments.data.table.copies import MAX_KEYS, Copies, RowSample, sample_rows
+from comet_moe.experiments.data.table.copies import MAX_KEYS, Copies, sample_rows
 from comet_moe.experiments.data.table.leaks import find_leaks
 from comet_moe.experiments.data.table.roles import choose_targets, describe_written, infer_kind
 from comet_moe.experiments.data.table.scan import MAX_DISTINCT, ColumnScan, scan_table
 from comet_moe.experiments.data.table.schema import TableOptions, Target
 from comet_moe.experiments.data.table.source import TableSource, find_tables
+
+EXCLUDED, MIXED = "by the option exclude", "numbers and texts are mixed"
+MOST_SHOWN = 20
+"""Columns that are left out and have a line of their own."""
 
 
 @dataclass(frozen=True)
@@ -50,19 +54,20 @@ def inspect_table(path: Path, options: Mapping[str, Any]) -> TableReport:
     source = TableSource(find_tables(path), read.encoding, read.separator, read.missing)
     scans = scan_table(source)
     targets, notes = choose_targets(scans, read, source) if has_targets else ([], [])
-    warnings: list[str] = []
-    columns = [_report_column(scan, read, targets, source, warnings) for scan in scans.values()]
+    mixed: list[str] = []
+    columns = [_report_column(scan, read, targets, source, mixed) for scan in scans.values()]
     features = {column.name: column.kind or "" for column in columns if column.role == "feature"}
+    unusable = {
+        column.name: column.reason or ""
+        for column in columns
+        if column.role == "left out" and column.reason not in (EXCLUDED, MIXED)
+    }
     for name in features:
         notes += describe_written(scans[name]) if features[name] == "numeric" else []
-    compared = [*features, *(target.column for target in targets)]
-    if compared:
-        others = {name: "" for name, scan in scans.items() if scan.identifies_rows and not scan.number.texts}
-        sample = sample_rows(source, compared, list(others), next(iter(scans.values())).rows)
-        warnings += find_warnings(sample, scans, targets, others | features, read.copies == "together")
+    warnings, _ = find_warnings(source, scans, targets, features, unusable, read.copies == "together")
     rows = next(iter(scans.values())).rows
     files = [str(file) for file in source.paths]
-    return TableReport(files, rows, columns, warnings, [*source.notes, *notes])
+    return TableReport(files, rows, columns, [*mixed, *warnings], [*source.notes, *notes])
 
 
 def _report_column(
@@ -70,28 +75,23 @@ def _report_column(
     options: TableOptions,
     targets: Sequence[Target],
     source: TableSource,
-    warnings: list[str],
+    mixed: list[str],
 ) -> ColumnReport:
+    """The report of a column; an error about numbers and texts in it is appended to ``mixed``."""
     role, reason = "feature", None
     target = next((target for target in targets if target.column == scan.name), None)
     kind: str | None = options.columns.get(scan.name)
-    is_excluded = target is None and scan.name in options.exclude
     if target is not None:
         role, kind = "target", target.kind
-    elif is_excluded:
-        role, reason = "left out", "by the option exclude"
+    elif scan.name in options.exclude:
+        role, reason = "left out", EXCLUDED
     elif kind is None:
         try:
             kind, reason = infer_kind(scan, source)
         except DataError as error:
-            warnings.append(str(error))
-            kind, reason = None, "numbers and texts are mixed"
+            mixed.append(str(error))
+            kind, reason = None, MIXED
         role = "feature" if kind is not None else "left out"
-    date = describe_dates(scan, None) if role == "left out" and not is_excluded else None
-    if date is not None:
-        warnings.append(date)
-    elif role == "left out" and not is_excluded and len(scan.counts) <= 1 and scan.is_readable:
-        warnings.append(f"column {scan.name} is constant and left out: {reason}.")
     distinct = None if scan.has_many else len(scan.counts)
     examples = sorted(scan.counts, key=lambda text: (-scan.counts[text], text))[:3]
     return ColumnReport(
@@ -99,7 +99,40 @@ def _report_column(
     )
 
 
-def describe_copies(copies: Copies | None, rows: int, are_together: bool) -> list[str]:
+def find_warnings(
+    source: TableSource,
+    scans: Mapping[str, ColumnScan],
+    targets: Sequence[Target],
+    features: Mapping[str, str],
+    unusable: Mapping[str, str],
+    keeps_copies: bool,
+) -> tuple[list[str], Copies | None]:
+    """What misleads in a table, and the copies of rows in it; reads its rows once.
+
+    Args:
+        source: the table.
+        scans: of all columns.
+        targets: its targets.
+        features: kind of each column that is a feature.
+        unusable: the reason for each column that is left out though the user did not say so.
+        keeps_copies: whether all copies of a row are in one split.
+    """
+    rows = next(iter(scans.values())).rows
+    compared = [*features, *(target.column for target in targets)]
+    ids = [name for name in unusable if scans[name].identifies_rows and not scans[name].number.texts]
+    if not compared:
+        return describe_unusable(scans, unusable), None
+    sample = sample_rows(source, list(dict.fromkeys(compared)), ids, rows)
+    dates = (describe_dates(scans[name], kind) for name, kind in features.items())
+    return [
+        *_describe_copies(sample.copies, rows, keeps_copies),
+        *find_leaks(sample.table, scans, targets, [*ids, *features]),
+        *filter(None, dates),
+        *describe_unusable(scans, unusable),
+    ], sample.copies
+
+
+def _describe_copies(copies: Copies | None, rows: int, are_together: bool) -> list[str]:
     """A warning about rows that are copies of others, if there are any."""
     if copies is None:
         return []
@@ -121,28 +154,17 @@ def describe_dates(scan: ColumnScan, kind: str | None) -> str | None:
     )
 
 
-def find_warnings(
-    sample: RowSample,
-    scans: Mapping[str, ColumnScan],
-    targets: Sequence[Target],
-    features: Mapping[str, str],
-    are_together: bool,
-) -> list[str]:
-    """What misleads in a table: copies of rows, columns that give a target away, dates that are texts.
-
-    Args:
-        sample: of its rows.
-        scans: of all columns.
-        targets: its targets.
-        features: kind of each column that is a feature.
-        are_together: whether all copies of a row are in one split.
-    """
-    dates = (describe_dates(scans[name], kind) for name, kind in features.items())
-    return [
-        *describe_copies(sample.copies, next(iter(scans.values())).rows, are_together),
-        *find_leaks(sample.table, scans, targets, list(features)),
-        *filter(None, dates),
+def describe_unusable(scans: Mapping[str, ColumnScan], unusable: Mapping[str, str]) -> list[str]:
+    """A warning about each column that is left out, or one for the rest where there are many."""
+    shown = list(unusable)[: None if len(unusable) <= MOST_SHOWN + 1 else MOST_SHOWN]
+    lines = [
+        describe_dates(scans[name], None) or f"column {name} is left out: {unusable[name]}." for name in shown
     ]
+    others = [name for name in unusable if name not in shown]
+    if others:
+        names = ", ".join(others[:MOST_SHOWN])
+        lines.append(f"{len(others):,} other columns are left out for such reasons: {names}, ...")
+    return lines
 
 
 def many_or(count: int | None) -> str:

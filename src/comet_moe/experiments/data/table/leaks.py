@@ -38,9 +38,14 @@ def find_leaks(
         if name in own or scans[name].is_list:
             continue
         column = _array(sample, name)
-        codes, texts = as_categories(column)
         is_number = not scans[name].number.texts
         numbers = as_numbers(column, scans[name].number.decimal) if is_number else None
+        if numbers is None:
+            codes, texts = as_categories(column)
+            distinct = len(texts)
+        else:
+            found, codes = np.unique(numbers, return_inverse=True)
+            distinct = len(found)
         for target in targets:
             present = ~np.isnan(values[target.name])
             if numbers is not None:
@@ -49,7 +54,7 @@ def find_leaks(
             if len(rows) < FEWEST_ROWS or rows.min() == rows.max():
                 continue
             order = None if numbers is None else _order_warning(scans[name], target, numbers[present], rows)
-            warnings.append(order or _value_warning(name, target, codes, len(texts), numbers, present, rows))
+            warnings.append(order or _value_warning(name, target, codes, distinct, numbers, present, rows))
     return [warning for warning in warnings if warning]
 
 

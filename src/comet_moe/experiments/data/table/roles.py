@@ -139,8 +139,13 @@ def choose_features(
     targets: Sequence[Target],
     source: object,
     split: str,
-) -> tuple[list[Feature], list[str]]:
-    """The features of all columns that are not targets and not left out, and notes on those left out."""
+) -> tuple[list[Feature], list[str], dict[str, str]]:
+    """The features of all columns that are neither targets nor left out.
+
+    Returns:
+        The features; notes on how columns are read; the reason for each column that is left out though the
+        options do not say so.
+    """
     for option in ("columns", "exclude", "features", "groups", "gauc", "key"):
         names = getattr(options, option) or []
         names = [names] if isinstance(names, str) else names
@@ -159,6 +164,7 @@ def choose_features(
         left_out.add(roles[split] or "")
     features: list[Feature] = []
     notes: list[str] = []
+    unusable: dict[str, str] = {}
     for name, scan in scans.items():
         if name in left_out or (options.features is not None and name not in options.features):
             continue
@@ -168,7 +174,7 @@ def choose_features(
         if kind is None:
             kind, reason = infer_kind(scan, source)
         if kind is None:
-            notes.append(f"column {name} is left out: {reason}")
+            unusable[name] = reason or ""
             continue
         _check_kind(scan, kind, source)
         if kind == "numeric" and scan.number.texts:
@@ -182,7 +188,7 @@ def choose_features(
         features += _make_features(scan, kind)
     if not features:
         raise DataError(f"{source} has no column left as a feature; give at least one besides the targets.")
-    return features, notes
+    return features, notes, unusable
 
 
 def infer_kind(scan: ColumnScan, source: object) -> tuple[ColumnKind | None, str | None]:
@@ -211,6 +217,8 @@ def infer_kind(scan: ColumnScan, source: object) -> tuple[ColumnKind | None, str
             f"{scan.values:,} values are numbers; correct it, or set the option columns.{scan.name} to "
             f"numeric (texts then count as missing) or categorical."
         )
+    if scan.is_prose and not is_code:
+        return "text", None
     if scan.identifies_rows:
         return None, "nearly every row has a text of its own"
     return "categorical", None

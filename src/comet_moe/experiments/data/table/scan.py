@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from comet_moe.exceptions import DataError
 from comet_moe.experiments.data.table.source import TableSource
@@ -17,6 +18,7 @@ from comet_moe.experiments.data.table.values import (
     as_categories,
     as_lists,
     as_numbers,
+    cast_numbers,
     dates_of,
     is_date,
     is_list,
@@ -34,6 +36,11 @@ HEAD_ROWS = 20_000
 """The share of distinct values is computed on this many rows at the beginning of a table."""
 ID_SHARE = 0.95
 """A column of text or ids with at least this share of distinct values identifies the rows."""
+
+TEXT_WORDS = 3
+"""A column of texts with at least as many words on average is read word by word, unless many are equal."""
+TEXT_SHARE = 0.5
+"""Least share of distinct values in such a column."""
 
 _DATE_TEXT = re.compile(r"\d{1,4}[./-]\d{1,2}[./-]\d{1,4}([ T].*)?")
 
@@ -119,6 +126,7 @@ class ColumnScan:
         self._comma: NumberScan | None = None  # from the first comma on, unless a point came before
         self._head_rows = 0
         self._head: set[Any] = set()  # distinct values in these rows
+        self._head_words = 0  # in these distinct values
 
     @property
     def number(self) -> NumberScan:
@@ -153,6 +161,17 @@ class ColumnScan:
         """Whether nearly every row has a value of its own."""
         return self._head_rows >= 20 and len(self._head) >= ID_SHARE * self._head_rows
 
+    @property
+    def is_prose(self) -> bool:
+        """Whether the values are texts of several words, most of which differ."""
+        distinct = len(self._head)
+        return (
+            self._head_rows >= 20
+            and distinct >= TEXT_SHARE * self._head_rows
+            and self._head_words >= TEXT_WORDS * distinct
+            and not self.looks_like_date
+        )
+
     def add(self, values: pa.Array) -> None:
         """Count the values of one batch."""
         kind = values.type
@@ -180,11 +199,29 @@ class ColumnScan:
         self.missing += len(numbers) - len(present)
         self._point.add_numbers(present)
         self.is_date = self.looks_like_date = False
-        self._add_head(np.unique(present).tolist(), len(present))
+        if self.rows < HEAD_ROWS:
+            self._add_head(np.unique(present).tolist(), len(present))
+        if not self.has_many:
+            self._count(*as_categories(values))
+
+    def _add_plain_numbers(self, values: pa.Array, numbers: Floats) -> None:
+        """Count texts that are all ``numbers``, which is much faster than to count any texts."""
+        present = numbers[~np.isnan(numbers)]
+        self.missing += len(numbers) - len(present)
+        self._point.add_numbers(present)
+        self.is_padded |= bool(pc.any(pc.match_substring_regex(values, r"^\s*0\d+\s*$")).as_py())
+        if len(present):
+            self.is_date = self.looks_like_date = False
+        if self.rows < HEAD_ROWS:
+            self._add_head(np.unique(present).tolist(), len(present))
         if not self.has_many:
             self._count(*as_categories(values))
 
     def _add_categories(self, values: pa.Array) -> None:
+        numbers = None if self._comma or self._expects_comma else cast_numbers(values)
+        if numbers is not None:
+            self._add_plain_numbers(values, numbers)
+            return
         codes, texts = as_categories(values)
         self.missing += int((codes < 0).sum())
         plain = plain_numbers(texts) if is_text(values.type) else np.full(len(texts), np.nan)
@@ -199,13 +236,14 @@ class ColumnScan:
         elif self.is_date or self.looks_like_date:
             self.looks_like_date &= all(_DATE_TEXT.fullmatch(text) for text in texts)
             self.is_date &= self.looks_like_date and not np.isnat(dates_of(texts)).any()
-        self._add_head([texts[code] for code in np.unique(codes[codes >= 0])], int((codes >= 0).sum()))
+        if self.rows < HEAD_ROWS:
+            self._head_words += sum(len(text.split()) for text in texts if text not in self._head)
+            self._add_head(texts, int((codes >= 0).sum()))
         self._count(codes, texts)
 
     def _add_head(self, distinct: list[Any], count: int) -> None:
-        if self.rows < HEAD_ROWS:
-            self._head_rows += count
-            self._head.update(distinct)
+        self._head_rows += count
+        self._head.update(distinct)
 
     def _count(self, codes: Any, texts: list[str]) -> None:
         for text, count in zip(texts, np.bincount(codes[codes >= 0], minlength=len(texts)), strict=True):

@@ -26,7 +26,7 @@ MISSING, UNKNOWN, RARE, FIRST_CATEGORY = range(4)
 MISSING_TEXTS = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "<NA>", "#N/A")
 """Texts of a CSV or TSV file that stand for a missing value."""
 
-ColumnKind = Literal["categorical", "numeric", "date", "list"]
+ColumnKind = Literal["categorical", "numeric", "date", "list", "text"]
 TargetKind = Literal["binary", "multiclass", "regression", "count"]
 TARGET_KINDS: tuple[str, ...] = get_args(TargetKind)
 
@@ -41,19 +41,21 @@ class Feature(_Record):
     Attributes:
         name: that of the column, with the part for a part of a date.
         column: the column it is read from.
-        kind: "categorical", "numeric" or "list".
+        kind: "categorical", "numeric", "list" or "text".
         part: part of a date; None for other columns.
         decimal: the mark before the fraction of a number that is a text, "." or ",".
-        categories: texts of the categories, whose codes begin at ``FIRST_CATEGORY``.
+        categories: texts of the categories, whose codes begin at ``FIRST_CATEGORY``; terms of a text, whose
+            codes begin at 0.
         rare: texts that were too rare for a code of their own, and share ``RARE``.
         edges: of the bins of a numeric feature, ascending; at least two.
         median, scale: of a numeric feature: half of the range that holds the middle half of its values.
-        length: most elements of a list.
+        weights: of the terms of a text, larger for rarer ones.
+        length: most elements of a list, or terms of a text.
     """
 
     name: str
     column: str
-    kind: Literal["categorical", "numeric", "list"]
+    kind: Literal["categorical", "numeric", "list", "text"]
     part: str | None = None
     decimal: str = "."
     categories: list[str] = []
@@ -61,6 +63,7 @@ class Feature(_Record):
     edges: list[float] = []
     median: float = 0.0
     scale: float = 1.0
+    weights: list[float] = []
     length: int = 0
 
     @property
@@ -195,6 +198,7 @@ class TableOptions(_Record):
     min_count: int = Field(default=3, ge=1)
     max_categories: int = Field(default=100_000, ge=1)
     bins: int = Field(default=48, ge=2)
+    text_terms: int = Field(default=5000, ge=1)
     list_length: int = Field(default=20, ge=1)
     list_separator: str = Field(default="|", min_length=1)
     encoding: str | None = None

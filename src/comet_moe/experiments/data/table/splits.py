@@ -18,7 +18,7 @@ from comet_moe.exceptions import DataError
 from comet_moe.experiments.data.raw_files import require_columns
 from comet_moe.experiments.data.splits import SPLITS, make_rng, share_sizes
 from comet_moe.experiments.data.table.copies import Copies, Keys, row_keys
-from comet_moe.experiments.data.table.fit import NumberSample
+from comet_moe.experiments.data.table.fit import RandomRows
 from comet_moe.experiments.data.table.scan import ColumnScan
 from comet_moe.experiments.data.table.schema import TableOptions
 from comet_moe.experiments.data.table.source import TableSource
@@ -242,7 +242,7 @@ def time_assigner(
 
     The limits are quantiles of a sample of at most 262,144 rows, and so exact up to that size.
     """
-    sample, rows = NumberSample(1, make_rng(seed, "time sample"), _TIME_SAMPLE), 0
+    sample, rows = RandomRows(1, make_rng(seed, "time sample"), _TIME_SAMPLE), 0
     for batch in source.batches([column]):
         found = _times(batch.column(column), decimal)
         if np.isnan(found).any():

@@ -57,6 +57,8 @@ class TextFile:
         self.path = path
         self.notes: list[str] = []
         self._missing = list(missing)
+        with wrap_read_errors(path, "file"), path.open("rb"):
+            pass  # unlike Arrow's, this error has the reason why a file cannot be opened
         self.encoding = self._guess_encoding() if encoding is None else encoding
         self._fix = "save it as UTF-8"
         if encoding != "utf-8":
@@ -65,13 +67,8 @@ class TextFile:
         self._read_head(separator)
 
     def _guess_encoding(self) -> str:
-        with wrap_read_errors(self.path, "file"):
-            with self.path.open(
-                "rb"
-            ):  # unlike Arrow's, this error has the reason why a file cannot be opened
-                pass
-            with pa.input_stream(self.path) as file:
-                mark = file.read(3)
+        with wrap_read_errors(self.path, "file"), pa.input_stream(self.path) as file:
+            mark = file.read(3)
         if mark.startswith(_UTF16_MARKS):
             self.notes.append(f"{self.path.name} is read as UTF-16, by its byte order mark")
             return "utf-16"

@@ -112,8 +112,22 @@ def as_numbers(values: pa.Array, decimal: str = ".") -> Floats:
         return numbers.astype(np.float64)
     if is_date(kind):
         return as_days(as_dates(values))
+    plain = cast_numbers(values) if decimal == "." else None
+    if plain is not None:
+        return plain
     codes, texts = as_categories(values)
     return np.append(numbers_of(texts, decimal), np.nan)[codes]
+
+
+def cast_numbers(values: pa.Array) -> Floats | None:
+    """The numbers (B,) of texts as programs write them, NaN for missing ones; None if one is no number."""
+    if not (pa.types.is_string(values.type) or pa.types.is_large_string(values.type)):
+        return None
+    try:
+        numbers: Floats = pc.cast(values, pa.float64()).to_numpy(zero_copy_only=False)
+    except pa.ArrowInvalid:
+        return None
+    return numbers if int(np.isnan(numbers).sum()) == values.null_count else None
 
 
 def numbers_of(texts: list[str], decimal: str = ".") -> Floats:
