@@ -38,7 +38,7 @@ def test_gates_are_compared_on_a_table():
     write_table(customers(20, seed=1).drop(columns=["bought", "spend"]), Path("new.csv"))
     compare, predict = (shlex.split(line)[1:] for line in blocks("")[1].splitlines())
     assert "Use " in succeed(*compare, *QUICK).out  # fewer epochs, seeds and gates
-    assert re.search(r"using .*(dense-000|comet-000|trees\.skops)", succeed(*predict).err)
+    assert re.search(r"using .*(dense-000|comet-000|linear\.skops|lightgbm\.skops)", succeed(*predict).err)
     assert len(pd.read_csv("predictions.csv")) == 20
 
 

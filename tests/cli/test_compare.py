@@ -1,16 +1,13 @@
 """``comet-moe compare`` on a small table: rows, trees, resuming, a time budget, and wrong arguments."""
 
-import json
-
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from command import comet_moe, refusal, succeed
 
 from comet_moe.cli.compare import _gates
-from comet_moe.exceptions import StudyError
 from comet_moe.experiments.studies.defaults import FRONTIER
+from comet_moe.experiments.training.records import BASELINES
 from made_tables import TASKS, customers, write_table
 
 
@@ -30,18 +27,23 @@ def table(tmp_path):
 
 
 @pytest.mark.slow
-def test_gates_and_trees_are_compared_and_the_comparison_resumes(tmp_path, table):
+def test_gates_and_baselines_are_compared_and_the_comparison_resumes(tmp_path, table):
     out = tmp_path / "study"
     command = ("compare", table, "--targets", "bought,segment,spend,visits", "--tasks", "visits=count")
     command += ("--exclude", "customer_id", "--gates", "dense,topk", "--seeds", "2", *QUICK, "--out", out)
     first = succeed(*command, "--json")
     rows = {row["gate"]: row for row in first.json["rows"]}
-    assert list(rows) == ["dense", "topk", "trees"]
+    baselines = ("linear", "lightgbm")
+    assert list(rows) == ["dense", "topk", *baselines]
     winner = first.json["winner"]
     assert winner in rows
     assert first.json["recommendation"].startswith("Use ")
     for gate, row in rows.items():
-        assert row["trials_complete"] == (1 if gate == "trees" else 2)
+        assert row["trials_complete"] == (1 if gate in baselines else 2)
+        assert row["seconds_mean"] > 0
+        assert row["predict_seconds_per_row"] > 0
+        assert row["rows_error"].keys() == rows.keys() - {gate}
+        assert sum(row["test_rows"]["bought"]) == 45
         assert {name.partition(".")[0] for name in row["metrics"] if "." in name} == set(TASKS)
     assert rows["dense"]["verdict"] == "dense"
     assert rows["dense"]["routing_gain_mean"] is None
@@ -50,12 +52,12 @@ def test_gates_and_trees_are_compared_and_the_comparison_resumes(tmp_path, table
     assert 0 <= rows["topk"]["p_dense"] <= 1
     assert 0 <= rows["topk"]["p_trees"] <= 1
     assert (out / "compare.html").stat().st_size > 10_000
-    trees = (out / "trees.skops").stat()
+    trees = (out / "lightgbm.skops").stat()
     again = succeed(*command, "--json", "--resume")
     assert again.json == first.json
     # Other options do not change what the folder holds, nor what is decided from it.
     assert succeed(*command, "--json", "--resume", "--no-trees", "--seeds", "1").json == first.json
-    assert (out / "trees.skops").stat() == trees
+    assert (out / "lightgbm.skops").stat() == trees
     text = succeed(*command, "--resume").out
     assert "p vs trees" in text
     assert first.json["recommendation"] in text
@@ -64,10 +66,18 @@ def test_gates_and_trees_are_compared_and_the_comparison_resumes(tmp_path, table
     predictions = pd.read_csv(tmp_path / "p.csv")
     assert list(predictions)[:2] == ["customer_id", "bought"]
     assert predictions["customer_id"].tolist() == list(range(300))
-    chosen = (
-        "boosted trees, the recommended model" if winner == "trees" else f"gate {winner}, the recommended"
-    )
-    assert chosen in done.err
+    assert f"{BASELINES.get(winner, f'gate {winner}')}, the recommended" in done.err
+    # So do metrics, and those of a baseline are computed again from its file.
+    evaluated = succeed("evaluate", out, "--json").json
+    assert evaluated["test_loss"] == pytest.approx(rows[winner]["test_loss_mean"], rel=0.5)
+    again = succeed("evaluate", out / "lightgbm.skops", "--json").json
+    assert again["test_loss"] == rows["lightgbm"]["test_loss_mean"]
+    assert again["tasks"]["spend"]["r2"] == rows["lightgbm"]["metrics"]["spend.r2"]["mean"]
+    if winner in baselines:
+        assert "which is no network: give the folder of a run in" in refusal_after_note("export", out)
+    (kept,) = (out / "runs").glob("topk-*/model.safetensors")
+    dropped = next(run for run in (out / "runs").glob("topk-*") if run != kept.parent)
+    assert "--keep-models to keep all" in refusal("evaluate", dropped)
     refused = refusal_after_note("predict", out, table, "-o", tmp_path / "p.csv", "--keep", "id")
     assert "has no column id to keep" in refused
 
@@ -93,16 +103,35 @@ def test_the_gates_follow_from_the_targets_and_the_key(given, targets, has_key, 
 
 
 @pytest.mark.slow
-def test_a_budget_ends_with_fewer_epochs_and_seeds_and_a_later_command_adds_the_rest(tmp_path, table):
-    command = ("compare", table, "--targets", "bought", "--gates", "dense,topk", "--no-trees", *QUICK)
+def test_a_budget_ends_with_fewer_networks_and_a_later_command_adds_the_rest(tmp_path, table):
+    command = ("compare", table, "--targets", "bought", "--gates", "dense,topk", "--no-baselines", *QUICK)
     command += ("--out", tmp_path / "study", "--json", "--seeds", "3")
-    done = succeed(*command, "--budget", "0.1s")  # over before the first step
-    assert [row["trials_complete"] for row in done.json["rows"]] == [1, 1]
-    assert [row["converged"] for row in done.json["rows"]] == [False, False]
-    assert "No network has converged within the budget" in done.json["recommendation"]
-    assert "budget 0.1s: seeds of 3 per network: dense 1, topk 1" in done.err
+    done = comet_moe(*command, "--budget", "0.1s")  # over before the first step
+    assert done.code == 1
+    assert [row["trials_complete"] for row in done.json["rows"]] == [0, 0]
+    assert done.json["notes"] == ["Budget 0.1s: not trained: dense, topk."]
+    message = refusal_after_note("predict", tmp_path / "study", table, "-o", tmp_path / "p.csv")
+    assert "has no finished run yet, 2 are unfinished: resume it with --resume" in message
     done = succeed(*command, "--budget", "none", "--resume")
     assert [row["trials_complete"] for row in done.json["rows"]] == [3, 3]
+    assert done.json["notes"] == []
+
+
+@pytest.mark.slow
+def test_four_test_rows_are_no_evidence_in_any_output(tmp_path):
+    table = write_table(customers(26), tmp_path / "few.csv")
+    out = tmp_path / "study"
+    command = ("compare", table, "--targets", "bought", "--gates", "dense,topk", "--seeds", "2", *QUICK)
+    done = succeed(*command, "--out", out, "--json")
+    missing = "bought has 4 test rows, and a verdict takes at least 30"
+    assert done.json["pays"] is None
+    assert done.json["recommendation"].startswith(f"No verdict: {missing}.")
+    assert done.json["answer"].endswith(f"That cannot be told: {missing}.")
+    assert "rest on few test rows: bought" in done.json["notes"][-1]
+    assert missing in succeed("table", out).out
+    assert missing in (out / "compare.html").read_text(encoding="utf-8")
+    used = succeed("predict", out, table, "-o", tmp_path / "p.csv").err
+    assert f"{BASELINES.get(done.json['winner'], done.json['winner'])}" in used
 
 
 @pytest.mark.parametrize(
@@ -141,37 +170,3 @@ def test_many_numbers_as_a_binary_target_are_of_kind_regression(tmp_path):
 
 def test_a_missing_table_is_one_sentence(tmp_path):
     assert "does not exist" in refusal("compare", tmp_path / "nothing.csv", "--targets", "a")
-
-
-def test_trees_have_the_metrics_of_the_networks(tmp_path, table, monkeypatch):
-    from comet_moe.experiments.config import load_train_config
-    from comet_moe.experiments.training.batches import load_dataset
-    from comet_moe.experiments.training.boosted_trees import BoostedTrees, train_trees
-
-    monkeypatch.setenv("COMET_MOE_CACHE", str(tmp_path / "cache"))
-    targets = {name: {"kind": kind} for name, kind in TASKS.items()}
-    settings = [f"data.path={table}", f"data.options.targets={json.dumps(targets)}"]
-    config = load_train_config("table", settings)
-    dataset = load_dataset(config)
-    trees, result = train_trees(dataset, config)
-    assert result.tasks["bought"]["auc"] > 0.6
-    assert result.tasks["spend"]["r2"] > 0.5
-    weighted = sum(metrics["loss"] for metrics in result.tasks.values()) / 4
-    assert result.test_loss == pytest.approx(100 * weighted)
-    trees.save(tmp_path / "trees.skops")
-    loaded = BoostedTrees.load(tmp_path / "trees.skops")
-    for before, after in zip(
-        trees.outputs(dataset.test.features), loaded.outputs(dataset.test.features), strict=True
-    ):
-        assert torch.equal(before, after)
-    content = (tmp_path / "trees.skops").read_bytes()
-    for damaged in (content[: len(content) // 2], b"", b"text"):
-        (tmp_path / "trees.skops").write_bytes(damaged)
-        with pytest.raises(StudyError, match="is damaged or not a file of boosted trees"):
-            BoostedTrees.load(tmp_path / "trees.skops")
-    node = trees.models[0]._predictors[0][0].nodes
-    node["left"][0] = len(node)  # a node that does not exist
-    for wrong in (trees, BoostedTrees(trees.meta, trees.options, trees.loss, [lambda: 0])):
-        wrong.save(tmp_path / "trees.skops")
-        with pytest.raises(StudyError, match="is damaged or not a file of boosted trees"):
-            BoostedTrees.load(tmp_path / "trees.skops")

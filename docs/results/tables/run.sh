@@ -38,5 +38,5 @@ for set in census movielens; do
   done
 done | xargs -P "${PARALLEL:-2}" -I {} bash -c '{} > /dev/null 2>> '"$out.log"' || echo "failed: {}" >&2'
 for set in census movielens; do
-  for seed in 0 1 2; do python "$here/trees.py" "$out/$set/mmoe-0" "$out/$set/trees-$seed" --seed $seed; done
+  for seed in 0 1 2; do python "$here/trees.py" "$out/$set/mmoe-0" "$out/$set/trees-$seed"; done
 done

@@ -23,8 +23,12 @@ def resolve_model(path: Path) -> Path:
 def resolve_run(path: Path) -> Path:
     """As `resolve_model`, for commands that need a network."""
     from comet_moe.exceptions import StudyError
+    from comet_moe.experiments.training.records import BASELINES, is_baseline_file
 
     model = resolve_model(path)
-    if model.is_file():
-        raise StudyError(f"{path} recommends boosted trees, which are no network: give the folder of a run")
+    if is_baseline_file(model):
+        raise StudyError(
+            f"{path} recommends {BASELINES[model.stem]}, which is no network: give the folder of a run in "
+            f"{path / 'runs'}"
+        )
     return model

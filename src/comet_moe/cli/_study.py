@@ -56,15 +56,16 @@ def train(
     workers: int | None,
     only_gates: Sequence[str] = (),
     max_seconds: float | None = None,
+    deadline: float | None = None,
 ) -> None:
     """Run the study, or some of its gates, to its end with workers on this machine.
 
-    A trial ends after ``max_seconds`` with what it has.
+    A trial ends after ``max_seconds``, and by ``deadline`` (`time.time`), with what it has.
 
     Ctrl-C and SIGTERM, by which batch systems stop a job, release the trials that are running.
     """
     size = num_workers(workers)
-    config = study.worker_config(max(1, num_workers(None) // size), only_gates, max_seconds)
+    config = study.worker_config(max(1, num_workers(None) // size), only_gates, max_seconds, deadline)
     pool = WorkerPool(config, study.queue, size)
     display = StudyDisplay(study, pool)
     terminated = threading.Event()

@@ -4,6 +4,7 @@ import json
 import shlex
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -11,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from comet_moe.cli._study_options import AsJson, Resume, Settings, Storage, Workers
+from comet_moe.cli._study_options import AsJson, KeepModels, Settings, Storage, Workers
 from comet_moe.cli._text import describe_table, echo, split_names
-from comet_moe.experiments.studies.defaults import DEFAULT_GATES, FRONTIER
+from comet_moe.experiments.studies.defaults import DEFAULT_GATES, FRONTIER, MAX_TASKS
 
 if TYPE_CHECKING:
     from comet_moe.experiments.studies.budget import Round
@@ -71,7 +72,12 @@ def compare(
         ),
     ] = "10m",
     trees: Annotated[
-        bool, typer.Option(help="Also fit scikit-learn's boosted trees on the same rows.")
+        bool,
+        typer.Option(
+            "--baselines/--no-baselines",
+            "--trees/--no-trees",
+            help="Also fit a linear model and boosted trees on the same rows.",
+        ),
     ] = True,
     workers: Workers = None,
     settings: Settings = None,
@@ -79,7 +85,14 @@ def compare(
         Path | None, typer.Option(help="Study folder.", show_default="studies/TABLE-compare")
     ] = None,
     storage: Storage = None,
-    resume: Resume = False,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Resume the comparison in the study folder; networks that ran out of time are trained on.",
+        ),
+    ] = False,
+    keep_models: KeepModels = False,
     page: Annotated[
         Path | None,
         typer.Option(
@@ -88,28 +101,34 @@ def compare(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train a dense network and mixtures with several gates on a table, and say which one to use.
+    """Train dense networks, mixtures and baselines on a table, and say which one to use.
 
     The columns' types are inferred; `comet-moe data inspect TABLE` shows them. The comparison is a study like
     those of `comet-moe tune`: it can be stopped, resumed, and run by several machines.
     """
+    started = time.monotonic()  # imports take part of the budget
     from comet_moe.cli._study import explain_stop
     from comet_moe.cli.table import print_tables
     from comet_moe.experiments.data.table.text_file import table_suffix
     from comet_moe.experiments.report import check_extra, write_report
-    from comet_moe.experiments.studies.budget import RESERVED, parse_budget
+    from comet_moe.experiments.studies.budget import (
+        BASELINE_SHARE,
+        RESERVED,
+        describe_reduction,
+        parse_budget,
+    )
     from comet_moe.experiments.studies.comparison import Comparison
+    from comet_moe.experiments.studies.comparison_table import COMPARISON_NOTE
+    from comet_moe.experiments.studies.evidence import few_rows
     from comet_moe.experiments.studies.reading import read_studies
     from comet_moe.experiments.studies.study import open_study
     from comet_moe.experiments.studies.tables import compare_gates
-    from comet_moe.experiments.studies.text_tables import COMPARISON_NOTE
     from comet_moe.experiments.studies.winner import winner
     from comet_moe.files import require_file_path
 
     check_extra()  # before the training, not after it
     if page is not None:
         require_file_path(page, ".html")
-    started = time.monotonic()
     try:
         limit = parse_budget(budget)
     except ValueError as error:
@@ -122,32 +141,41 @@ def compare(
     given = [argument for argument in sys.argv[1:] if argument != "--resume"]
     with explain_stop(shlex.join(["comet-moe", *given, "--resume"])):
         trials = None if resume else seeds if limit is None else 1
-        study = open_study(replace(options, trials=trials))
+        study = open_study(replace(options, trials=trials, keep_models=keep_models))
         comparison = Comparison(study)
         warnings = comparison.dataset.meta.get("warnings", [])
         for line in describe_table(comparison.dataset.meta):
             echo(line, err=True)
         if trees:
-            comparison.fit_trees(lambda: echo("boosted trees", err=True))
+            share = None if limit is None else BASELINE_SHARE * limit
+            comparison.fit_baselines(lambda name: echo(name, err=True), share)
+        study.train_on(study.definition.gates)
         if limit is None:
             _train_all(study, seeds, workers)
         else:
-            _train_within(study, seeds, workers, started + (1 - RESERVED) * limit, budget)
+            _train_within(study, seeds, workers, started + (1 - RESERVED) * limit)
+        comparison.measure_speed(None if limit is None else started + limit)
+    reduced = "" if limit is None else describe_reduction(study.trials, study.definition.gates, seeds)
     (finished,) = read_studies([out])
     rows = compare_gates(finished)
     decision = winner(rows)
     file = write_report([out], page or out / "compare.html")
+    notes = [f"Budget {budget}: {reduced}."] if reduced else []
+    if few := few_rows(rows):
+        shown = f"{', '.join(few[:MAX_TASKS])}{', ...' if len(few) > MAX_TASKS else ''}"
+        notes.append(f"Metrics of {len(few)} of the targets rest on few test rows: {shown}.")
     if as_json:
         message = {
             "study": str(out),
             "rows": rows,
             **asdict(decision),
+            "notes": notes,
             "warnings": warnings,
             "page": str(file),
         }
         echo(json.dumps(message, allow_nan=False))
     else:
-        notes = [COMPARISON_NOTE, *(f"Warning: {warning}" for warning in warnings)]
+        notes = [COMPARISON_NOTE, *(f"Warning: {warning}" for warning in warnings), *notes]
         notes += [decision.answer, decision.recommendation]
         print_tables([comparison.table(rows)], [note for note in notes if note], as_markdown=False)
         echo(f"page: {file}")
@@ -224,26 +252,29 @@ def _train_all(study: "StudyHandle", seeds: int, workers: int | None) -> None:
     train(study, workers)
 
 
-def _train_within(study: "StudyHandle", seeds: int, workers: int | None, end: float, budget: str) -> None:
-    """Run seeds of fewer and fewer networks until ``end``, a time of the monotonic clock."""
+def _train_within(study: "StudyHandle", seeds: int, workers: int | None, end: float) -> None:
+    """Train seeds of fewer and fewer networks until ``end``, a time of the monotonic clock."""
     from comet_moe.cli._study import num_workers, train
     from comet_moe.experiments.studies.budget import first_round, next_round
-    from comet_moe.experiments.studies.records import count_by_status
 
     size, gates = num_workers(workers), study.definition.gates
-    waiting = sum(not trial.is_finished for trial in study.trials)
-    following: Round | None = first_round(gates, waiting, end - time.monotonic(), size)
+    deadline = time.time() + end - time.monotonic()
+    waiting = Counter(trial.gate for trial in study.trials if not trial.is_finished)
+    is_new = waiting.total() == len(study.trials)
+    first = first_round(list(waiting), waiting.total(), end - time.monotonic(), size)
+    candidates = first.gates if is_new else gates
+    following: Round | None = first
     while following is not None:
-        train(study, size, following.gates, following.max_seconds)
-        trained = study.summarise(following.gates)
-        following = next_round(trained, end - time.monotonic(), size)
-        if following is None or study.definition.trials >= seeds:
+        if following.runs:
+            train(study, size, following.runs, following.max_seconds, deadline)
+        following = next_round(study.summarise(candidates), end - time.monotonic(), size)
+        if following is None or (following.adds_seed and study.definition.trials >= seeds):
             break
-        study.add_trials(1)
-    complete = {gate: count_by_status(study.trials, gate)["complete"] for gate in gates}
-    if min(complete.values()) < seeds:
-        counts = ", ".join(f"{gate} {count}" for gate, count in complete.items())
-        echo(f"budget {budget}: seeds of {seeds} per network: {counts}", err=True)
+        candidates = following.gates
+        if following.adds_seed:
+            study.add_trials(1)
+        else:
+            study.train_on(following.runs)
 
 
 def _pairs(option: str, text: str | None) -> dict[str, str]:

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from comet_moe.cli._model import resolve_run
+from comet_moe.cli._model import resolve_model
 from comet_moe.cli._text import echo
 
 
@@ -13,7 +13,7 @@ def evaluate(
     run: Annotated[
         Path,
         typer.Argument(
-            metavar="RUN", help="Folder of a finished run, or of a study, whose recommended network is used."
+            metavar="RUN", help="Folder of a finished run, or of a study, whose recommended model is used."
         ),
     ],
     device: Annotated[
@@ -34,11 +34,18 @@ def evaluate(
     On the device and in the precision of the training, the metrics equal those in result.json.
     """
     from comet_moe.cli._display import print_summary
-    from comet_moe.experiments.training.recipe import evaluate_run
+    from comet_moe.experiments.training.records import is_baseline_file
 
-    run = resolve_run(run)
-    summary = evaluate_run(run, device, precision)
+    model = resolve_model(run)
+    if is_baseline_file(model):
+        from comet_moe.experiments.studies.comparison import evaluate_saved_baseline
+
+        summary = evaluate_saved_baseline(model)
+    else:
+        from comet_moe.experiments.training.recipe import evaluate_run
+
+        summary = evaluate_run(model, device, precision)
     if as_json:
         echo(summary.model_dump_json())
     else:
-        print_summary(summary, str(run))
+        print_summary(summary, str(model))

@@ -63,9 +63,9 @@ def predict(
     """
     from comet_moe.exceptions import WriteError
     from comet_moe.experiments.training import predict as prediction
-    from comet_moe.experiments.training.boosted_trees import BoostedTrees
+    from comet_moe.experiments.training.baselines import Baseline
     from comet_moe.experiments.training.recipe import load_run
-    from comet_moe.experiments.training.records import TREES_MODEL
+    from comet_moe.experiments.training.records import is_baseline_file
     from comet_moe.files import require_file_path
 
     prediction.check_suffix(output)
@@ -73,7 +73,7 @@ def predict(
     if output.exists() and table.exists() and output.samefile(table):
         raise WriteError(f"{output} is the table itself: choose another file for the predictions")
     path = resolve_model(run)
-    model = BoostedTrees.load(path) if path.name == TREES_MODEL else load_run(path, device, precision)
+    model = Baseline.load(path) if is_baseline_file(path) else load_run(path, device, precision)
     kept = split_names(keep, "--keep") if keep is not None else ()
     predictions = prediction.predict(model, table, kept)
     prediction.write_table(predictions.frame, output, escape_formulas)

@@ -20,11 +20,14 @@ def report(
 
     The file is self-contained: it loads nothing from the network.
     """
+    from comet_moe.cli.table import warn_left_out
     from comet_moe.experiments.report import write_report
+    from comet_moe.experiments.studies.reading import read_studies
     from comet_moe.files import require_file_path
 
     require_file_path(output, ".html")
     file = write_report(folders, output)
+    warn_left_out(read_studies(folders))
     size = file.stat().st_size
     if as_json:
         echo(json.dumps({"file": str(file), "bytes": size}))

@@ -32,8 +32,10 @@ def p_below(first, second):
 def test_the_frontier_is_linear_in_the_logarithm_of_the_operations():
     points = frontier(list(rows_of(DENSE | {"dense-per-task": (1.0, 50.0), "topk": (1.0, 300.0)}).values()))
     assert [row["gate"] for row in points] == list(DENSE)
-    assert loss_at(points, 200.0 * 2**0.5).mean == pytest.approx(4.5)
-    assert loss_at(points, 400.0).mean == pytest.approx(4.0)
+    loss, shares = loss_at(points, 200.0 * 2**0.5)
+    assert loss.mean == pytest.approx(4.5)
+    assert dict(shares) == {"dense": pytest.approx(0.5), "dense-2x": pytest.approx(0.5)}
+    assert loss_at(points, 400.0)[0].mean == pytest.approx(4.0)
     assert loss_at(points, 99.0) is None
     assert loss_at(points, 401.0) is None
 

@@ -142,6 +142,19 @@ def test_a_released_trial_is_run_again_any_number_of_times(storage_url):
     assert queue.records(definition)[0].status == "waiting"
 
 
+def test_a_finished_trial_that_is_opened_again_is_run_again_and_counts_from_its_last_result(storage_url):
+    queue, definition = create_queue(storage_url, trials=1, gates=["topk"])
+    for loss in (9.0, 5.0):
+        queue.finish(queue.claim(definition), RESULT.model_copy(update={"validation_loss": loss}))
+        assert queue.records(definition)[0].validation_loss == loss
+        queue.reopen("topk", 0)
+        assert (queue.count_unfinished(definition), queue.records(definition)[0].status) == (1, "waiting")
+    queue.release(queue.claim(definition))
+    queue.finish(queue.claim(definition), RESULT)
+    for reader in (queue, TrialQueue(queue.storage, "study")):
+        assert reader.records(definition)[0].validation_loss == RESULT.validation_loss
+
+
 def test_a_process_that_is_stopped_releases_what_it_has_claimed(storage_url, monkeypatch):
     queue, definition = create_queue(storage_url, trials=3, gates=["topk"])
     queue.finish(queue.claim(definition), RESULT)

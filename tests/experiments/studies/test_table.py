@@ -108,6 +108,18 @@ def test_an_ablation_uses_all_trials_and_stars_gates_that_local_search_improves(
     assert [gate for gate, row in rows.items() if row["asterisk"]] == ["hash+"]
 
 
+def test_a_seed_that_did_not_converge_counts_only_where_none_did():
+    lines = [
+        trial(gate, seed, 1.0 + seed, 1.0 + seed, converged=gate == "topk" and seed < 2)
+        for gate in ("topk", "dense")
+        for seed in range(3)
+    ]
+    rows = rows_of(lines, kind="ablation")
+    assert (rows["topk"]["trials_used"], rows["topk"]["trials_complete"]) == (2, 3)
+    assert (rows["topk"]["converged"], rows["topk"]["test_loss_mean"]) == (True, 1.5)
+    assert (rows["dense"]["converged"], rows["dense"]["test_loss_mean"]) == (False, 2.0)
+
+
 def test_a_value_that_does_not_exist_is_none():
     lines = [trial("topk", 0, 1.0, 2.0), trial("comet+", 0, 1.0, 2.0), trial("softmax", 0, None, None)]
     lines[1]["tasks"]["top_left"]["accuracy"] = None
@@ -115,7 +127,9 @@ def test_a_value_that_does_not_exist_is_none():
     assert (rows["topk"]["test_loss_mean"], rows["topk"]["test_loss_se"]) == (2.0, None)
     assert rows["comet+"]["best_existing"] == "topk"
     assert rows["comet+"]["p_existing"] is rows["comet+"]["p_search"] is None
-    assert rows["comet+"]["metrics"].keys() == {"top_left.loss", "bottom_right.loss", "bottom_right.accuracy"}
+    metrics = rows["comet+"]["metrics"]
+    assert metrics.keys() == {"top_left.loss", "bottom_right.loss", "bottom_right.accuracy", "accuracy"}
+    assert metrics["accuracy"] == metrics["bottom_right.accuracy"]  # the mean over the tasks that have it
     for gate in ("softmax", "hash"):
         assert rows[gate]["test_loss_mean"] is rows[gate]["experts_per_sample_mean"] is None
         assert rows[gate]["metrics"] == {}

@@ -1,12 +1,15 @@
 """The decision which network to use, and whether a mixture pays."""
 
+import numpy as np
 import pytest
 from made_studies import made_study, random_trials, trial
 
+from comet_moe.experiments.studies.comparison_table import comparison_table
+from comet_moe.experiments.studies.evidence import few_rows
 from comet_moe.experiments.studies.tables import compare_gates
-from comet_moe.experiments.studies.text_tables import comparison_table, result_notes
+from comet_moe.experiments.studies.text_tables import result_notes
 from comet_moe.experiments.studies.winner import decide, winner
-from comet_moe.experiments.training.records import TREES
+from comet_moe.experiments.training.records import BASELINES, LIGHTGBM, LINEAR, TREES
 
 SPREAD = (-0.1, 0.0, 0.1)
 DENSE = {"dense-0.5x": (6.0, 6.0, 100.0), "dense": (5.0, 5.0, 200.0), "dense-2x": (5.1, 5.1, 400.0)}
@@ -17,7 +20,7 @@ def study_of(networks, seeds=3):
         [
             trial(name, seed, validation + change, test + change, flops_per_sample=operations)
             for name, (validation, test, operations) in networks.items()
-            if name != TREES
+            if name not in BASELINES
             for seed, change in enumerate(SPREAD[:seeds])
         ],
         kind="ablation",
@@ -25,12 +28,12 @@ def study_of(networks, seeds=3):
 
 
 def rows_of(networks, seeds=3):
-    """The rows of a study with NAME=(validation loss, test loss, operations); trees have one fit."""
+    """The rows of a study with NAME=(validation loss, test loss, operations); baselines have one fit."""
     rows = compare_gates(study_of(networks, seeds))
-    if TREES in networks:
-        validation, test, _ = networks[TREES]
-        trees = dict.fromkeys(rows[0]) | {"gate": TREES, "routing": {}, "metrics": {}, "converged": True}
-        rows.append(trees | {"validation_loss_mean": validation, "test_loss_mean": test})
+    for name in (name for name in BASELINES if name in networks):
+        validation, test, _ = networks[name]
+        fitted = dict.fromkeys(rows[0]) | {"gate": name, "routing": {}, "metrics": {}, "converged": True}
+        rows.append(fitted | {"validation_loss_mean": validation, "test_loss_mean": test})
     return rows
 
 
@@ -92,6 +95,31 @@ def rows_of(networks, seeds=3):
             False,
             "Use dense: at the same cost it is simpler than topk",
         ),
+        (
+            DENSE | {"lightgbm": (4.9, 5.05, None)},
+            LIGHTGBM,
+            None,
+            "Use LightGBM: it has the lowest validation loss of 4. On the test set there is no significant",
+        ),
+        # Nothing is simpler than a linear model, which is recommended until something beats it.
+        (
+            DENSE | {"linear": (4.0, 4.0, None), "lightgbm": (4.5, 4.5, None)},
+            LINEAR,
+            None,
+            "Use the linear model: it has the lowest validation loss of 5, and nothing simpler was trained.",
+        ),
+        (
+            DENSE | {"linear": (5.02, 5.02, None)},
+            LINEAR,
+            None,
+            "Use the linear model: it is simpler than dense, which has the lowest validation loss of 4",
+        ),
+        (
+            DENSE | {"linear": (9.0, 9.0, None)},
+            "dense",
+            None,
+            "a test loss of 5.00 against 6.00 of dense-0.5x",
+        ),
         # Nothing is said to cost less that was not measured.
         (
             {"topk": (4.9, 4.9, 400.0), "trees": (4.95, 4.95, None)},
@@ -112,7 +140,7 @@ def test_the_decision(networks, gate, pays, words):
     assert decision.winner == gate
     assert words in decision.recommendation
     assert decision.pays is pays
-    name = "boosted trees" if decision.winner == TREES else decision.winner
+    name = BASELINES.get(decision.winner, decision.winner)
     assert decision.recommendation.startswith(f"Use {name}: ")
 
 
@@ -121,6 +149,80 @@ def test_one_seed_decides_nothing():
     assert (decision.winner, decision.pays, decision.p) == ("dense", None, None)
     assert "too few seeds to test it (2.90 against 4.90 of dense): train more" in decision.recommendation
     assert "takes two seeds" in decision.answer
+
+
+def with_rows(networks, error, test_rows):
+    """The rows of a study whose losses on samples of the test rows differ by ``error`` between networks."""
+    noise = np.random.default_rng(0).normal(size=200)
+    lines = [
+        trial(
+            name,
+            seed,
+            validation + change,
+            test + change,
+            flops_per_sample=operations,
+            loss_resamples=list(test + change + error * position * noise),
+            test_rows=test_rows,
+        )
+        for position, (name, (validation, test, operations)) in enumerate(networks.items())
+        for seed, change in enumerate(SPREAD)
+    ]
+    return compare_gates(made_study(lines, kind="ablation"))
+
+
+ENOUGH = {"bought": [500, 100]}
+
+
+def test_a_difference_within_the_error_over_test_rows_is_no_evidence():
+    networks = {"dense": (5.0, 5.0, 200.0), "topk": (4.0, 4.0, 200.0)}
+    few, many = (with_rows(networks, error, ENOUGH) for error in (1.0, 0.01))
+    assert few[0]["rows_error"]["topk"] == pytest.approx(
+        np.random.default_rng(0).normal(size=200).std(ddof=1)
+    )
+    assert (winner(many).winner, winner(many).pays) == ("topk", True)
+    assert (winner(few).winner, winner(few).pays) == ("dense", False)
+    assert winner(few).p > 0.1 > 0.01 > winner(many).p
+
+
+def test_the_error_over_test_rows_of_a_mean_of_dense_networks_is_at_most_theirs():
+    networks = {"dense": (5.0, 5.0, 100.0), "dense-2x": (4.0, 4.0, 400.0), "topk": (4.0, 4.0, 200.0)}
+    exact, noisy = (with_rows(networks, error, ENOUGH)[2] for error in (0.0, 0.3))
+    assert exact["dense_rival"] == noisy["dense_rival"]
+    assert exact["p_dense"] < noisy["p_dense"]
+
+
+@pytest.mark.parametrize(
+    ("test_rows", "missing"),
+    [
+        ({"bought": [3, 1]}, "bought has 4 test rows, and a verdict takes at least 30"),
+        (
+            {"bought": [599, 1]},
+            "bought has 1 test rows of its rarer class, of 600, and a verdict takes at least 10",
+        ),
+        (
+            {"kind": [400, 9, 9]},
+            "kind has 9 test rows of its second most frequent class, of 418, and a verdict takes at least 10",
+        ),
+        ({"spend": [29]}, "spend has 29 test rows, and a verdict takes at least 30"),
+        ({"bought": [3, 1], "spend": [4]}, "bought has 4 test rows, and a verdict takes at least 30"),
+    ],
+)
+def test_too_few_test_rows_are_no_evidence(test_rows, missing):
+    rows = with_rows({"dense": (5.0, 5.0, 200.0), "topk": (2.0, 2.0, 200.0)}, 0.01, test_rows)
+    decision = winner(rows)
+    assert decision.recommendation.startswith(f"No verdict: {missing}. Until then topk is used")
+    assert decision.answer == f"Does a mixture pay on this data? That cannot be told: {missing}."
+    assert (decision.pays, decision.p) == (None, None)
+    assert few_rows(rows) == list(test_rows)
+
+
+@pytest.mark.parametrize(
+    "test_rows", [{}, {"spend": [30]}, {"bought": [590, 10]}, {"rare": [599, 1], "spend": [600]}]
+)
+def test_enough_test_rows_of_one_target_are_evidence(test_rows):
+    rows = with_rows({"dense": (5.0, 5.0, 200.0), "topk": (2.0, 2.0, 200.0)}, 0.01, test_rows)
+    assert winner(rows).pays is True
+    assert few_rows(rows) == [name for name in test_rows if name == "rare"]
 
 
 def test_two_seeds_are_said_to_be_few():
@@ -209,5 +311,5 @@ def test_another_share_of_the_trials_in_a_table_does_not_change_the_decision():
 )
 def test_a_metric_has_about_four_digits_whatever_its_size(mean, text):
     row = rows_of({"dense": (1.0, 1.0, 10.0)})[0] | {"metrics": {"a.mse": {"mean": mean, "se": None}}}
-    (cells,) = comparison_table("title", [row], ["a.mse"]).rows
+    (cells,) = comparison_table("title", [row], {"a": "mse"}).rows
     assert cells[3].text == text

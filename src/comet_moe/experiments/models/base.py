@@ -66,6 +66,11 @@ class Task:
     class_weights: tuple[float, ...] | None = None
     classes: tuple[str, ...] = ()
 
+    @property
+    def has_classes(self) -> bool:
+        """Whether its target is a class."""
+        return self.kind in ("binary", "multiclass")
+
     def predict(self, output: Tensor) -> Tensor:
         """What the output of the head says, in the units of the data.
 

@@ -18,6 +18,7 @@ from comet_moe.experiments.report.plots import FIRST_PLOTS, PLOTS, Plot, build_p
 from comet_moe.experiments.report.routing import routing_data
 from comet_moe.experiments.report.settings import build_settings
 from comet_moe.experiments.report.summary import build_summary, trial_noun
+from comet_moe.experiments.report.targets import build_targets
 from comet_moe.experiments.report.verdicts import build_verdicts
 from comet_moe.experiments.studies.frontier import Row
 from comet_moe.experiments.studies.networks import without_search
@@ -114,6 +115,7 @@ def build_section(study: Study, index: int) -> Section:
         Subsection("answer", "What to use", "answer.html", build_answer(rows, decision)),
         *plots(FIRST_PLOTS),
         Subsection("summary", "Summary", "summary.html", build_summary(study, rows, decision.winner)),
+        Subsection("targets", "Targets", "targets.html", build_targets(rows)),
         Subsection("routes", "Does it route?", "routes.html", build_verdicts(rows, data)),
         *plots(PLOTS),
         Subsection("failures", f"Failed {trial_noun(study)}s", "failures.html", _failures(study)),

@@ -12,14 +12,12 @@ from comet_moe.experiments.report.format import (
     format_scaled,
     round_number,
 )
-from comet_moe.experiments.studies.defaults import TOP_PERCENT
+from comet_moe.experiments.studies.defaults import MAX_TASKS, TOP_PERCENT
 from comet_moe.experiments.studies.frontier import DENSE_TEST, Row
 from comet_moe.experiments.studies.reading import Study
 
 ABBREVIATIONS = ("auc", "mse", "f1")
 """Metrics whose name is written in capitals."""
-MAX_TASKS = 3
-"""Up to this number of tasks, each task has its own metric columns; above it, the columns are means."""
 
 
 ROUTING_HINT = (
@@ -164,6 +162,7 @@ def _columns(study: Study, rows: list[Row]) -> list[Column]:
         Column(
             "validation", "loss x100", lambda row: _mean_cell(row["validation_loss_mean"], None, decimals)
         ),
+        Column("prediction", "us per row", lambda row: _time_cell(row["predict_seconds_per_row"])),
         Column("p vs no search", "", lambda row: _p_cell(row, "search")),
         Column("p vs best existing", "", lambda row: _p_cell(row, "existing")),
         *(_metric_column(name, rows) for name in metric_names(rows)),
@@ -189,6 +188,11 @@ def _mean_cell(mean: float | None, error: float | None, decimals: int) -> Cell:
 
 def _flops_cell(flops: float | None) -> Cell:
     return Cell(format_scaled(flops), _sort_value(flops))
+
+
+def _time_cell(seconds: float | None) -> Cell:
+    value = None if seconds is None else 1e6 * seconds
+    return Cell(format_mean(value, None, 1), _sort_value(value))
 
 
 def _sort_value(value: float | None) -> float | None:

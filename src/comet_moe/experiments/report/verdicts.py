@@ -5,7 +5,7 @@ from typing import Any
 
 from comet_moe.experiments.report.format import MISSING
 from comet_moe.experiments.report.plots import ROUTING_PLOTS, PlotView, build_plot
-from comet_moe.experiments.report.summary import MAX_TASKS
+from comet_moe.experiments.studies.defaults import MAX_TASKS
 from comet_moe.experiments.studies.frontier import Row
 from comet_moe.gates.registry import is_dense
 

@@ -9,6 +9,7 @@ User attributes of an attempt:
 - ``reason``: why it failed.
 - ``released``: whether its worker gave it back.
 - ``rungs``: the data of a pruner.
+- ``reopened``: no attempt, but a mark: what was before it does not count, and the trial is run again.
 """
 
 import json
@@ -36,6 +37,7 @@ _FINAL: dict[TrialState, TrialStatus] = {TrialState.COMPLETE: "complete", TrialS
 
 def status_of(attempts: list[FrozenTrial]) -> TrialStatus:
     """The status of a trial from its attempts."""
+    attempts = _since_reopened(attempts)
     final = _final(attempts)
     if final is not None:
         return _FINAL.get(final.state, "failed")
@@ -44,6 +46,17 @@ def status_of(attempts: list[FrozenTrial]) -> TrialStatus:
     # A worker that is killed while it claims a trial has not started it.
     is_running = any(a.state == TrialState.RUNNING and "worker" in a.user_attrs for a in attempts)
     return "running" if is_running else "waiting"
+
+
+def _since_reopened(attempts: list[FrozenTrial]) -> list[FrozenTrial]:
+    """The attempts since the trial was last opened again; all of them if it never was."""
+    marks = [number for number, attempt in enumerate(attempts) if "reopened" in attempt.user_attrs]
+    return attempts[marks[-1] + 1 :] if marks else attempts
+
+
+def reopening(index: int) -> FrozenTrial:
+    """The mark after which the finished trial ``index`` is run again, from its checkpoint."""
+    return optuna.create_trial(state=TrialState.FAIL, user_attrs={"index": index, "reopened": True})
 
 
 def _final(attempts: list[FrozenTrial]) -> FrozenTrial | None:
@@ -60,7 +73,7 @@ def _lost_too_many_workers(attempts: list[FrozenTrial]) -> bool:
 
 def record_of(definition: StudyDefinition, gate: str, index: int, attempts: list[FrozenTrial]) -> TrialRecord:
     """The record of a trial from its attempts, oldest first."""
-    status, final = status_of(attempts), _final(attempts)
+    status, final = status_of(attempts), _final(_since_reopened(attempts))
     known = {} if final is None else final.user_attrs
     reason = known.get("reason", known.get("pruned"))
     if status == "failed" and final is None:

@@ -1,31 +1,44 @@
 """A comparison within a time budget: fewer candidates, then fewer seeds, then fewer epochs.
 
-Rounds of one seed each, as in successive halving. The first has all networks, and each of its runs may take
-an equal share of most of the time. Every later one has the dense networks and the better half of the last
-mixtures, by validation loss. It begins only if one more seed of them fits into what is left.
+Rounds as in successive halving. The first has one seed of each network, in equal shares of most of the time.
+There are fewer networks where a share would be too short. Every later round has the dense networks and the
+better half of the last mixtures, by validation loss. Those of them that have not converged are trained on, in
+half of the time that is left. If all have, it has one more seed of each, as long as that fits into what is
+left.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 
+from comet_moe.experiments.studies.records import TrialRecord
 from comet_moe.gates.registry import is_dense
 
 FIRST_SHARE = 0.6
 """Share of the time for the first seed of all networks."""
+BASELINE_SHARE = 0.2
+"""Largest share of the budget for the models that are no networks."""
 RESERVED = 0.1
-"""Share of the budget for what follows training: boosted trees and the page."""
+"""Share of the budget for what follows training: the time per prediction, and the page."""
+SHORTEST_RUN = 4.0
+"""Seconds below which a run is not worth its start; there are fewer networks then."""
 
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 
 
 @dataclass(frozen=True)
 class Round:
-    """One more seed of each of ``gates``, in at most ``max_seconds`` per run."""
+    """A round of ``gates``, which trains ``runs`` of them for at most ``max_seconds`` each.
+
+    Attributes:
+        adds_seed: whether it trains one more seed of each; else the seeds that are there, to their end.
+    """
 
     gates: list[str]
+    runs: list[str]
     max_seconds: float
+    adds_seed: bool
 
 
 @dataclass(frozen=True)
@@ -34,6 +47,7 @@ class Trained:
 
     validation_loss: float
     seconds: float
+    converged: bool = True
 
 
 def parse_budget(text: str) -> float | None:
@@ -46,20 +60,57 @@ def parse_budget(text: str) -> float | None:
     return float(found[1]) * _UNITS[found[2]]
 
 
-def first_round(gates: list[str], runs: int, seconds: float, workers: int) -> Round:
-    """All networks: one seed of each, or all ``runs`` that a resumed comparison still has to train."""
-    return Round(gates, FIRST_SHARE * seconds * workers / max(runs, workers))
+def first_round(waiting: Sequence[str], runs: int, seconds: float, workers: int) -> Round:
+    """The ``runs`` of the ``waiting`` networks, or of those that fit: one of each, more if it resumes."""
+    time = FIRST_SHARE * max(seconds, 0.0) * workers
+    if runs > len(waiting):
+        return Round(list(waiting), list(waiting), time / max(runs, workers), False)
+    kept = [gate for gate in waiting if gate in most_useful(waiting, int(time / SHORTEST_RUN))]
+    return Round(kept, kept, time / max(len(kept), workers), False)
+
+
+def most_useful(gates: Sequence[str], count: int) -> list[str]:
+    """``count`` of ``gates``: a dense network, mixtures, other dense ones; one of the first two at least."""
+    dense = [gate for gate in gates if is_dense(gate)]
+    mixtures = [gate for gate in gates if gate not in dense]
+    first = ["dense"] if "dense" in dense else dense[:1]
+    ordered = [*first, *mixtures, *(gate for gate in dense if gate not in first)]
+    return ordered[: max(count, len(first) + len(mixtures[:1]))]
 
 
 def next_round(trained: Mapping[str, Trained], seconds: float, workers: int) -> Round | None:
-    """One more seed of the best of the networks of the last round, or None if it would not end in time."""
+    """The round after one of the ``trained`` networks, or None if nothing more ends in time."""
     dense = [gate for gate in trained if is_dense(gate)]
     mixtures = sorted(
         (gate for gate in trained if gate not in dense), key=lambda g: trained[g].validation_loss
     )
     gates = [*dense, *mixtures[: ceil(len(mixtures) / 2)]]
-    needed = sum(trained[gate].seconds for gate in gates) / workers
-    longest = max((trained[gate].seconds for gate in gates), default=0.0)
-    if not gates or max(needed, longest) > seconds:
+    if not gates or seconds < SHORTEST_RUN:
         return None
-    return Round(gates, seconds * workers / max(len(gates), workers))
+    unfinished = [gate for gate in gates if not trained[gate].converged]
+    if unfinished:
+        time = seconds * workers / max(len(unfinished), workers)
+        has_rest = time / 2 >= SHORTEST_RUN and len(mixtures) > 1
+        return Round(gates, unfinished, time / 2 if has_rest else time, False)
+    needed = sum(trained[gate].seconds for gate in gates) / workers
+    if max(needed, *(trained[gate].seconds for gate in gates)) > seconds:
+        return None
+    return Round(gates, gates, seconds * workers / max(len(gates), workers), True)
+
+
+def describe_reduction(trials: Sequence[TrialRecord], gates: Sequence[str], seeds: int) -> str:
+    """What a budget has reduced, in one line: networks, seeds, epochs; "" for nothing."""
+    complete = {
+        gate: [trial for trial in trials if trial.gate == gate and trial.status == "complete"]
+        for gate in gates
+    }
+    missing = [gate for gate in gates if not complete[gate]]
+    fewer = {gate: len(found) for gate, found in complete.items() if 0 < len(found) < seeds}
+    cut = [gate for gate, found in complete.items() if any(trial.converged is False for trial in found)]
+    parts = [f"not trained: {', '.join(missing)}"] if missing else []
+    if fewer:
+        counts = ", ".join(f"{gate} {count}" for gate, count in fewer.items())
+        parts.append(f"seeds of {seeds} per network: {counts}")
+    if cut:
+        parts.append(f"epochs before convergence: {', '.join(cut)}")
+    return "; ".join(parts)

@@ -35,3 +35,6 @@ TOP_PERCENT = 5.0
 
 DEFAULT_REPEATS = 1000
 """Random draws per number of trials, and resamples of the bootstrap."""
+
+MAX_TASKS = 3
+"""Up to this number of tasks, each task has its own metric columns; above it, the columns are means."""

@@ -25,7 +25,7 @@ from comet_moe.experiments.studies.significance import (
     is_significant,
     welch_t_test,
 )
-from comet_moe.experiments.training.records import TREES
+from comet_moe.experiments.training.records import BASELINES
 from comet_moe.gates.registry import is_dense
 
 PER_TASK = "dense-per-task"
@@ -71,11 +71,11 @@ class DenseTest:
 def loss_of(row: Row) -> Summary | None:
     """The test loss of a row; None if it has no complete trial.
 
-    The fit of boosted trees is deterministic, so that their loss has no error.
+    The fit of a baseline has no seed, so that its loss has no error over seeds.
     """
     if row["test_loss_mean"] is None:
         return None
-    if row["gate"] == TREES:
+    if row["gate"] in BASELINES:
         return Summary(row["test_loss_mean"], 0.0, 1, freedom=inf)
     return Summary(row["test_loss_mean"], row["test_loss_se"], row["trials_used"])
 
@@ -83,12 +83,20 @@ def loss_of(row: Row) -> Summary | None:
 def p_below(row: Row, reference: Row | None) -> float | None:
     """One-sided p-value of a test whether ``row`` beats the loss of ``reference``; None without a test."""
     loss, other = loss_of(row), None if reference is None else loss_of(reference)
-    return None if loss is None or other is None else welch_t_test(loss, other)
+    if loss is None or other is None or reference is None:
+        return None
+    return welch_t_test(loss, other, rows_error(row, reference["gate"]))
+
+
+def rows_error(row: Row, other: str) -> float | None:
+    """Standard error over test rows of the difference of the test losses; None where it is not known."""
+    found: float | None = (row.get("rows_error") or {}).get(other)
+    return found
 
 
 def is_mixture(row: Row) -> bool:
     """Whether it is the row of a gate that has a result."""
-    return row["test_loss_mean"] is not None and row["gate"] != TREES and not is_dense(row["gate"])
+    return row["test_loss_mean"] is not None and row["gate"] not in BASELINES and not is_dense(row["gate"])
 
 
 def best_by_validation(rows: Sequence[Row]) -> Row | None:
@@ -103,15 +111,20 @@ def frontier(rows: Sequence[Row]) -> list[Row]:
     return sorted(points, key=lambda row: row["flops_per_sample_mean"])
 
 
-def loss_at(points: Sequence[Row], operations: float) -> Summary | None:
-    """The loss of the frontier at a number of operations; None outside of it."""
+def loss_at(points: Sequence[Row], operations: float) -> tuple[Summary, list[tuple[str, float]]] | None:
+    """The loss of the frontier at a number of operations, and the shares of two networks in it.
+
+    None outside of the frontier.
+    """
     for first, second in pairwise(points):
         low, high = first["flops_per_sample_mean"], second["flops_per_sample_mean"]
         if low <= operations <= high and low < high:
             left, right = loss_of(first), loss_of(second)
             assert left is not None
             assert right is not None
-            return interpolate(left, right, share=log(operations / low) / log(high / low))
+            share = log(operations / low) / log(high / low)
+            shares = [(first["gate"], 1 - share), (second["gate"], share)]
+            return interpolate(left, right, share), shares
     return None
 
 
@@ -124,11 +137,16 @@ def test_against_dense(row: Row, rows: Sequence[Row]) -> DenseTest | None:
     assert loss is not None
     others = [*points, *(other for other in rows if other["gate"] == PER_TASK and _is_known(other))]
     others = [other for other in others if other["gate"] != row["gate"]]
-    rivals = [(other["gate"], loss_of(other)) for other in others if _costs_no_more(other, operations)]
+    cheaper = [other for other in others if _costs_no_more(other, operations)]
     # One that is cheaper than all of them has to beat the cheapest.
-    rivals += [(points[0]["gate"], loss_of(points[0]))] if not rivals else []
-    rivals += [(AT_ITS_COST, at)] if (at := loss_at(points, operations)) is not None else []
-    tests = [(welch_t_test(loss, other), name, other.mean) for name, other in rivals if other is not None]
+    rivals = [(other["gate"], loss_of(other), [(other["gate"], 1.0)]) for other in cheaper or points[:1]]
+    if (at := loss_at(points, operations)) is not None:
+        rivals.append((AT_ITS_COST, *at))
+    tests = [
+        (welch_t_test(loss, other, _rows_error_of(row, shares)), name, other.mean)
+        for name, other, shares in rivals
+        if other is not None
+    ]
     p, name, mean = max(tests, key=lambda test: (test[0] is None, test[0] or 0.0, -test[2]))
     return DenseTest(p, name, mean, operations / points[-1]["flops_per_sample_mean"])
 
@@ -141,7 +159,7 @@ def add_dense_tests(rows: Sequence[Row]) -> list[Row]:
     and ``dense_reaches`` are the other fields of the test. ``significant_dense``: p is below 0.05, and the
     dense networks reach the cost.
     """
-    tests = {row["gate"]: test_against_dense(row, rows) for row in rows if row["gate"] != TREES}
+    tests = {row["gate"]: test_against_dense(row, rows) for row in rows if row["gate"] not in BASELINES}
     mixtures = [row for row in rows if is_mixture(row)]
     judged = best_by_validation([row for row in mixtures if row["converged"]] or mixtures)
     p_values = {gate: test.p for gate, test in tests.items() if test is not None and test.p is not None}
@@ -157,6 +175,13 @@ def add_dense_tests(rows: Sequence[Row]) -> list[Row]:
             fields[f"dense_{name}"] = None if test is None else getattr(test, name)
         found.append(row | fields)
     return found
+
+
+def _rows_error_of(row: Row, shares: Sequence[tuple[str, float]]) -> float | None:
+    """As `rows_error`, of the difference from a mean of networks: at most the mean of their errors."""
+    errors = [(rows_error(row, gate), share) for gate, share in shares]
+    known = [share * error for error, share in errors if error is not None]
+    return sum(known) if len(known) == len(shares) else None
 
 
 def _is_known(row: Row) -> bool:

@@ -22,6 +22,7 @@ class WorkerConfig:
             was created with.
         threads: number of threads per trial.
         max_seconds: time after which a trial ends with what it has; None for no limit.
+        deadline: `time.time` by which all trials have to end; no trial is started after it.
     """
 
     folder: Path
@@ -33,6 +34,7 @@ class WorkerConfig:
     keep_models: bool
     only_gates: tuple[str, ...] = ()
     max_seconds: float | None = None
+    deadline: float | None = None
 
 
 def end_with_parent(seconds: float = RELEASE_SECONDS) -> None:

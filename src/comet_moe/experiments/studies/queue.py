@@ -26,6 +26,7 @@ from comet_moe.experiments.studies.attempts import (
     kept_result,
     optuna_space,
     record_of,
+    reopening,
     status_of,
 )
 from comet_moe.experiments.studies.definition import StudyDefinition, check_configurations, parse_definition
@@ -233,6 +234,13 @@ class TrialQueue:
             loss = math.inf if result.validation_loss is None else result.validation_loss
             self._end(claim, TrialState.COMPLETE, loss, result=kept)
         del self._asked[claim]
+
+    @_retried
+    def reopen(self, gate: str, index: int) -> None:
+        """Run a finished trial again: its run has a checkpoint to resume from."""
+        with self.storage.lock(self.name):
+            self._study(gate).add_trial(reopening(index))
+        self._finished.pop((gate, index), None)
 
     def release(self, claim: Claim) -> None:
         """Give the trial back, so that it is claimed again; does not count as a lost worker."""

@@ -282,12 +282,14 @@ def select_trials(study: Study, gate: str, top_percent: float) -> pd.DataFrame:
     """The trials of ``gate`` that its row in the table is computed from, the lowest validation loss first.
 
     In a tuning study the best ceil(``top_percent`` % of the planned trials), as far as they are complete. In
-    an ablation and among plain runs, where nothing was selected, all complete ones.
+    an ablation and among plain runs, where nothing was selected, all complete ones. Of a gate with seeds that
+    converged within a budget, the other seeds are left out.
     """
     if not 0 < top_percent <= 100:
         raise StudyError(f"the top percentage must be above 0 and at most 100, got {top_percent:g}")
     ranked = rank_trials(study.trials_of(gate))
     if study.kind != "tuning":
-        return ranked
+        converged = ranked[ranked["converged"] == True]  # noqa: E712 - None is unknown
+        return ranked if converged.empty or study.kind == "runs" else converged
     # Rounded first: 30 % of 10 is 3 and a rounding error, which ceil would make 4.
     return ranked.head(ceil(round(study.planned_trials(gate) * top_percent / 100, 9)))

@@ -152,6 +152,8 @@ class TrialRecord(Record):
     converged: bool | None = None
     seconds: Number = None
     tasks: dict[str, Metrics] = Field(default_factory=dict)
+    loss_resamples: list[Number] = Field(default_factory=list)
+    test_rows: dict[str, list[int]] = Field(default_factory=dict)
 
     @classmethod
     def of_run(cls, gate: str, index: int, result: ResultRecord, **known: Any) -> "TrialRecord":

@@ -114,7 +114,7 @@ def flatten_row(row: dict[str, Any]) -> dict[str, Any]:
     ``metrics`` become columns ``NAME_mean`` and ``NAME_se``, ``routing`` columns such as
     ``TASK.information_mean`` and ``TASK.verdict``.
     """
-    flat = {name: value for name, value in row.items() if name not in ("metrics", "routing")}
+    flat = {name: value for name, value in row.items() if not isinstance(value, dict)}
     for metric, parts in row["metrics"].items():
         flat |= {f"{metric}_{part}": value for part, value in parts.items()}
     for owner, parts in row["routing"].items():

@@ -1,6 +1,7 @@
 """Means with standard errors, one-sided t-tests of two means, and the metrics of trials.
 
-The t-tests take means and standard errors, so that they can also be computed from what a paper prints.
+The t-tests take means and standard errors, so that they can also be computed from what a paper prints. The
+mean and its error are over seeds. How much a difference depends on the choice of test rows is one more error.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,6 +14,8 @@ import numpy as np
 from scipy.stats import t as student
 
 SIGNIFICANCE_LEVEL = 0.05
+ROWS_FREEDOM = 49
+"""Degrees of freedom of an error over test rows: at least 50 samples of them are drawn."""
 
 
 @dataclass(frozen=True)
@@ -50,16 +53,28 @@ def mean_and_se(name: str, summary: Summary | None) -> dict[str, float | None]:
     return {f"{name}_mean": mean, f"{name}_se": se}
 
 
-def welch_t_test(lower: Summary, upper: Summary) -> float | None:
+def welch_t_test(lower: Summary, upper: Summary, rows_error: float | None = None) -> float | None:
     """One-sided p-value of a test whether ``lower`` beats the mean of ``upper``, for unequal variances.
 
-    t = (m1 - m2) / sqrt(e1² + e2²) with the standard errors e, and (e1² + e2²)² / (e1⁴/d1 + e2⁴/d2) degrees
-    of freedom, where d = count - 1. None if a sample has fewer than two numbers, or if neither varies.
+    t = (m1 - m2) / sqrt(e1² + e2² + r²) with the standard errors e over seeds, and r = ``rows_error`` of the
+    difference over test rows. It has (Σ e²)² / Σ (e⁴/d) degrees of freedom, where d = count - 1 for the seeds
+    and 49 for the rows. None if a sample has fewer than two numbers, or if nothing varies.
     """
-    if lower.se is None or upper.se is None or lower.se == upper.se == 0:
+    if lower.se is None or upper.se is None:
         return None
-    error, degrees = _combine([(lower.se, lower.degrees), (upper.se, upper.degrees)])
-    return float(student.cdf((lower.mean - upper.mean) / error, degrees))
+    terms = [(lower.se, lower.degrees), (upper.se, upper.degrees), (rows_error or 0.0, ROWS_FREEDOM)]
+    error, degrees = _combine(terms)
+    return float(student.cdf((lower.mean - upper.mean) / error, degrees)) if error else None
+
+
+def difference_error(first: Sequence[float], second: Sequence[float]) -> float | None:
+    """Standard error of the difference of two losses over test rows, from their losses on the same samples.
+
+    None where they were not recorded, or on other samples.
+    """
+    if len(first) < 2 or len(first) != len(second):
+        return None
+    return float(np.std(np.subtract(first, second), ddof=1))
 
 
 def interpolate(first: Summary, second: Summary, share: float) -> Summary:
@@ -74,6 +89,8 @@ def interpolate(first: Summary, second: Summary, share: float) -> Summary:
 
 def _combine(terms: Sequence[tuple[float, float]]) -> tuple[float, float]:
     """The standard error of a sum of independent terms, each with its own, and its degrees of freedom."""
+    if not any(error for error, _ in terms):
+        return 0.0, inf
     squares = [(error**2, degrees) for error, degrees in terms if error > 0]
     variance = sum(square for square, _ in squares)
     spread = sum(square**2 / degrees for square, degrees in squares)
@@ -105,9 +122,9 @@ Tasks = Mapping[str, Mapping[str, float | None]]
 def summarise_metrics(trials: Iterable[Tasks]) -> dict[str, dict[str, float | None]]:
     """``mean`` and ``se`` of every metric over the trials, named ``task.metric``.
 
-    A metric that several tasks share is also there as ``metric``: each trial's plain mean over the tasks. The
-    loss is not, as the tasks have weights in it. A trial in which a metric does not exist (the AUC of one
-    class) does not count in it.
+    A metric that several tasks share is also there as ``metric``: each trial's plain mean over the tasks in
+    which it exists. The AUC of test rows of one class does not. The loss is not there, as the tasks have
+    weights in it.
     """
     values: dict[str, list[float]] = {}
     for tasks in trials:
@@ -124,8 +141,9 @@ def _named_metrics(tasks: Tasks) -> Iterator[tuple[str, float]]:
             over_tasks.setdefault(metric, []).append(nan if value is None else value)
             yield f"{task}.{metric}", over_tasks[metric][-1]
     for metric, shared in over_tasks.items():
-        if len(shared) > 1 and metric != "loss":
-            yield metric, fmean(shared)
+        known = [value for value in shared if isfinite(value)]
+        if len(shared) > 1 and known and metric != "loss":
+            yield metric, fmean(known)
 
 
 def select_task_means(metrics: Mapping[str, Any]) -> dict[str, Any]:

@@ -44,6 +44,7 @@ from comet_moe.experiments.studies.reading import read_trials
 from comet_moe.experiments.studies.records import StudyRecord, TrialRecord
 from comet_moe.experiments.studies.storage import Storage, may_open, without_password
 from comet_moe.experiments.studies.trial import Runner, runner_for
+from comet_moe.experiments.training.run import RunFolder
 
 ROUNDING = 1e-12
 """How much a sampled value may differ, relatively: two machines may round a logarithm differently."""
@@ -101,8 +102,28 @@ class StudyHandle:
             complete = [trial for trial in self.trials if trial.gate == gate and trial.status == "complete"]
             losses = [trial.validation_loss for trial in complete if trial.validation_loss is not None]
             if losses:
-                found[gate] = Trained(fmean(losses), fmean(trial.seconds or 0.0 for trial in complete))
+                seconds = fmean(trial.seconds or 0.0 for trial in complete)
+                found[gate] = Trained(fmean(losses), seconds, not any(map(self._can_train_on, complete)))
         return found
+
+    def train_on(self, gates: Sequence[str]) -> int:
+        """Open the trials of ``gates`` again that ran out of time; returns how many.
+
+        They resume from their checkpoints, which have to be on this machine.
+        """
+        trials = [trial for trial in self.trials if trial.gate in gates and self._can_train_on(trial)]
+        for trial in trials:
+            self.queue.reopen(trial.gate, trial.index)
+            self._run(trial).drop_result()  # after the mark: a run without a result is resumed in any case
+        self.refresh()
+        return len(trials)
+
+    def _can_train_on(self, trial: TrialRecord) -> bool:
+        is_cut = trial.status == "complete" and trial.converged is False
+        return is_cut and self._run(trial).checkpoint_file.is_file()
+
+    def _run(self, trial: TrialRecord) -> RunFolder:
+        return self.runner.folder(self.folder.run_path(trial.gate, trial.index))
 
     def add_trials(self, trials: int) -> None:
         """Plan more trials per gate."""
@@ -125,7 +146,11 @@ class StudyHandle:
         )
 
     def worker_config(
-        self, threads: int, only_gates: Sequence[str] = (), max_seconds: float | None = None
+        self,
+        threads: int,
+        only_gates: Sequence[str] = (),
+        max_seconds: float | None = None,
+        deadline: float | None = None,
     ) -> WorkerConfig:
         """What a worker on this machine needs to know; with ``only_gates`` it trains no others."""
         return WorkerConfig(
@@ -138,6 +163,7 @@ class StudyHandle:
             keep_models=self.keep_models,
             only_gates=tuple(only_gates),
             max_seconds=max_seconds,
+            deadline=deadline,
         )
 
 

@@ -4,9 +4,11 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from operator import itemgetter
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from comet_moe.experiments.studies.defaults import TOP_PERCENT
@@ -16,13 +18,21 @@ from comet_moe.experiments.studies.reading import Study, count_status, read_json
 from comet_moe.experiments.studies.records import ROUTING_COLUMNS, TrialRouting
 from comet_moe.experiments.studies.significance import (
     Summary,
+    difference_error,
     is_significant,
     mean_and_se,
     summarise,
     summarise_metrics,
     welch_t_test,
 )
-from comet_moe.experiments.training.records import TREES, TREES_RESULT, ResultRecord
+from comet_moe.experiments.studies.speed import read_speed
+from comet_moe.experiments.training.records import (
+    BASELINES,
+    LIGHTGBM,
+    TREES,
+    ResultRecord,
+    baseline_files,
+)
 from comet_moe.gates.registry import DENSE_KINDS, gate_kinds, is_dense
 
 COMET_GATES = ("comet", "comet+")
@@ -31,16 +41,20 @@ EXISTING_GATES = tuple(kind for kind in gate_kinds() if kind not in (*COMET_GATE
 
 @dataclass(frozen=True)
 class _Gate:
-    """A gate of a study: its trials, those that count, and the summary of their test losses."""
+    """A gate of a study: its trials, those that count, and the summary of their test losses.
+
+    ``resamples`` are the means of their losses on samples of the test rows; empty where a trial has none.
+    """
 
     name: str
     trials: pd.DataFrame
     selected: pd.DataFrame
     test_loss: Summary | None
+    resamples: list[float]
 
 
 def compare_gates(study: Study, top_percent: float = TOP_PERCENT) -> list[Row]:
-    """One row per gate, in the order of the study, then one of boosted trees if the study has fitted them.
+    """One row per gate, in the order of the study, then one of each baseline that the study has fitted.
 
     None stands for a value that does not exist. All tests are Welch's: the losses of gates differ in spread.
 
@@ -51,6 +65,10 @@ def compare_gates(study: Study, top_percent: float = TOP_PERCENT) -> list[Row]:
     what belongs to it: see `add_dense_tests`. ``asterisk``: the test that the paper marks is significant,
     p_existing in a tuning study and p_search elsewhere. ``lowest``: the gate has the lowest mean test loss of
     the study, which the paper's tables print bold. Which one to use is decided by `winner` alone.
+
+    ``rows_error``: by the name of another row, the standard error over test rows of the difference of the
+    two test losses. ``test_rows``: rows with a target by task, of each class or in all.
+    ``predict_seconds_per_row``: time to predict one of many rows.
 
     ``information_mean``, ``effective_experts_mean``, ``load_ratio_mean`` and ``dead_experts_mean`` are also
     over the gates of a model (one per task or layer). ``routing`` has them for each of these gates. Its
@@ -64,19 +82,37 @@ def compare_gates(study: Study, top_percent: float = TOP_PERCENT) -> list[Row]:
         _describe(study, gate) | _test(study, gate, gates, best_existing) | {"lowest": gate is lowest}
         for gate in gates.values()
     ]
-    file = study.path / TREES_RESULT
-    trees = _tree_row(rows[0], read_json(file, ResultRecord)) if file.is_file() else None
-    rows = [row | {"p_trees": p_below(row, trees)} for row in rows]
-    return add_dense_tests(rows if trees is None else [*rows, trees | {"p_trees": None}])
+    baselines = _read_baselines(study.path)
+    rows += [_baseline_row(name, rows[0], record) for name, record in baselines.items()]
+    resamples = {name: gate.resamples for name, gate in gates.items()}
+    resamples |= {name: _means([record.loss_resamples]) for name, record in baselines.items()}
+    speed = read_speed(study.path).seconds_per_row
+    for row in rows:
+        others = {
+            gate: _rows_error(resamples, row["gate"], gate) for gate in resamples if gate != row["gate"]
+        }
+        row["rows_error"] = {gate: error for gate, error in others.items() if error is not None}
+        row["predict_seconds_per_row"] = speed.get(row["gate"])
+    by_gate = {row["gate"]: row for row in rows}
+    trees = by_gate.get(LIGHTGBM, by_gate.get(TREES))
+    for row in rows:
+        row["p_trees"] = None if row is trees else p_below(row, trees)
+    return add_dense_tests(rows)
 
 
-def _tree_row(like: Row, record: ResultRecord) -> Row:
-    """The boosted trees as a row with the fields of ``like``; without a finite loss they have failed."""
+def _read_baselines(folder: Path) -> dict[str, ResultRecord]:
+    """The results of the baselines that were fitted in the folder of a study."""
+    files = {name: folder / baseline_files(name)[0] for name in BASELINES}
+    return {name: read_json(file, ResultRecord) for name, file in files.items() if file.is_file()}
+
+
+def _baseline_row(name: str, like: Row, record: ResultRecord) -> Row:
+    """A baseline as a row with the fields of ``like``; without a finite loss it has failed."""
     is_complete = record.test_loss is not None and record.validation_loss is not None
     row: Row = dict.fromkeys(like)
-    row |= {name: like[name] for name in ("study", "kind", "recipe")}
+    row |= {field: like[field] for field in ("study", "kind", "recipe")}
     return row | {
-        "gate": TREES,
+        "gate": name,
         "trials_planned": 1,
         "trials_complete": int(is_complete),
         "trials_failed": int(not is_complete),
@@ -85,17 +121,32 @@ def _tree_row(like: Row, record: ResultRecord) -> Row:
         "test_loss_mean": record.test_loss if is_complete else None,
         "validation_loss_mean": record.validation_loss if is_complete else None,
         "routing": {},
-        "converged": True,
+        "converged": record.converged is not False,
         "seconds_mean": record.seconds,
         "lowest": False,
         "asterisk": False,
+        "test_rows": record.test_rows,
         "metrics": summarise_metrics([record.tasks] if is_complete else []),
     }
 
 
+def _means(samples: Iterable[Iterable[float | None]]) -> list[float]:
+    """The means of each entry over ``samples``; empty if they are not all there."""
+    values = [list(sample) for sample in samples]
+    if not values or len({len(sample) for sample in values}) > 1 or None in values[0]:
+        return []
+    means: list[float] = np.mean(np.array(values, dtype=float), 0).tolist()
+    return means if np.isfinite(means).all() else []
+
+
+def _rows_error(resamples: dict[str, list[float]], gate: str, other: str) -> float | None:
+    return difference_error(resamples[gate], resamples[other])
+
+
 def _summarise_gate(study: Study, name: str, top_percent: float) -> _Gate:
     selected = select_trials(study, name, top_percent)
-    return _Gate(name, study.trials_of(name), selected, summarise(list(selected["test_loss"])))
+    losses = summarise(list(selected["test_loss"]))
+    return _Gate(name, study.trials_of(name), selected, losses, _means(selected["loss_resamples"]))
 
 
 def _lowest(gates: Iterable[_Gate]) -> _Gate | None:
@@ -124,6 +175,7 @@ def _describe(study: Study, gate: _Gate) -> dict[str, Any]:
         **_describe_routing(gate),
         "converged": not (gate.selected["converged"] == False).any(),  # noqa: E712 - None is unknown
         "seconds_mean": _mean(gate.selected, "seconds"),
+        "test_rows": next(iter(gate.selected["test_rows"]), {}),
         "metrics": summarise_metrics(gate.selected["tasks"]),
     }
 
@@ -174,7 +226,8 @@ def _test(study: Study, gate: _Gate, gates: dict[str, _Gate], best_existing: _Ga
 def _p_value(gate: _Gate, baseline: _Gate | None) -> float | None:
     if gate.test_loss is None or baseline is None or baseline.test_loss is None:
         return None
-    return welch_t_test(gate.test_loss, baseline.test_loss)
+    error = difference_error(gate.resamples, baseline.resamples)
+    return welch_t_test(gate.test_loss, baseline.test_loss, error)
 
 
 def _values(trials: pd.DataFrame, column: str) -> list[float]:

@@ -69,12 +69,6 @@ KEPT_ROUTING_NOTE = (
     "Of the same trials: expected information between sample and expert in nats. In parentheses: the "
     "expected number of effective experts. Both are means over the gates of a model."
 )
-COMPARISON_NOTE = (
-    "Mean ± standard error over seeds, on the test rows. dense: one network with the operations of a "
-    "mixture whose targets share their experts; dense-2x: twice that. routing gain: the rise of the loss "
-    f"when samples exchange their routes at random. {_DENSE_NOTE} p vs trees: against scikit-learn's "
-    "boosted trees."
-)
 SPEEDUP_NOTE = (
     "loss: expected test loss of the baseline with half or all of its trials. baseline trials, gate trials: "
     "the fewest with an expected loss as low. speedup: their ratio. 95 %, not reached: over bootstrap "
@@ -270,36 +264,3 @@ def _speedup_cells(row: Row) -> list[TextCell]:
 
 def _format_speedup(speedup: float | None) -> str:
     return "none" if speedup is None else f"{speedup:.3g}"
-
-
-def comparison_table(title: str, rows: Sequence[Row], metrics: Sequence[str]) -> TextTable:
-    """The rows of `comet-moe compare`, with the ``metrics`` that are named "task.metric"."""
-    names = ["gate", "seeds", "test loss x100", *metrics, "operations", "routing", "routing gain"]
-    names += ["p vs dense", "p vs trees"]
-    losses = [row["test_loss_mean"] for row in rows if row["test_loss_mean"] is not None]
-    cells = [
-        _comparison_cells(row, metrics, is_best=row["test_loss_mean"] == min(losses, default=None))
-        for row in rows
-    ]
-    return TextTable(title, [TextColumn(name) for name in names], cells)
-
-
-def _comparison_cells(row: Row, metrics: Sequence[str], is_best: bool) -> list[TextCell]:
-    flops = row["flops_per_sample_mean"]
-    values = [row["metrics"].get(name) or {"mean": None, "se": None} for name in metrics]
-    return [
-        TextCell(row["gate"], bold=is_best),
-        TextCell(f"{row['trials_used']}{'' if row['converged'] else ' (not converged)'}"),
-        number_cell(row["test_loss_mean"], row["test_loss_se"], 2, bold=is_best),
-        *(number_cell(value["mean"], value["se"], _places(value["mean"])) for value in values),
-        TextCell("" if flops is None else f"{flops:,.0f}"),
-        TextCell(row["verdict"] or ""),
-        number_cell(row["routing_gain_mean"], row["routing_gain_se"], 2),
-        TextCell(format_p_value(row["p_dense"])),
-        TextCell(format_p_value(row["p_trees"])),
-    ]
-
-
-def _places(mean: float | None) -> int:
-    """Decimal places that leave at least four digits: a squared error may be in the thousands."""
-    return 4 if mean is None or abs(mean) < 10 else 2 if abs(mean) < 1000 else 0

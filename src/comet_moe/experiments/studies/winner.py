@@ -2,9 +2,10 @@
 
 The network with the lowest mean validation loss is the candidate. The test set is opened for it and one
 rival: of what costs less, the one with the lowest validation loss. For a mixture that is a dense network
-of at most its operations, for a dense network a narrower one, and boosted trees for both. Where operations
+of at most its operations, for a dense network a narrower one, and a baseline for both. Where operations
 were not recorded, any dense network is the rival of a mixture. Without evidence that the candidate has the
-lower test loss, the rival is recommended.
+lower test loss, the rival is recommended. With too few test rows there is no verdict, see
+`comet_moe.experiments.studies.evidence`.
 
 The decision is a function of the trials in the folder of the study. It is not stored, so that no command can
 read an old one.
@@ -18,6 +19,7 @@ from math import ceil
 from pathlib import Path
 
 from comet_moe.exceptions import StudyError
+from comet_moe.experiments.studies.evidence import missing_evidence
 from comet_moe.experiments.studies.frontier import (
     PER_TASK,
     SAME_COST,
@@ -31,7 +33,7 @@ from comet_moe.experiments.studies.reading import Study, rank_trials
 from comet_moe.experiments.studies.render import format_p_equation
 from comet_moe.experiments.studies.significance import SIGNIFICANCE_LEVEL, is_significant
 from comet_moe.experiments.studies.tables import compare_gates
-from comet_moe.experiments.training.records import TREES, TREES_MODEL
+from comet_moe.experiments.training.records import BASELINES, LINEAR, TREES, baseline_files
 from comet_moe.gates.registry import dense_width, is_dense
 
 FEW_SEEDS = 3
@@ -43,7 +45,7 @@ class Winner:
     """What to use, and whether a mixture pays.
 
     Attributes:
-        winner: the gate of the row to use, that of boosted trees among them; None if no run is complete.
+        winner: the gate of the row to use, that of a baseline among them; None if no run is complete.
         recommendation: what to use, and why, in a sentence.
         rival: the row that it was compared with, or that it is used in place of; None without any.
         p: that the candidate's test loss does not beat its rival's; None without a test.
@@ -73,7 +75,19 @@ def winner(rows: Sequence[Row]) -> Winner:
     if candidate is None:
         return Winner(None, "No run is complete: see the reasons in the study folder.")
     decision = _decide(rows, complete, candidate, pays, answer)
+    if missing := missing_evidence(rows):
+        return _without_verdict(decision, missing)
     return replace(decision, recommendation=decision.recommendation + unranked)
+
+
+def _without_verdict(decision: Winner, missing: str) -> Winner:
+    """The decision where the test rows cannot tell: what would be used, and what is missing."""
+    used = BASELINES.get(str(decision.winner), decision.winner)
+    sentence = f"No verdict: {missing}. Until then {used} is used, which nothing was shown to beat."
+    question = f"Does a mixture pay on this data? That cannot be told: {missing}."
+    return replace(
+        decision, recommendation=sentence, p=None, pays=None, answer=question if decision.answer else ""
+    )
 
 
 def _ranked(rows: Sequence[Row]) -> tuple[list[Row], str]:
@@ -102,14 +116,14 @@ def _decide(
         return Winner(gate, sentence, None, None, pays, answer)
 
     p, losses = _compare(candidate, rival)
-    they_have = "they have" if gate == TREES else "it has"
+    has = _verb(candidate, "has", "have")
     if is_significant(p):
-        sentence = f"Use {name}: {they_have} {first}, and a test loss of {losses}."
+        sentence = f"Use {name}: {has} {first}, and a test loss of {losses}."
         sentence += _beyond_the_widest(candidate, rows)
         return Winner(gate, sentence, rival["gate"], p, pays, answer)
-    if gate == TREES:
+    if gate in BASELINES and rival["gate"] != LINEAR:
         evidence = "one seed of a network cannot tell" if p is None else "there is no significant difference"
-        sentence = f"Use {name}: they have {first}. On the test set {evidence}: {losses}."
+        sentence = f"Use {name}: {has} {first}. On the test set {evidence}: {losses}."
         return Winner(gate, sentence, rival["gate"], p, pays, answer)
     instead = f"Use {_name(rival)}: {_advantage(rival, candidate)} {name}, which has {first}"
     if p is None:
@@ -132,14 +146,14 @@ def _advantage(rival: Row, candidate: Row) -> str:
     """What speaks for the rival of a candidate without evidence: only measured costs count as costs."""
     operations = rival["flops_per_sample_mean"], candidate["flops_per_sample_mean"]
     if None in operations:
-        return "they are simpler than" if rival["gate"] == TREES else "it is simpler than"
+        return f"{_verb(rival, 'is', 'are')} simpler than"
     if operations[0] * SAME_COST < operations[1]:
         return "it costs less than"
     return "at the same cost it is simpler than"
 
 
 def _few_seeds(*rows: Row) -> str:
-    seeds = min(row["trials_used"] for row in rows if row["gate"] != TREES)
+    seeds = min((row["trials_used"] for row in rows if row["gate"] not in BASELINES), default=FEW_SEEDS)
     return f" There are only {seeds} seeds: train more." if seeds < FEW_SEEDS else ""
 
 
@@ -156,10 +170,13 @@ def _compare(candidate: Row, rival: Row) -> tuple[float | None, str]:
 def _costs_less(row: Row, candidate: Row) -> bool:
     """Whether ``row`` is an alternative to ``candidate`` for which one pays less.
 
-    Everything is an alternative to boosted trees, which win by their loss alone. Where operations are not
-    known, a dense network is one to a mixture.
+    A baseline is one to every network. Boosted trees win by their loss alone, so that everything is one to
+    them; but nothing is simpler than a linear model. Where operations are not known, a dense network is one
+    to a mixture.
     """
-    if TREES in (row["gate"], candidate["gate"]):
+    if candidate["gate"] == LINEAR:
+        return False
+    if row["gate"] in BASELINES or candidate["gate"] in BASELINES:
         return True
     operations = row["flops_per_sample_mean"], candidate["flops_per_sample_mean"]
     if not is_dense(row["gate"]):
@@ -219,20 +236,31 @@ def _beyond_the_widest(row: Row, rows: Sequence[Row]) -> str:
 
 
 def _name(row: Row) -> str:
-    return "boosted trees" if row["gate"] == TREES else str(row["gate"])
+    return BASELINES.get(row["gate"], str(row["gate"]))
+
+
+def _verb(row: Row, singular: str, plural: str) -> str:
+    return f"they {plural}" if row["gate"] == TREES else f"it {singular}"
 
 
 def winning_model(study: Study, decision: Winner) -> tuple[Path, str]:
-    """The saved model of the winner: a run folder, or the file of boosted trees; and how it was chosen.
+    """The saved model of the winner: a run folder, or the file of a baseline; and how it was chosen.
 
     Of the runs of a network, the one with the lowest validation loss. Where the winner has no weights on this
     machine, the best run of any network.
     """
-    if decision.winner == TREES and (study.path / TREES_MODEL).is_file():
-        return study.path / TREES_MODEL, "boosted trees, the recommended model"
+    if decision.winner in BASELINES:
+        _, model = baseline_files(decision.winner)
+        if (study.path / model).is_file():
+            return study.path / model, f"{BASELINES[decision.winner]}, the recommended model"
     ranked = rank_trials(study.trials)
     has_weights = [run is not None and (run / "model.safetensors").is_file() for run in ranked["run"]]
     available = ranked[has_weights]
+    if ranked.empty:
+        raise StudyError(
+            f"{study.path} has no finished run yet, {study.num_unfinished} are unfinished: resume it with "
+            f"--resume"
+        )
     if available.empty:
         raise StudyError(
             f"{study.path} has no finished run with weights on this machine: give the folder of a run"

@@ -82,6 +82,8 @@ class _Worker:
         self.queue = TrialQueue(Storage(config.storage, config.heartbeat, OUTAGE_SECONDS), config.name)
         self._runner: Runner | None = None
         self._last_sent = 0.0
+        self._is_out_of_time = False  # the last trial
+        self._finishing = 0.0  # longest time from the last step of a trial to its end
 
     def run(self) -> None:
         try:
@@ -93,7 +95,7 @@ class _Worker:
             raise
 
     def _run(self) -> None:
-        while True:
+        while self._seconds_left() > 0:
             definition = self.queue.definition()
             claim = self.queue.claim(definition, self.config.only_gates)
             if claim is not None and self._attempt(definition, claim):
@@ -102,6 +104,11 @@ class _Worker:
                 return
             self._send(("idle",))
             time.sleep(IDLE_SECONDS)
+
+    def _seconds_left(self) -> float:
+        """Until a trial that starts now would have to end, less the time that its end takes."""
+        deadline = self.config.deadline
+        return math.inf if deadline is None else deadline - time.time() - self._finishing
 
     def _attempt(self, definition: StudyDefinition, claim: Claim) -> bool:
         """Run a trial until it has a result or is released; False if another process has its run folder."""
@@ -130,7 +137,8 @@ class _Worker:
         except Exception as error:
             reason = f"{type(error).__name__}: {_one_line(error)}"
             result = ResultRecord(status="failed", reason=reason)
-        run.drop_checkpoint()  # before the trial is finished: no one comes back to it after a kill
+        if not self._is_out_of_time:  # else it can be trained on
+            run.drop_checkpoint()  # before the trial is finished: no one comes back to it after a kill
         self.queue.finish(claim, result)
         if not self.config.keep_models:
             self.folder.keep_best_model(claim.gate, runner.folder)
@@ -162,11 +170,19 @@ class _Worker:
                 if self.queue.should_prune(definition, claim, losses):
                     raise RunPruned(f"pruned after epoch {record.epoch} by {definition.prune}")
 
-        started = time.monotonic()
+        longest = math.inf if self.config.max_seconds is None else self.config.max_seconds
+        # At least half of the time is for training, also where the end takes longer than the rest.
+        allowed = max(longest - self._finishing, longest / 2)
+        end = time.monotonic() + min(allowed, self._seconds_left())
+        self._is_out_of_time = False
+        last_step = time.monotonic()
 
         def on_batch(progress: Progress) -> None:
+            nonlocal last_step
             self._on_batch(progress)
-            if self.config.max_seconds is not None and time.monotonic() - started > self.config.max_seconds:
+            last_step = time.monotonic()
+            if last_step > end:
+                self._is_out_of_time = True
                 raise OutOfTime
 
         callbacks = Callbacks(on_batch, on_epoch, prune)
@@ -174,6 +190,8 @@ class _Worker:
             return runner.run(config, run, callbacks)
         except RecipeError as error:  # sampled values that do not fit together
             return ResultRecord(status="failed", reason=_one_line(error))
+        finally:
+            self._finishing = max(self._finishing, time.monotonic() - last_step)
 
     def _on_batch(self, progress: Progress) -> None:
         if time.monotonic() - self._last_sent > PROGRESS_SECONDS:

@@ -18,7 +18,7 @@ from comet_moe.experiments.models import Model
 from comet_moe.experiments.training.batches import evaluation_batches
 from comet_moe.experiments.training.gain import measure_gain
 from comet_moe.experiments.training.groups import Groups, gate_groups, with_group_columns
-from comet_moe.experiments.training.metrics import TaskMetrics
+from comet_moe.experiments.training.metrics import TaskMetrics, loss_resamples
 from comet_moe.experiments.training.records import (
     EvaluationRecord,
     GroupsRecord,
@@ -34,13 +34,18 @@ EVALUATION_BATCH = 4096
 """Rows of a batch; not the training batch size, so that metrics do not depend on it."""
 
 
-def evaluate_held_out(model: Model, dataset: Dataset, placement: Placement = CPU) -> SummaryRecord:
-    """Evaluate ``model`` on the validation and the test split."""
+def evaluate_held_out(
+    model: Model, dataset: Dataset, placement: Placement = CPU, in_full: bool = True
+) -> SummaryRecord:
+    """Evaluate ``model`` on the validation and the test split.
+
+    Without ``in_full``, what takes longest is left out: the intervals and the routing gain.
+    """
     groups = dataset.meta.get("groups", {})
     test = with_group_columns(dataset.test, dataset.meta)
-    on_test = evaluate(model, test, groups, with_intervals=True, placement=placement)
+    on_test = evaluate(model, test, groups, with_intervals=in_full, placement=placement)
     was_training = model.training
-    gain = measure_gain(model.eval(), test, placement, groups)
+    gain = measure_gain(model.eval(), test, placement, groups) if in_full else None
     model.train(was_training)
     return SummaryRecord.from_evaluations(
         evaluate(model, dataset.validation, placement=placement),
@@ -95,16 +100,19 @@ def evaluate(
         metrics.task.name: {**metrics.metrics(), **trained.get(metrics.task.name, {})}
         for metrics in accumulators
     }
+    with_intervals = with_intervals and model.has_table_metrics
     return EvaluationRecord(
         loss=100 * sum(metrics.task.weight * metrics.loss() for metrics in accumulators),
         tasks=tasks,
         experts_per_sample=float(np.mean([record.experts_per_sample for record in routing_records.values()])),
         flops_per_sample=flops / max(len(split), 1),
         routing=routing_records,
-        intervals={
-            metrics.task.name: metrics.intervals()
+        intervals={metrics.task.name: metrics.intervals() for metrics in accumulators if with_intervals},
+        loss_resamples=loss_resamples(accumulators) if with_intervals else [],
+        test_rows={
+            metrics.task.name: metrics.rows()
             for metrics in accumulators
-            if with_intervals and model.has_table_metrics
+            if groups is not None and model.has_table_metrics
         },
     )
 

@@ -7,7 +7,7 @@ weights, such as the order of the scores, is computed once.
 Shapes: N rows with a target, K classes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,17 +43,17 @@ class TaskMetrics:
     def __init__(self, task: Task, of_table: bool = True):
         self.task = task
         self._of_table = of_table
-        self._loss_sum = 0.0
-        self._count = 0.0
+        self._losses: list[Tensor] = []
+        self._counts: list[Tensor] = []
         self._outputs: list[Tensor] = []
         self._targets: list[Tensor] = []
         self._groups: list[Tensor] = []
 
     def add(self, output: Tensor, batch: Batch) -> None:
         """Add one batch: outputs (B, outputs) of the head."""
-        loss_sum, count = self.task.loss(output.double(), batch.targets)
-        self._loss_sum += float(loss_sum)
-        self._count += float(count)
+        losses, counts = self.task.row_losses(output.double(), batch.targets)
+        self._losses.append(losses)
+        self._counts.append(counts)
         self._outputs.append(output.squeeze(-1))
         self._targets.append(batch.targets[self.task.name])
         if "group" in batch.features:
@@ -61,7 +61,21 @@ class TaskMetrics:
 
     def loss(self) -> float:
         """Mean over the rows that count."""
-        return self._loss_sum / max(self._count, 1.0)
+        total, count = (sum(float(batch.sum()) for batch in parts) for parts in (self._losses, self._counts))
+        return total / max(count, 1.0)
+
+    def row_losses(self) -> tuple[Floats, Floats]:
+        """The loss of each row times its weight, and the weight, 0 where it has no target: (N,), (N,)."""
+        losses, counts = (torch.cat(parts).double().numpy() for parts in (self._losses, self._counts))
+        return losses, counts
+
+    def rows(self) -> list[int]:
+        """Number of rows that have a target: of each class, or of all for a number."""
+        targets = torch.cat(self._targets).numpy()
+        present = targets[~np.isnan(targets)]
+        if not self.task.has_classes:
+            return [len(present)]
+        return np.bincount(present.astype(np.int64), minlength=max(self.task.outputs, 2)).tolist()
 
     def metrics(self) -> Metrics:
         """The loss and the metrics of the task's kind."""
@@ -130,16 +144,35 @@ def bootstrap_intervals(
 
     The same seed gives all tasks and models the same samples, so that intervals of differences are possible.
     """
-    rng = np.random.default_rng(seed)
-    fewest, most = BOOTSTRAP_SAMPLES
-    samples = min(max(BOOTSTRAP_DRAWS // max(rows, 1), fewest), most)
     values: dict[str, list[float]] = {name: [] for name in metrics}
-    for _ in range(samples if rows else 0):
-        weights = np.bincount(rng.integers(0, rows, rows), minlength=rows).astype(np.float64)
+    for weights in _bootstrap_weights(rows, seed):
         for name, metric in metrics.items():
             values[name].append(metric(weights))
     tail = (1 - CONFIDENCE) / 2
     return {name: _quantiles(of_metric, [tail, 1 - tail]) for name, of_metric in values.items()}
+
+
+def loss_resamples(tasks: Sequence[TaskMetrics], seed: int = 0) -> list[float | None]:
+    """The loss, weighted over ``tasks`` and times 100, of samples of the rows.
+
+    All models on the same rows get the same samples. The spread of the difference of two losses is then that
+    of the differences of their entries.
+    """
+    weights = [100 * metrics.task.weight for metrics in tasks]
+    losses, counts = (np.stack(parts, 1) for parts in zip(*(of.row_losses() for of in tasks), strict=True))
+    return [
+        float(f"{weights @ (drawn @ losses / np.maximum(drawn @ counts, 1.0)):.7g}")
+        for drawn in _bootstrap_weights(len(losses), seed)
+    ]
+
+
+def _bootstrap_weights(rows: int, seed: int) -> Iterator[Floats]:
+    """How often each of the rows is drawn, (rows,), for each sample of the bootstrap."""
+    rng = np.random.default_rng(seed)
+    fewest, most = BOOTSTRAP_SAMPLES
+    samples = min(max(BOOTSTRAP_DRAWS // max(rows, 1), fewest), most)
+    for _ in range(samples if rows else 0):
+        yield np.bincount(rng.integers(0, rows, rows), minlength=rows).astype(np.float64)
 
 
 def _quantiles(values: list[float], levels: list[float]) -> list[float | None]:

@@ -27,7 +27,7 @@ from comet_moe.experiments.data.table.source import TableSource, find_tables
 from comet_moe.experiments.data.vocabulary import id_text
 from comet_moe.experiments.models import RatingModel, Task
 from comet_moe.experiments.models.base import read_schema
-from comet_moe.experiments.training.boosted_trees import BoostedTrees
+from comet_moe.experiments.training.baselines import Baseline
 from comet_moe.experiments.training.distributed import num_threads
 from comet_moe.experiments.training.evaluate import EVALUATION_BATCH
 from comet_moe.experiments.training.recipe import LoadedRun
@@ -38,6 +38,10 @@ _WRITERS: dict[str, Callable[[pd.DataFrame, Path], Any]] = {
     ".tsv": lambda table, path: table.to_csv(path, index=False, sep="\t"),
     ".parquet": lambda table, path: table.to_parquet(path, index=False),
 }
+
+
+Outputs = Callable[[Mapping[str, npt.NDArray[Any]]], list[Tensor]]
+"""From encoded rows of a table, (B, ...) each, to one (B, outputs) per task."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,7 @@ class Predictions:
     notes: list[str] = field(default_factory=list)
 
 
-def predict(run: LoadedRun | BoostedTrees, table: Path, keep: Sequence[str] = ()) -> Predictions:
+def predict(run: LoadedRun | Baseline, table: Path, keep: Sequence[str] = ()) -> Predictions:
     """Predict all tasks of ``run`` for the rows of ``table``.
 
     The model of a table predicts the probability of the second class of a binary task. A multiclass task has
@@ -65,11 +69,11 @@ def predict(run: LoadedRun | BoostedTrees, table: Path, keep: Sequence[str] = ()
     the training data. For the model of ratings see :func:`_predict_pairs`.
 
     Args:
-        run: a run of ratings or of a table, or boosted trees on a table.
+        run: a run of ratings or of a table, or a baseline on a table.
         table: a .csv, .tsv or .parquet file; for the run of a table also a folder of such, or a pattern.
         keep: columns of a table that come before the predictions, such as an id.
     """
-    if isinstance(run, BoostedTrees):
+    if isinstance(run, Baseline):
         return _predict_table(run.meta, run.options, run.tasks, run.outputs, table, keep)
     predict_rows = {"rating": _predict_pairs, "table": _predict_network}.get(run.model.kind)
     if predict_rows is None:
@@ -150,8 +154,8 @@ def _replacement_keys(ids: pd.Series, users: int) -> npt.NDArray[np.int64]:
     return np.array([zlib.crc32(id_text(name).encode()) % users for name in distinct], dtype=np.int64)[codes]
 
 
-def _predict_network(run: LoadedRun, path: Path, keep: Sequence[str]) -> Predictions:
-    """Predict for the rows of a table by the network of ``run``."""
+def network_outputs(run: LoadedRun) -> Outputs:
+    """The outputs of each task by the network of a ``run`` on a table."""
 
     def outputs(features: Mapping[str, npt.NDArray[Any]]) -> list[Tensor]:
         arrays = {name: torch.from_numpy(array) for name, array in features.items()}
@@ -163,14 +167,20 @@ def _predict_network(run: LoadedRun, path: Path, keep: Sequence[str]) -> Predict
 
         return _run_batches(run, len(next(iter(arrays.values()))), forward)
 
-    return _predict_table(run.meta, run.config.data.options, run.model.tasks, outputs, path, keep)
+    return outputs
+
+
+def _predict_network(run: LoadedRun, path: Path, keep: Sequence[str]) -> Predictions:
+    """Predict for the rows of a table by the network of ``run``."""
+    options = run.config.data.options
+    return _predict_table(run.meta, options, run.model.tasks, network_outputs(run), path, keep)
 
 
 def _predict_table(
     meta: dict[str, Any],
     given: Mapping[str, Any],
     tasks: Sequence[Task],
-    outputs: Callable[[Mapping[str, npt.NDArray[Any]]], list[Tensor]],
+    outputs: Outputs,
     path: Path,
     keep: Sequence[str],
 ) -> Predictions:

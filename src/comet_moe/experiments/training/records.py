@@ -5,6 +5,7 @@ Losses are times 100 unless a field says otherwise. Write a record with ``model_
 infinity become null, which is read back as None.
 """
 
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -56,12 +57,21 @@ class GroupsRecord(Record):
         ]
 
 
-TREES = "trees"
-"""The name of boosted trees where results have that of a gate."""
-TREES_RESULT = "trees.json"
-"""Their result in the folder of a study, as the ``result.json`` of a run."""
-TREES_MODEL = "trees.skops"
-"""The fitted trees in the folder of a study."""
+LINEAR, LIGHTGBM, TREES = "linear", "lightgbm", "trees"
+"""Models that are no networks, by their name where results have that of a gate."""
+
+BASELINES = {LINEAR: "the linear model", LIGHTGBM: "LightGBM", TREES: "boosted trees"}
+"""What they are called in a sentence. They are fitted once, without a seed."""
+
+
+def baseline_files(name: str) -> tuple[str, str]:
+    """The files of a baseline in the folder of a study: its result, as that of a run, and the model."""
+    return f"{name}.json", f"{name}.skops"
+
+
+def is_baseline_file(path: Path) -> bool:
+    """Whether ``path`` is the model of a baseline, by its name."""
+    return path.is_file() and path.name in (baseline_files(name)[1] for name in BASELINES)
 
 
 class ChangeRecord(Record):
@@ -167,6 +177,8 @@ class EvaluationRecord(Record):
         parameters_effective: parameters of a BERT that a token uses on average.
         intervals: of the tasks of a table on the test split: [low, high] of each metric, by bootstrap over
             rows at 95 % confidence.
+        loss_resamples: the loss of a table's test split on samples of its rows, the same for all models.
+        test_rows: rows with a target by task, of each class or in all, of a table's test split.
         gain: whether routing matters, on the test split; None for a model without a mixture.
     """
 
@@ -179,6 +191,8 @@ class EvaluationRecord(Record):
     tokens_per_second: Number = None
     parameters_effective: Number = None
     intervals: dict[str, dict[str, list[Number]]] = {}
+    loss_resamples: list[Number] = []
+    test_rows: dict[str, list[int]] = {}
     gain: GainRecord | None = None
 
 
@@ -240,6 +254,8 @@ class SummaryRecord(Record):
     tokens_per_second: Number = None
     parameters_effective: Number = None
     intervals: dict[str, dict[str, list[Number]]] = {}
+    loss_resamples: list[Number] = []
+    test_rows: dict[str, list[int]] = {}
     gain: GainRecord | None = None
     routing: dict[str, RoutingRecord] = {}
 

@@ -127,6 +127,13 @@ def data_meta(dataset: Dataset) -> dict[str, Any]:
     return {name: value for name, value in dataset.meta.items() if name not in _CACHE_FIELDS}
 
 
+def changed_facts(saved: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
+    """The metadata by which two data sets differ, without the texts for readers."""
+    read = json.loads(as_json(given))
+    compared = (saved.keys() | read.keys()) - set(_TEXT_FIELDS)
+    return sorted(key for key in compared if saved.get(key) != read.get(key))
+
+
 def dataset_facts(dataset: Dataset) -> dict[str, Any]:
     """What has to be equal where two processes train on ``dataset``: its metadata, and sums of its rows.
 
@@ -240,9 +247,7 @@ class RunFolder:
 
     def check_data(self, meta: dict[str, Any]) -> None:
         """Refuse data other than that which the run was started with."""
-        saved, given = self.saved_meta(), json.loads(as_json(meta))
-        compared = (saved.keys() | given.keys()) - set(_TEXT_FIELDS)
-        changed = sorted(key for key in compared if saved.get(key) != given.get(key))
+        changed = changed_facts(self.saved_meta(), meta)
         if changed:
             raise RunError(
                 f"the data of {meta['name']} is not what {self.path} was started with "
@@ -327,9 +332,17 @@ class RunFolder:
     def model(self) -> Tensors:
         """The weights of the best epoch."""
         if not self.model_file.exists():
-            reason = self.result().reason or "the file was deleted"
-            raise RunError(f"{self.path} has no model.safetensors: {reason}")
+            raise RunError(f"{self.path} has no model.safetensors: {self._why_no_model()}")
         return _read_tensors(self.model_file)
+
+    def _why_no_model(self) -> str:
+        reason = self.result().reason
+        if reason is None and (self.path.parent.parent / "study.json").is_file():
+            return (
+                "its study keeps the weights of the best run of each gate; give the study, or train it anew "
+                "with --keep-models to keep all"
+            )
+        return reason or "the file was deleted"
 
     def write_checkpoint(self, tensors: Tensors, state: CheckpointRecord) -> None:
         """Write all that training needs to resume."""
@@ -351,6 +364,10 @@ class RunFolder:
         if state.layout != _layout(tensors):
             raise RunError(f"{file} does not have the tensors that it was written with: {remedy}")
         return tensors, state
+
+    def drop_result(self) -> None:
+        """Remove the result; the run resumes from its checkpoint."""
+        remove_files(self.path, [self.result_file.name])
 
     def drop_model(self) -> None:
         """Remove the weights of the best epoch."""
