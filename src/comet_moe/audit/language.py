@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from comet_moe.exceptions import DataError, RunError, needs_extra
+from comet_moe.files import describe
 
 Padding = Literal["packed", "left", "right"]
 Encode = Any
@@ -35,15 +36,22 @@ def load_model(folder: Path, device: str = "cpu") -> Any:
         from transformers import AutoModelForCausalLM
 
         import comet_moe.hf  # noqa: F401 - registers models with gates of this library
-    options = {"local_files_only": True, "trust_remote_code": False}
+    options = {"local_files_only": True, "trust_remote_code": False, "output_loading_info": True}
     try:
-        model = AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True, dtype="auto", **options)
-    except (OSError, ValueError, ImportError) as error:
-        text = " ".join(str(error).split())
+        model, info = AutoModelForCausalLM.from_pretrained(
+            folder, use_safetensors=True, dtype="auto", **options
+        )
+    except Exception as error:  # whatever a damaged configuration or file of weights does to transformers
         raise RunError(
-            f"{folder} cannot be opened as a causal language model ({text}): give a folder that "
+            f"{folder} cannot be opened as a causal language model ({describe(error)}): give a folder that "
             "save_pretrained wrote, with config.json and model.safetensors"
         ) from error
+    missing = sorted(info["missing_keys"])
+    if missing:
+        raise RunError(
+            f"{folder} lacks {missing[0]} ({len(missing)} such weights), which would be random: restore the "
+            "checkpoint, or give another one"
+        )
     return model.eval().to(device)
 
 
@@ -69,19 +77,30 @@ def read_texts(path: Path, text: str, group: str | None) -> Iterator[tuple[str, 
         path: a .txt, .jsonl, .csv, .tsv or .parquet file.
         text, group: names of columns; the group is "" without one.
     """
+    if path.is_dir():
+        raise DataError(f"{path} is a folder: give a file of texts")
     if not path.is_file():
         raise DataError(f"there is no file {path}: give a file of texts")
-    if path.suffix not in FORMATS:
-        if group is not None:
-            raise DataError(
-                f"{path} has no columns, so no group {group}: give a .jsonl, .csv or .parquet file"
-            )
-        with path.open(encoding="utf-8", errors="replace", newline="") as file:
-            yield from ((line, "") for line in file)
+    if not path.stat().st_size:
+        raise DataError(f"{path} is empty: give a file of texts")
+    if path.suffix in FORMATS:
+        yield from _read_table(path, text, group)
         return
+    if group is not None:
+        raise DataError(f"{path} has no columns, so no group {group}: give a .jsonl, .csv or .parquet file")
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            yield from ((line, "") for line in file)
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not text in UTF-8 ({error}): save it as UTF-8") from error
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror}): check its permissions") from error
+
+
+def _read_table(path: Path, text: str, group: str | None) -> Iterator[tuple[str, str]]:
     with needs_extra("cli", "reading a table of texts"):
         import pyarrow
-        from pyarrow import csv, dataset
+        from pyarrow import csv, dataset, types
 
     try:
         kind: Any = FORMATS[path.suffix]
@@ -94,14 +113,21 @@ def read_texts(path: Path, text: str, group: str | None) -> Iterator[tuple[str, 
                 raise DataError(
                     f"{path} has no column {name}; its columns are {', '.join(table.schema.names)}"
                 )
+            own = table.schema.field(name).type
+            if types.is_binary(own):  # what Arrow makes of text in a CSV file that is not UTF-8
+                raise DataError(f"the column {name} of {path} is not text in UTF-8: save it as UTF-8")
+            if name == text and not (types.is_string(own) or types.is_large_string(own)):
+                raise DataError(f"the column {name} of {path} has {own}, not text: give one with --text")
         for batch in table.to_batches(columns=columns):
             texts = batch.column(0).to_pylist()
             groups = [""] * len(texts) if group is None else map(str, batch.column(1).to_pylist())
             for one, own in zip(texts, groups, strict=True):
                 if one is not None:
-                    yield str(one), own
-    except pyarrow.ArrowInvalid as error:
-        raise DataError(f"{path} cannot be read ({error}): correct or convert it") from error
+                    yield one, own
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not text in UTF-8 ({error}): save it as UTF-8") from error
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataError(f"{path} cannot be read ({describe(error)}): correct or convert it") from error
 
 
 def language_batches(

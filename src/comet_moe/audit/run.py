@@ -9,25 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from comet_moe import checks
+from comet_moe.audit.aux_losses import Total, measure_aux_losses
 from comet_moe.audit.findings import find_all
 from comet_moe.audit.pruning import removal_curve
 from comet_moe.audit.report import LayerReport, Report
 from comet_moe.audit.routes import RouteReader, Routes, group_information, groups_of, similarity
-from comet_moe.audit.training import (
-    GradientNorms,
-    Total,
-    evaluating,
-    measure_aux_losses,
-    measure_gradients,
-)
-from comet_moe.audit.value import (
-    can_exchange,
-    have_same_gate,
-    measure_exchange,
-    measure_gain,
-    measure_regret,
-)
-from comet_moe.interventions import Loss, collect_losses
+from comet_moe.audit.training import GradientNorms, measure_gradients
+from comet_moe.audit.value import can_exchange, have_same_gate, measure_exchange, measure_regret
+from comet_moe.interventions import Loss, change_losses, collect_losses, evaluating, summarise_gain
 from comet_moe.mixture.visits import Mixture, find_mixtures, visiting
 
 COMPARED_ROWS = 256
@@ -54,8 +43,7 @@ def audit(
 ) -> Report:
     """Does the router of any mixture in ``model`` work? Measurements, and findings in sentences.
 
-    With L mixtures and Q batches the audit runs about Q·(L·(2·repeats + routes + 1) + 2·repeats + 10) forward
-    passes and Q backward passes. The model is not changed.
+    The model is not changed. :func:`count_passes` says about how many forward passes it takes.
 
     Args:
         model: with gates of this library, or of transformers with routers of its own.
@@ -108,7 +96,8 @@ def audit(
         before = _read(model, mixtures, batches, loss, reader)
 
         def gain(kind: Any, chosen: list[str]) -> dict[str, Any]:
-            return measure_gain(model, mixtures, batches, loss, before, kind, repeats, chosen, seed)
+            options: dict[str, Any] = {"repeats": repeats, "seed": seed, "gates": chosen}
+            return summarise_gain(change_losses(model, batches, loss, before, kind, **options))
 
         say("other routes in all mixtures")
         gains, gaps = {"": gain("shuffle", names)}, {"": gain("random", names)}
@@ -147,13 +136,24 @@ def audit(
         samples=len(before),
         routing_gain=gains[""],
         gap_to_random=gaps[""],
-        aux_loss=None if aux is None else asdict(aux),
+        aux_losses=[asdict(one) for one in aux],
         removal=curve,
         group_names=None if group_names is None else list(group_names),
     )
     report.findings = find_all(report)
     report.seconds = time.perf_counter() - started
     return report
+
+
+def count_passes(mixtures: int, batches: int, *, repeats: int = 3, routes: int = 4, **others: Any) -> int:
+    """About how many forward passes an audit takes, see :func:`audit`; a backward pass counts as two.
+
+    Per batch it is L·(2·repeats + routes + 1) + 2·repeats for other routes. About 20 more are for loads,
+    fewer experts, gradients and auxiliary losses. Routers of other layers are tried only where one is
+    suspect, and do not count.
+    """
+    per_mixture = 2 * repeats + routes + 1
+    return batches * ((mixtures * per_mixture if mixtures > 1 else routes + 1) + 2 * repeats + 20)
 
 
 def _read(

@@ -77,15 +77,17 @@ def audit(
         check_extra()
     is_run = (model / "config.yaml").is_file()
     if is_run:
-        network, rows, loss, names = _open_run(model, data, batches, batch_size or 256, device)
+        opened = _open_run(model, data, batches, batch_size or 256, device)
     else:
-        network, rows, loss, names = _open_language_model(
+        opened = _open_language_model(
             model, data, text, group, batches, batch_size or 8, length, padding, device
         )
+    network, rows, loss, total, names = opened
     report = run_audit(
         network,
         rows,
         loss,
+        total=total,
         repeats=repeats,
         routes=routes,
         group_names=names,
@@ -119,15 +121,17 @@ def _read_codes(text: str | None, known: dict[str, str]) -> set[str]:
     return set(codes)
 
 
-Opened = tuple[Any, list[Any], Callable[[Any, Any], Any], list[str] | None]
+Losses = Callable[[Any, Any], Any]
+Opened = tuple[Any, list[Any], Losses, Losses | None, list[str] | None]
+"""Model, batches, loss, total loss where the model has none of its own, names of groups."""
 
 
 def _open_run(folder: Path, data: Path | None, batches: int, batch_size: int, device: str) -> Opened:
-    from comet_moe.experiments.training.auditing import audit_batches, audit_loss
+    from comet_moe.experiments.training.auditing import audit_batches, audit_loss, audit_total
     from comet_moe.experiments.training.recipe import load_run
 
     run = load_run(folder, device)
-    return run.model, list(audit_batches(run, data, batches, batch_size)), audit_loss, None
+    return run.model, list(audit_batches(run, data, batches, batch_size)), audit_loss, audit_total, None
 
 
 def _open_language_model(
@@ -165,4 +169,4 @@ def _open_language_model(
         length=min(length, getattr(config, "max_position_embeddings", None) or length),
         padding=padding,
     )
-    return network, rows, language.language_loss, names if len(names) > 1 else None
+    return network, rows, language.language_loss, None, names if len(names) > 1 else None

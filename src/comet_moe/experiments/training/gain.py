@@ -3,9 +3,6 @@
 See :mod:`comet_moe.interventions`: samples exchange their routes, or all get the mean weights of their batch.
 """
 
-from collections.abc import Iterable
-from contextlib import nullcontext
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -17,7 +14,7 @@ from comet_moe.experiments.models import Model
 from comet_moe.experiments.training.batches import Batch, take_rows
 from comet_moe.experiments.training.metrics import TaskMetrics
 from comet_moe.experiments.training.records import GainRecord, Metrics
-from comet_moe.interventions import Intervention, intervene, summarise_gain
+from comet_moe.interventions import Intervention, change_losses, summarise_gain
 from comet_moe.kernels.mix import weights_dtype
 from comet_moe.mixture.find import outermost_gates
 
@@ -38,45 +35,42 @@ def measure_gain(model: Model, split: Split, placement: Placement) -> GainRecord
         return None
     rows = np.unique(np.linspace(0, len(split) - 1, MAX_ROWS).astype(np.int64))
     batch = take_rows(split, rows)
-    before, metrics = _run(model, batch, placement)
+    metrics: list[dict[str, Metrics]] = []
 
-    def losses(
-        kind: Intervention, names: Iterable[str], repeats: int
-    ) -> tuple[Tensor, list[dict[str, Metrics]]]:
-        runs = [_run(model, batch, placement, kind, seed, names) for seed in range(repeats)]
-        return torch.stack([found for found, _ in runs]) - before, [changed for _, changed in runs]
+    def loss(model: Model, batch: Batch) -> Tensor:
+        losses, found = _run(model, batch, placement)
+        metrics.append(found)
+        return losses
 
-    differences, changed = losses("shuffle", gates, REPEATS)
+    before = loss(model, batch)
+
+    def changes(kind: Intervention, repeats: int, names: list[str]) -> Tensor:
+        return change_losses(model, [batch], loss, before, kind, repeats=repeats, gates=names)
+
+    differences = changes("shuffle", REPEATS, gates)
+    first, *changed = metrics
     names = model.gate_names if len(model.gate_names) == len(gates) else gates
     by_gate: dict[str, float | None] = {
-        name: float(losses("shuffle", [gate], REPEATS)[0].mean())
+        name: float(changes("shuffle", REPEATS, [gate]).mean())
         for name, gate in zip(names, gates, strict=True)
     }
     return GainRecord(
         **summarise_gain(differences),
-        mean_routes=float(losses("mean", gates, 1)[0].mean()),
+        mean_routes=float(changes("mean", 1, gates).mean()),
         by_gate=by_gate,
-        metrics={task: _mean_change(of, [run[task] for run in changed]) for task, of in metrics.items()},
+        metrics={task: _mean_change(of, [run[task] for run in changed]) for task, of in first.items()},
         rows=len(rows),
     )
 
 
-def _run(
-    model: Model,
-    batch: Batch,
-    placement: Placement,
-    kind: Intervention | None = None,
-    seed: int = 0,
-    gates: Iterable[str] | None = None,
-) -> tuple[Tensor, dict[str, Metrics]]:
+def _run(model: Model, batch: Batch, placement: Placement) -> tuple[Tensor, dict[str, Metrics]]:
     """The losses of the rows of ``batch``, (B,), whose mean is the loss; and the metrics of each task."""
-    with placement.autocast(), intervene(model, kind, seed=seed, gates=gates) if kind else nullcontext():
+    with placement.autocast():
         outputs, _ = model(placement.move(batch.features))
     total, metrics = torch.zeros(len(batch), dtype=torch.float64), {}
     for task, given in zip(model.tasks, outputs, strict=True):
         output = given.to("cpu", weights_dtype(given.dtype))
-        losses, counts = task.row_losses(output, batch.targets)
-        total += 100 * task.weight * len(batch) * losses.double() / counts.sum().clamp_min(1)
+        total += 100 * task.weight * task.mean_row_losses(output, batch.targets).double()
         found = TaskMetrics(task, model.has_table_metrics)
         found.add(output, batch)
         metrics[task.name] = found.metrics()
