@@ -112,7 +112,9 @@ def test_routing_gain_exchanges_the_routes_of_routers_of_transformers_too(is_rep
     model = tiny_models.mixtral().eval()
     if is_replaced:
         replace_routers(model)
-    found = routing_gain(model, [{"input_ids": IDS}], lambda model, batch: language_loss(model, padded(batch)))
+    found = routing_gain(
+        model, [{"input_ids": IDS}], lambda model, batch: language_loss(model, padded(batch))
+    )
     assert list(found["by_gate"]) == ["model.layers.0.mlp", "model.layers.1.mlp"]
     assert found["gain"] != 0
 

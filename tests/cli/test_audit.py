@@ -134,14 +134,24 @@ WRONG_DATA = {
     "empty.txt": (b"", "empty.txt is empty: give a file of texts"),
     "empty.jsonl": (b"", "empty.jsonl is empty: give a file of texts"),
     "short.txt": (b"a", "give more texts"),
-    "latin.txt": (LATIN, "latin.txt is not text in UTF-8 ('utf-8' codec can't decode byte 0xe9 in position 3"),
+    "latin.txt": (
+        LATIN,
+        "latin.txt is not text in UTF-8 ('utf-8' codec can't decode byte 0xe9 in position 3",
+    ),
     "latin.csv": (b"text\n" + LATIN, "the column text of latin.csv is not text in UTF-8: save it as UTF-8"),
     "latin.jsonl": (b'{"text": "' + LATIN + b'"}', "latin.jsonl is not text in UTF-8"),
     "words.jsonl": (b'{"words": "a"}', "words.jsonl has no column text; its columns are words"),
-    "list.jsonl": (b'{"text": ["a"]}', "the column text of list.jsonl has list<item: string>, not text"),
+    "list.jsonl": (
+        b'{"text": ["a"]}',
+        "the column text of list.jsonl has list in line 1, not text: give one with",
+    ),
     "numbers.csv": (b"text\n1\n2\n", "the column text of numbers.csv has int64, not text: give one with"),
     "torn.parquet": (b"PAR1 and no more", "torn.parquet cannot be read"),
-    "no.jsonl": (b"no json", "no.jsonl cannot be read"),
+    "no.jsonl": (
+        b'{"text": "a"}\nno json',
+        "line 2 of no.jsonl is not JSON (expected ident at line 1 column 2)",
+    ),
+    "array.json": (b'[{"text": "a"}]', "line 1 of array.json is not valid (Input should be an object"),
 }
 
 
@@ -151,6 +161,11 @@ def test_wrong_data_is_one_sentence(folder, tmp_path, name, monkeypatch):
     content, message = WRONG_DATA[name]
     (tmp_path / name).write_bytes(content)
     assert message in last_line(folder, "--data", name)
+
+
+def test_the_last_line_needs_no_end(folder, tmp_path):
+    (tmp_path / "one.jsonl").write_text(json.dumps({"text": "word " * 40}))
+    assert succeed("audit", folder, "--data", tmp_path / "one.jsonl", *SHORT, "--json").json["samples"] == 8
 
 
 def test_data_that_is_not_there_is_one_sentence(folder, texts, tmp_path):
@@ -167,7 +182,7 @@ def test_a_damaged_or_dense_model_is_one_sentence(folder, texts, tmp_path):
     model = tiny_models.mixtral(vocab_size=256)
     model.save_pretrained(tmp_path / "lacking")
     tensors = load_file(tmp_path / "lacking" / "model.safetensors")
-    del tensors["model.layers.0.mlp.gate.weight"]
+    del tensors[next(name for name in tensors if "layers.0" in name and name.endswith("gate.weight"))]
     save_file(tensors, tmp_path / "lacking" / "model.safetensors", {"format": "pt"})
     message = last_line(tmp_path / "lacking", "--data", texts)
     assert "lacks model.layers.0.mlp.gate.weight (1 such weights), which would be random" in message
@@ -185,6 +200,23 @@ def test_prune_writes_a_model_with_fewer_experts(folder, texts, tmp_path, with_d
     assert len(done.json["kept"]["model.layers.0.mlp"]) == 3
     assert AutoModelForCausalLM.from_pretrained(small).config.num_local_experts == 3
     assert "exists already" in refusal("prune", folder, "--experts", 3, "-o", small)
+
+
+@pytest.mark.parametrize(
+    ("command", "place"),
+    [("audit", "comet_moe.files.os.replace"), ("prune", "comet_moe.cli.prune._copy_tokenizer")],
+)
+def test_ctrl_c_while_it_is_written_leaves_nothing(folder, texts, tmp_path, monkeypatch, command, place):
+    def interrupt(*arguments):
+        raise KeyboardInterrupt
+
+    out = tmp_path / "out"
+    out.mkdir()
+    options = {"audit": ("-o", out / "page.html", *SHORT), "prune": ("--experts", 3, "-o", out / "small")}
+    monkeypatch.setattr(place, interrupt)
+    done = comet_moe(command, folder, "--data", texts, *options[command], "--length", 16)
+    assert done.code == 130
+    assert list(out.iterdir()) == []
 
 
 def test_prune_refuses_a_number_that_cannot_be(folder, tmp_path):

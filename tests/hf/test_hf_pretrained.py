@@ -331,7 +331,8 @@ def test_a_pipeline_and_the_tokenizer_open_the_folder(make, tmp_path):
     made = Tokenizer(WordLevel(words, unk_token="w3"))
     made.pre_tokenizer = Whitespace()
     folder = saved(model, tmp_path / "model")
-    PreTrainedTokenizerFast(tokenizer_object=made, pad_token="w0").save_pretrained(folder)
+    for place in (folder, tmp_path / "base"):  # the pipeline takes that of the model below an adapter
+        PreTrainedTokenizerFast(tokenizer_object=made, pad_token="w0").save_pretrained(place)
     generate = pipeline("text-generation", model=str(folder), max_new_tokens=2, do_sample=False)
     assert repr(generate.model.get_submodule("model.layers.0.mlp")) == repr(model.model.layers[0].mlp)
     ids = AutoTokenizer.from_pretrained(folder)("w5 w6", return_tensors="pt").input_ids

@@ -7,6 +7,7 @@ are compared: a loss on a double softmax has nearly the right value.
 Shapes: S sources, P parameters of all routers.
 """
 
+import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -68,12 +69,13 @@ def measure_aux_losses(
     Returns:
         None of those that are not configured; none at all where the training loss is not known.
     """
-    coefficient = _coefficient(model)
+    coefficient = 0.0 if total is None and not _has_loss(model) else _coefficient(model)
     sources = [COEFFICIENT] if coefficient else []
     if total is not None and any(mixture.gate_of_ours for mixture in mixtures):
         sources.append(GATES)
     if not sources:
         return []
+    k = getattr(text_config(getattr(model, "config", None)), "num_experts_per_tok", None)
     gates = dict.fromkeys(weight for mixture in mixtures for weight in mixture.gate_parameters.values())
     weights = [weight for weight in gates if weight.requires_grad]
     expected, added = torch.zeros(len(sources), dtype=torch.float64), 0.0
@@ -84,7 +86,7 @@ def measure_aux_losses(
             with ExitStack() as stack:
                 stack.enter_context(torch.random.fork_rng())  # the second pass draws the same noise
                 monitor = stack.enter_context(_monitored(model)) if GATES in sources else None
-                stack.enter_context(visiting(model, mixtures, partial(_keep, routings)))
+                stack.enter_context(visiting(model, mixtures, partial(_keep, routings, k)))
                 task = _task_loss(model, batch) if total is None else loss(model, batch).float().mean()
                 own = {} if monitor is None else {GATES: monitor.aux_loss}
             own[COEFFICIENT] = coefficient * load_balancing_loss(routings) if routings else task.new_zeros(())
@@ -132,10 +134,17 @@ def _monitored(model: nn.Module) -> Iterator[RoutingMonitor]:
             yield monitor
 
 
-def _keep(routings: list[Routing], mixture: Mixture, call: Call) -> None:
-    """Keep the routing of a mixture of transformers, without padding."""
-    if isinstance(mixture, RoutedExperts) and call.routing.logits is not None:
-        routings.append(call.routing.masked(call.tokens.mask))
+def _keep(routings: list[Routing], k: int | None, mixture: Mixture, call: Call) -> None:
+    """Keep the routing of a mixture of transformers, without padding.
+
+    The experts are those of the k largest logits, as in ``load_balancing_loss_func`` of transformers, also
+    where the router chooses by something else, such as logits with a bias.
+    """
+    logits = call.routing.logits
+    if isinstance(mixture, RoutedExperts) and logits is not None:
+        selected = logits.topk(k or int(call.routing.weights.count_nonzero(-1).max())).indices
+        weights = torch.zeros_like(logits).scatter(-1, selected, 1.0)
+        routings.append(Routing(weights=weights, logits=logits).masked(call.tokens.mask))
 
 
 def _gradient(value: Tensor, weights: list[nn.Parameter]) -> Tensor:
@@ -157,6 +166,11 @@ def _coefficient(model: Any) -> float:
     config = getattr(model, "config", None)
     text = text_config(config)
     return float(getattr(text, COEFFICIENT, None) or 0.0)
+
+
+def _has_loss(model: nn.Module) -> bool:
+    """Whether it is a model of transformers that computes a loss, which has a head."""
+    return "labels" in inspect.signature(type(model).forward).parameters
 
 
 def _task_loss(model: Any, batch: Any) -> Tensor:

@@ -1,4 +1,4 @@
-"""Audits of causal language models: a folder of transformers, and a file of texts.
+"""Audits of causal language models: a folder of transformers, batches of texts, and the loss.
 
 Shapes: B sequences of T tokens.
 """
@@ -18,9 +18,6 @@ from comet_moe.files import describe
 
 Padding = Literal["packed", "left", "right"]
 Encode = Any
-
-FORMATS = {".csv": "csv", ".tsv": "csv", ".jsonl": "json", ".json": "json", ".parquet": "parquet"}
-"""Suffixes of tables of texts; a .txt file is one text."""
 
 BYTES = 256
 """A vocabulary of this size without a tokenizer is that of bytes."""
@@ -68,66 +65,6 @@ def load_encoder(folder: Path, vocabulary: int) -> tuple[Encode, int | None]:
 
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     return lambda text: tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id
-
-
-def read_texts(path: Path, text: str, group: str | None) -> Iterator[tuple[str, str]]:
-    """The texts of a file with their groups: the lines of a .txt file, or the rows of a table.
-
-    Args:
-        path: a .txt, .jsonl, .csv, .tsv or .parquet file.
-        text, group: names of columns; the group is "" without one.
-    """
-    if path.is_dir():
-        raise DataError(f"{path} is a folder: give a file of texts")
-    if not path.is_file():
-        raise DataError(f"there is no file {path}: give a file of texts")
-    if not path.stat().st_size:
-        raise DataError(f"{path} is empty: give a file of texts")
-    if path.suffix in FORMATS:
-        yield from _read_table(path, text, group)
-        return
-    if group is not None:
-        raise DataError(f"{path} has no columns, so no group {group}: give a .jsonl, .csv or .parquet file")
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            yield from ((line, "") for line in file)
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not text in UTF-8 ({error}): save it as UTF-8") from error
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror}): check its permissions") from error
-
-
-def _read_table(path: Path, text: str, group: str | None) -> Iterator[tuple[str, str]]:
-    with needs_extra("cli", "reading a table of texts"):
-        import pyarrow
-        from pyarrow import csv, dataset, types
-
-    try:
-        kind: Any = FORMATS[path.suffix]
-        if path.suffix == ".tsv":
-            kind = dataset.CsvFileFormat(csv.ParseOptions(delimiter="\t"))
-        table = dataset.dataset(path, format=kind)
-        columns = [text] if group is None else [text, group]
-        for name in columns:
-            if name not in table.schema.names:
-                raise DataError(
-                    f"{path} has no column {name}; its columns are {', '.join(table.schema.names)}"
-                )
-            own = table.schema.field(name).type
-            if types.is_binary(own):  # what Arrow makes of text in a CSV file that is not UTF-8
-                raise DataError(f"the column {name} of {path} is not text in UTF-8: save it as UTF-8")
-            if name == text and not (types.is_string(own) or types.is_large_string(own)):
-                raise DataError(f"the column {name} of {path} has {own}, not text: give one with --text")
-        for batch in table.to_batches(columns=columns):
-            texts = batch.column(0).to_pylist()
-            groups = [""] * len(texts) if group is None else map(str, batch.column(1).to_pylist())
-            for one, own in zip(texts, groups, strict=True):
-                if one is not None:
-                    yield one, own
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not text in UTF-8 ({error}): save it as UTF-8") from error
-    except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(f"{path} cannot be read ({describe(error)}): correct or convert it") from error
 
 
 def language_batches(

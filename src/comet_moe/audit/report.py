@@ -77,6 +77,8 @@ class Report:
         aux_losses: those that are configured, see :class:`comet_moe.audit.aux_losses.AuxLoss`; empty where
             the training loss is not known.
         removal: loss by number of ``removed`` experts per mixture, by saliency and at random.
+        not_called: mixtures that no batch reached, such as those for images; they are in no measurement.
+        group_names: names of the groups.
         seconds: time that the audit took.
     """
 
@@ -88,6 +90,7 @@ class Report:
     gap_to_random: dict[str, Any]
     aux_losses: list[dict[str, Any]] = field(default_factory=list)
     removal: list[dict[str, Any]] = field(default_factory=list)
+    not_called: list[str] = field(default_factory=list)
     group_names: list[str] | None = None
     seconds: float = 0.0
 
@@ -161,6 +164,8 @@ class Report:
         ]
         if by_group:
             lines.append(f"information of group and expert, in nats: {', '.join(by_group)}")
+        if self.not_called:
+            lines.append(f"not called by the data: {', '.join(self.not_called)}")
         return [*lines, ""] if lines else []
 
     def _sentences(self) -> Sequence[str]:

@@ -87,13 +87,17 @@ def audit(
     mixtures = find_mixtures(model)
     started = time.perf_counter()
     say = progress or (lambda line: None)
-    names = [mixture.name for mixture in mixtures]
     num_groups = 1 + max((int(own.max()) for own in map(groups_of, batches) if own is not None), default=-1)
 
     with evaluating(model), torch.no_grad():
         say(f"routes of {len(mixtures)} mixtures in {len(batches)} batches")
         reader = RouteReader(mixtures, num_groups, -(-COMPARED_ROWS // len(batches)), seed)
         before = _read(model, mixtures, batches, loss, reader)
+        not_called = [name for name, routes in reader.routes.items() if not routes.pairs]
+        mixtures = [mixture for mixture in mixtures if mixture.name not in not_called]
+        if not mixtures:
+            raise ValueError("loss(model, batch) called no mixture of the model: call the whole model there")
+        names = [mixture.name for mixture in mixtures]
 
         def gain(kind: Any, chosen: list[str]) -> dict[str, Any]:
             options: dict[str, Any] = {"repeats": repeats, "seed": seed, "gates": chosen}
@@ -138,6 +142,7 @@ def audit(
         gap_to_random=gaps[""],
         aux_losses=[asdict(one) for one in aux],
         removal=curve,
+        not_called=not_called,
         group_names=None if group_names is None else list(group_names),
     )
     report.findings = find_all(report)
@@ -145,15 +150,18 @@ def audit(
     return report
 
 
-def count_passes(mixtures: int, batches: int, *, repeats: int = 3, routes: int = 4, **others: Any) -> int:
+def count_passes(
+    mixtures: int, batches: int, *, repeats: int = 3, routes: int = 4, removal: bool = True, **others: Any
+) -> int:
     """About how many forward passes an audit takes, see :func:`audit`; a backward pass counts as two.
 
-    Per batch it is L·(2·repeats + routes + 1) + 2·repeats for other routes. About 20 more are for loads,
-    fewer experts, gradients and auxiliary losses. Routers of other layers are tried only where one is
-    suspect, and do not count.
+    Per batch there are 2·repeats for all mixtures together, and for each of several ones. Regret takes
+    routes + 1 per mixture, fewer experts 8. 12 more are for loads, gradients and auxiliary losses. Routers of
+    other layers are tried only where one is suspect, and do not count.
     """
-    per_mixture = 2 * repeats + routes + 1
-    return batches * ((mixtures * per_mixture if mixtures > 1 else routes + 1) + 2 * repeats + 20)
+    gains = 2 * repeats * (1 + mixtures if mixtures > 1 else 1)
+    regrets = mixtures * (routes + 1) if routes else 0
+    return batches * (gains + regrets + (8 if removal else 0) + 12)
 
 
 def _read(
@@ -164,9 +172,6 @@ def _read(
         for batch in batches:
             reader.start(batch)
             losses.append(collect_losses(model, [batch], loss))
-    silent = [name for name, routes in reader.routes.items() if not routes.pairs]
-    if silent:
-        raise ValueError(f"{silent[0]} was not called by loss(model, batch): call the whole model there")
     return torch.cat(losses)
 
 

@@ -146,6 +146,7 @@ def _open_language_model(
     device: str,
 ) -> Opened:
     from comet_moe.audit import language
+    from comet_moe.audit.texts import read_texts
     from comet_moe.devices import make_placement
 
     if not folder.is_dir():
@@ -161,7 +162,7 @@ def _open_language_model(
     config = network.config.get_text_config()
     encode, separator = language.load_encoder(folder, config.vocab_size)
     rows, names = language.language_batches(
-        language.read_texts(data, text, group),
+        read_texts(data, text, group),
         encode,
         separator,
         batches=batches,

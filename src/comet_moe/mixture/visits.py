@@ -247,11 +247,13 @@ class RoutedExperts(_OfOthers):
 
     def run(self, expert: int, rows: Tensor) -> Tensor:
         """One expert with weight 1, by the module's own implementation."""
-        index = torch.full((len(rows), 1), expert, device=rows.device)
+        # Two slots, the second with weight 0: some modules drop the dimension of a single one (LongCat).
+        index = torch.full((len(rows), 2), expert, device=rows.device)
+        weights = rows.new_tensor([1.0, 0.0]).expand(len(rows), 2)
         experts: Any = self.experts
         self._is_own_call = True
         try:
-            output: Tensor = experts(rows, index, rows.new_ones(len(rows), 1))
+            output: Tensor = experts(rows, index, weights)
         finally:
             self._is_own_call = False
         return output
