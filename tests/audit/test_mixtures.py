@@ -209,3 +209,9 @@ def test_the_model_is_as_before(capsys):
 def test_a_model_without_mixtures_is_refused():
     with pytest.raises(ValueError, match="Linear has no mixtures"):
         audit(nn.Linear(2, 2), [1], lambda model, batch: torch.zeros(1))
+
+
+def test_a_model_whose_mixtures_have_one_expert_is_refused():
+    moe = MoE(experts=DenseExperts(1, 8, 8), gate=TopKGate(8, 1, k=1), return_routing=False)
+    with pytest.raises(ValueError, match="has one expert in each mixture, so nothing is routed"):
+        audit(moe, [torch.randn(8, 8)], lambda model, batch: model(batch).square().mean(-1))

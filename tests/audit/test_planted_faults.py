@@ -1,5 +1,8 @@
 """The known faults of mixtures, planted one by one into a model that has none, are found and named."""
 
+import re
+from pathlib import Path
+
 import audited_models as models
 import pytest
 import torch
@@ -144,6 +147,12 @@ PLANTED = [
 ]
 WITH_OTHERS = (normalised_top_1, dead_expert, router_of_another_layer_copied, static_router)
 """Faults that make others: half of the weights are gone, or an expert gets tokens that it has not seen."""
+
+
+def test_the_page_has_a_row_for_each_planted_finding():
+    page = (Path(__file__).parents[2] / "docs" / "audit.md").read_text(encoding="utf-8")
+    table = page.partition("| planted fault | finding |")[2].partition("\n\n")[0]
+    assert set(re.findall(r"\| `([a-z-]+)` \|$", table, re.MULTILINE)) == {code for _, code, _, _ in PLANTED}
 
 
 def test_a_healthy_model_has_no_finding(model):

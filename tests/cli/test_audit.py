@@ -108,6 +108,7 @@ def test_a_run_on_a_table_with_its_data_and_with_new_rows(tmp_path):
     assert other["samples"] == 50
     assert len(own["layers"]) == len(other["layers"])
     assert other["layers"][0]["regret"]["tokens"] == 50
+    assert "--group is for language models" in refusal("audit", tmp_path / "run", "--group", "age")
     lacking = write_table(customers(50).drop(columns=["age"]), tmp_path / "lacking.csv")
     assert "has no column age" in refusal("audit", tmp_path / "run", "--data", lacking)
 

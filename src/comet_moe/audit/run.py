@@ -16,6 +16,7 @@ from comet_moe.audit.report import LayerReport, Report
 from comet_moe.audit.routes import RouteReader, Routes, group_information, groups_of, similarity
 from comet_moe.audit.training import GradientNorms, measure_gradients
 from comet_moe.audit.value import can_exchange, have_same_gate, measure_exchange, measure_regret
+from comet_moe.exceptions import CometError
 from comet_moe.interventions import Loss, change_losses, collect_losses, evaluating, summarise_gain
 from comet_moe.mixture.visits import Mixture, find_mixtures, visiting
 
@@ -85,6 +86,11 @@ def audit(
     if not batches:
         raise ValueError("batches is empty: pass at least one batch")
     mixtures = find_mixtures(model)
+    if all(mixture.num_experts == 1 for mixture in mixtures):
+        raise CometError(
+            f"{type(model).__name__} has one expert in each mixture, so nothing is routed: give a model with "
+            "several"
+        )
     started = time.perf_counter()
     say = progress or (lambda line: None)
     num_groups = 1 + max((int(own.max()) for own in map(groups_of, batches) if own is not None), default=-1)

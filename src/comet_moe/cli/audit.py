@@ -76,6 +76,8 @@ def audit(
         require_file_path(output, ".html")
         check_extra()
     is_run = (model / "config.yaml").is_file()
+    if is_run and group is not None:
+        raise typer.BadParameter(f"--group is for language models, and {model} is a run: leave it out")
     if is_run:
         opened = _open_run(model, data, batches, batch_size or 256, device)
     else:
