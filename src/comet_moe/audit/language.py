@@ -35,7 +35,7 @@ def load_model(folder: Path, device: str = "cpu") -> Any:
         import comet_moe.hf  # noqa: F401 - registers models with gates of this library
     options = {"local_files_only": True, "trust_remote_code": False, "output_loading_info": True}
     try:
-        model, info = AutoModelForCausalLM.from_pretrained(
+        found: Any = AutoModelForCausalLM.from_pretrained(
             folder, use_safetensors=True, dtype="auto", **options
         )
     except Exception as error:  # whatever a damaged configuration or file of weights does to transformers
@@ -43,6 +43,7 @@ def load_model(folder: Path, device: str = "cpu") -> Any:
             f"{folder} cannot be opened as a causal language model ({describe(error)}): give a folder that "
             "save_pretrained wrote, with config.json and model.safetensors"
         ) from error
+    model, info = found
     missing = sorted(info["missing_keys"])
     if missing:
         raise RunError(
