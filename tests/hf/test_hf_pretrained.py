@@ -358,7 +358,8 @@ def test_a_pushed_model_is_the_saved_one(make, tmp_path, monkeypatch):
     def upload(self, folder, repository, *arguments, **options):
         shutil.copytree(folder, hub)
 
-    # Everything but the network is that of transformers.
+    # Everything but the network is that of transformers. Offline, no card of the repository is looked up.
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr(
         "huggingface_hub.HfApi.create_repo", lambda *a, **options: RepoUrl("https://hf.co/a/b")
     )

@@ -50,7 +50,7 @@ def audit(
     length: Annotated[int, typer.Option(min=2, help="Tokens per sequence.")] = 256,
     padding: Annotated[
         Literal["packed", "left", "right"],
-        typer.Option(help="Texts joined to full sequences, or one sequence per text, padded."),
+        typer.Option(help="Texts joined to full sequences, or one sequence per text, padded on that side."),
     ] = "packed",
     repeats: Annotated[int, typer.Option(min=1, help="Random exchanges of routes.")] = 3,
     routes: Annotated[int, typer.Option(min=0, help="Other routes per sampled token, for regret.")] = 4,
