@@ -190,9 +190,9 @@ def test_the_mode_of_every_module_is_restored():
         ),
         (
             lambda moe: intervene(moe, "mean", gates=["g"]).__enter__(),
-            "no gate 'g' in the model: choose",
+            "no mixture 'g' in the model: choose",
         ),
-        (lambda moe: intervene(nn.Linear(2, 2), "mean").__enter__(), "must hold a gate of comet_moe.gates"),
+        (lambda moe: intervene(nn.Linear(2, 2), "mean").__enter__(), "has no mixtures of experts: give a"),
         (lambda moe: routing_gain(moe, [], squared), "batches is empty"),
         (lambda moe: routing_gain(moe, [1], squared, repeats=0), "repeats must be"),
     ],

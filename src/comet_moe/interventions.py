@@ -2,7 +2,7 @@
 
 Shapes: B rows of a batch, n experts, R repeats, N rows of all batches.
 
-An intervention replaces the weights g (B, n) that a gate returned, and nothing else:
+An intervention replaces the weights g (B, n) that a gate or a router returned, and nothing else:
 
 - "shuffle": row b gets the route of row π(b), with π a random permutation of the rows. The batch keeps its
   loads and weights; its samples exchange them.
@@ -17,7 +17,7 @@ specialists. It needs no second training and no threshold.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -25,9 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from comet_moe import checks
-from comet_moe.gates.base import Gate
-from comet_moe.mixture.find import outermost_gates
-from comet_moe.routing import Routing
+from comet_moe.mixture.visits import Call, Mixture, find_mixtures, visiting
 
 Intervention = Literal["shuffle", "mean", "random"]
 Loss = Callable[[Any, Any], Tensor]
@@ -40,16 +38,17 @@ CONFIDENCE = 0.95
 def intervene(
     model: nn.Module, kind: Intervention, *, seed: int = 0, gates: Iterable[str] | None = None
 ) -> Iterator[None]:
-    """Within the block, the gates of ``model`` give the samples of each batch other routes.
+    """Within the block, the mixtures of ``model`` give the samples of each batch other routes.
 
-    Gates that see the same rows exchange them in the same way, so that the tasks of a sample stay together. A
-    gate inside another gate is part of that one.
+    Mixtures that see the same rows exchange them in the same way, so that the tasks of a sample stay
+    together. A gate inside another gate is part of that one.
 
     Args:
-        model: any module with gates in it.
+        model: any module with gates of this library, or with routers of transformers.
         kind: "shuffle", "mean" or "random", see :mod:`comet_moe.interventions`.
         seed: of the permutations and of the random experts; the same seed gives the same routes.
-        gates: names of the gates to change, as in ``model.named_modules()``; all of them by default.
+        gates: names of the mixtures to change, as :func:`comet_moe.audit.find_mixtures` has them: of the
+            gate, or of the layer of transformers that has a router. All of them by default.
 
     Example:
         >>> import torch
@@ -65,16 +64,15 @@ def intervene(
     """
     if kind not in CHANGES:
         raise ValueError(f"kind is {kind!r}: choose one of {', '.join(CHANGES)}")
-    found = _find_gates(model, gates)
-    handles = [
-        gate.register_forward_hook(_Hook(kind, seed), with_kwargs=True, prepend=True)
-        for gate in found.values()
-    ]
-    try:
+    mixtures = find_mixtures(model)
+    names = {mixture.name for mixture in mixtures}
+    chosen = names if gates is None else set(gates)
+    for name in chosen - names:
+        raise ValueError(
+            f"there is no mixture {name!r} in the model: choose among {', '.join(sorted(names))}"
+        )
+    with visiting(model, mixtures, _OtherRoutes(kind, seed, chosen)):
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @torch.no_grad()
@@ -97,8 +95,8 @@ def routing_gain(
     returns to the mode that it was in.
 
     Args:
-        model: any module with gates in it.
-        batches: the data. It is read once, R times for all gates, and R times for each gate; an iterator is
+        model: any module with gates of this library, or with routers of transformers.
+        batches: the data. It is read once, R times for all mixtures, and R times for each; an iterator is
             kept as a list.
         loss: ``loss(model, batch)`` calls the model and returns the losses of the rows, (rows,). If it
             returns their mean, the interval is over batches.
@@ -108,7 +106,7 @@ def routing_gain(
         groups: ``groups(batch)`` returns the group of each of its losses, such as a class or a language.
 
     Returns:
-        ``gain`` and ``interval`` (two numbers). ``by_gate`` has the same for each gate, when it alone is
+        ``gain`` and ``interval`` (two numbers). ``by_gate`` has the same for each mixture, when it alone is
         changed, and ``by_group`` for the samples of each group. ``loss`` is that without an intervention,
         ``samples`` is N, or the number of batches.
 
@@ -127,25 +125,16 @@ def routing_gain(
         (True, 0.0)
     """
     checks.at_least_one("repeats", repeats)
-    names = list(_find_gates(model, None))
+    names = [mixture.name for mixture in find_mixtures(model)]
     batches = batches if isinstance(batches, Sequence) or _is_reusable(batches) else list(batches)
-    was_training = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
+    with evaluating(model):
         before = collect_losses(model, batches, loss)
 
         def differences(gates: list[str]) -> Tensor:
-            after = []
-            for repeat in range(repeats):
-                with intervene(model, kind, seed=seed + repeat, gates=gates):
-                    after.append(collect_losses(model, batches, loss))
-            return torch.stack(after) - before
+            return change_losses(model, batches, loss, before, kind, repeats=repeats, seed=seed, gates=gates)
 
         of_all = differences(names)
         by_gate = {name: summarise_gain(differences([name]) if len(names) > 1 else of_all) for name in names}
-    finally:
-        for module, training in was_training.items():
-            module.training = training
     found = {
         **summarise_gain(of_all),
         "loss": float(before.mean()),
@@ -153,9 +142,8 @@ def routing_gain(
         "by_gate": by_gate,
     }
     if groups is not None:
-        found["by_group"] = _by_group(
-            of_all, [group for batch in batches for group in _as_list(groups(batch))]
-        )
+        of_rows = [group for batch in batches for group in _as_list(groups(batch))]
+        found["by_group"] = _by_group(of_all, of_rows)
     return found
 
 
@@ -174,36 +162,61 @@ def _by_group(differences: Tensor, groups: list[Any]) -> dict[Any, dict[str, Any
     return {group: summarise_gain(differences[:, chosen]) for group, chosen in rows.items()}
 
 
-def _find_gates(model: nn.Module, names: Iterable[str] | None) -> dict[str, Gate]:
-    checks.require_type("model", model, nn.Module)
-    found = {name: gate for name, gate, _ in outermost_gates(model)}
-    if not found:
-        raise ValueError(f"the model must hold a gate of comet_moe.gates, {type(model).__name__} has none")
-    if names is None:
-        return found
-    chosen = list(names)
-    for name in chosen:
-        if name not in found:
-            raise ValueError(f"there is no gate {name!r} in the model: choose among {', '.join(found)}")
-    return {name: found[name] for name in chosen}
+def change_losses(
+    model: nn.Module,
+    batches: Iterable[Any],
+    loss: Loss,
+    before: Tensor,
+    kind: Intervention,
+    *,
+    repeats: int,
+    seed: int = 0,
+    gates: Iterable[str] | None = None,
+) -> Tensor:
+    """The losses of all rows with other routes, less those ``before``: (R, N).
+
+    Args:
+        model, batches, loss, kind, repeats, seed, gates: see :func:`routing_gain` and :func:`intervene`.
+        before: (N,) the losses as they are.
+    """
+    gates = None if gates is None else list(gates)
+    after = []
+    for repeat in range(repeats):
+        with intervene(model, kind, seed=seed + repeat, gates=gates):
+            after.append(collect_losses(model, batches, loss))
+    return torch.stack(after) - before
 
 
-class _Hook:
-    """Replaces the routing that a gate returned. Each gate draws from a generator of its own, all alike."""
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode within the block; afterwards every module is in the mode that it was in."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
 
-    def __init__(self, kind: Intervention, seed: int):
-        self._change = CHANGES[kind]
-        self._generator = torch.Generator().manual_seed(seed)
 
-    def __call__(
-        self, gate: Gate, args: tuple[Any, ...], kwargs: dict[str, Any], routing: Routing
-    ) -> Routing:
-        mask = kwargs.get("mask")
-        routing = routing.masked(mask)
-        rows = routing.weights.reshape(-1, routing.num_experts)
-        real = torch.arange(len(rows), device=rows.device) if mask is None else mask.flatten().nonzero()[:, 0]
-        changed = rows.index_copy(0, real, self._change(rows[real], self._generator))
-        return routing.with_weights(changed.reshape(routing.weights.shape))
+class _OtherRoutes:
+    """A visit that gives the rows that are not padding other routes.
+
+    Each mixture draws from a generator of its own, all alike.
+    """
+
+    def __init__(self, kind: Intervention, seed: int, names: Collection[str]):
+        self._change, self._seed, self._names = CHANGES[kind], seed, names
+        self._generators: dict[str, torch.Generator] = {}
+
+    def __call__(self, mixture: Mixture, call: Call) -> Tensor | None:
+        """The other weights (N, n)."""
+        if mixture.name not in self._names:
+            return None
+        fresh = torch.Generator().manual_seed(self._seed)
+        generator = self._generators.setdefault(mixture.name, fresh)
+        weights, real = call.routing.weights, call.real_rows()
+        return weights.index_copy(0, real, self._change(weights[real], generator).to(weights.dtype))
 
 
 def _shuffle(weights: Tensor, generator: torch.Generator) -> Tensor:

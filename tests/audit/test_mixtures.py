@@ -7,13 +7,11 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from comet_moe import MoE, MultiGateMoE, audit, routing_gain
+from comet_moe import MoE, MultiGateMoE, audit, intervene, routing_gain
 from comet_moe.audit.language import language_loss
-from comet_moe.audit.value import OtherRoutes, measure_gain
 from comet_moe.experts import DenseExperts
 from comet_moe.gates import CometGate, HashGate, RegularizedGate, TopKGate
 from comet_moe.hf import replace_routers, upcycle
-from comet_moe.interventions import collect_losses
 from comet_moe.mixture.visits import find_mixtures, visiting
 
 FAMILIES = {
@@ -94,7 +92,7 @@ def test_the_same_routes_again_change_nothing_and_others_do(family):
         before = model(input_ids=IDS).logits
         with visiting(model, mixtures, lambda mixture, call: call.routing.weights):
             torch.testing.assert_close(model(input_ids=IDS).logits, before)
-        with visiting(model, mixtures, OtherRoutes("shuffle", 0)):
+        with intervene(model, "shuffle"):
             assert not torch.allclose(model(input_ids=IDS).logits, before)
         assert torch.equal(model(input_ids=IDS).logits, before)
 
@@ -109,19 +107,20 @@ def test_gates_that_replaced_routers_are_seen_at_the_experts():
         torch.testing.assert_close(call.routing.weights, weights)
 
 
-def test_the_gain_is_that_of_routing_gain_for_gates_of_this_library():
-    moe = MoE(experts=DenseExperts(4, 8, 8), gate=TopKGate(8, 4, k=1), return_routing=False)
-    batches = [(torch.randn(64, 8), torch.randn(64, 8))]
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_routing_gain_exchanges_the_routes_of_routers_of_transformers_too(is_replaced):
+    model = tiny_models.mixtral().eval()
+    if is_replaced:
+        replace_routers(model)
+    found = routing_gain(
+        model, [{"input_ids": IDS}], lambda model, batch: language_loss(model, padded(batch))
+    )
+    assert list(found["by_gate"]) == ["model.layers.0.mlp", "model.layers.1.mlp"]
+    assert found["gain"] != 0
 
-    def loss(model, batch):
-        return (model(batch[0]) - batch[1]).square().mean(-1)
 
-    expected = routing_gain(moe, batches, loss, repeats=2)
-    with torch.no_grad():
-        before = collect_losses(moe, batches, loss)
-        found = measure_gain(moe, find_mixtures(moe), batches, loss, before, "shuffle", 2)
-    assert found["gain"] == pytest.approx(expected["gain"])
-    assert found["interval"] == pytest.approx(expected["interval"])
+def padded(batch):
+    return {**batch, "attention_mask": torch.ones_like(batch["input_ids"])}
 
 
 def test_one_gate_per_task_is_one_mixture_per_task_and_a_hash_gate_has_no_parameters():
@@ -173,8 +172,24 @@ def test_the_auxiliary_loss_of_gates_is_found_once_or_twice():
 
     for factor, codes in ((0, {"balance-loss-missing"}), (1, set()), (2, {"balance-loss-doubled"})):
         report = audit(moe, batches, loss, total=total(factor), routes=0)
-        assert report.aux_loss["ratio"] == pytest.approx(factor, abs=1e-3)
+        assert report.aux_losses[0]["ratio"] == pytest.approx(factor, abs=1e-3)
         assert {one.code for one in report.findings if one.code.startswith("balance")} == codes
+
+
+def test_of_two_auxiliary_losses_the_one_that_is_not_added_is_named():
+    torch.manual_seed(0)
+    model = tiny_models.mixtral(router_aux_loss_coef=0.05, output_router_logits=True)
+    replace_routers(model, wrap=lambda gate: RegularizedGate(gate, z_loss=0.05))
+
+    def total(model, batch):  # the loss of the configuration only
+        return model(**batch, labels=batch["input_ids"]).loss
+
+    report = audit(model, [padded({"input_ids": IDS})], language_loss, total=total, routes=0, removal=False)
+    ratios = {aux["source"]: aux["ratio"] for aux in report.aux_losses}
+    assert ratios == pytest.approx({"router_aux_loss_coef": 1, "gates": 0}, abs=0.05)
+    (finding,) = [one for one in report.findings if one.code.startswith("balance")]
+    assert finding.code == "balance-loss-missing"
+    assert "of the gates" in finding.message
 
 
 def test_the_model_is_as_before(capsys):
@@ -194,3 +209,9 @@ def test_the_model_is_as_before(capsys):
 def test_a_model_without_mixtures_is_refused():
     with pytest.raises(ValueError, match="Linear has no mixtures"):
         audit(nn.Linear(2, 2), [1], lambda model, batch: torch.zeros(1))
+
+
+def test_a_model_whose_mixtures_have_one_expert_is_refused():
+    moe = MoE(experts=DenseExperts(1, 8, 8), gate=TopKGate(8, 1, k=1), return_routing=False)
+    with pytest.raises(ValueError, match="has one expert in each mixture, so nothing is routed"):
+        audit(moe, [torch.randn(8, 8)], lambda model, batch: model(batch).square().mean(-1))

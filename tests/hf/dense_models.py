@@ -29,8 +29,8 @@ COMMON = {
 }
 
 
-def llama():
-    return LlamaForCausalLM(LlamaConfig(**COMMON))
+def llama(**settings):
+    return LlamaForCausalLM(LlamaConfig(**{**COMMON, **settings}))
 
 
 def gpt2():

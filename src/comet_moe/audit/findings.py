@@ -1,8 +1,10 @@
 """From measurements to findings: sentences, each with its number and its fix."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from comet_moe.audit import thresholds
+from comet_moe.audit.aux_losses import GATES
 from comet_moe.audit.report import Finding, LayerReport, Report
 
 CODES: dict[str, str] = {
@@ -23,7 +25,7 @@ CODES: dict[str, str] = {
 
 def find_all(report: Report) -> list[Finding]:
     """The findings of ``report``, worst first; those of one code by the size of their value."""
-    found = [*_of_aux_loss(report)]
+    found = [finding for aux in report.aux_losses for finding in _of_aux_loss(aux)]
     for layer in report.layers:
         found += _of_layer(layer)
     return sort(found)
@@ -141,31 +143,32 @@ def _of_value(layer: LayerReport) -> Iterator[Finding]:
         )
 
 
-def _of_aux_loss(report: Report) -> Iterator[Finding]:
-    aux = report.aux_loss
-    if aux is None:
-        return
-    ratio, source = aux["ratio"], " and ".join(aux["sources"])
-    by_definition = f"{aux['expected']:.5f} by its definition ({source})"
+def _of_aux_loss(aux: Mapping[str, Any]) -> Iterator[Finding]:
+    ratio, is_ours = aux["ratio"], aux["source"] == GATES
+    whose = "of the gates" if is_ours else f"of the configuration ({aux['source']})"
+    by_definition = f"the auxiliary loss {whose} is {aux['expected']:.5f} by its definition"
     if abs(ratio) < thresholds.AUX_TOLERANCE:
         code = "balance-loss-missing"
+        fix = (
+            "Add monitor.aux_loss or routing.aux_loss to the loss (MoECallback does)"
+            if is_ours
+            else f"Set output_router_logits=True, or {aux['source']}=0 if it is not wanted"
+        )
         message = (
-            f"the auxiliary loss is {by_definition}, and the training loss has {aux['added']:.5f} of it, "
-            f"with {ratio:.2f} times its gradient. Set output_router_logits=True, or add monitor.aux_loss to "
-            "the loss (MoECallback)."
+            f"{by_definition}, and the training loss has {aux['added']:.5f} of it, with {ratio:.2f} times "
+            f"its gradient. {fix}."
         )
     elif round(ratio) >= 2 and abs(ratio / round(ratio) - 1) < thresholds.AUX_TOLERANCE:
         code = "balance-loss-doubled"
         message = (
-            f"the auxiliary loss is {by_definition}, and the training loss has it {ratio:.2f} times. Add it "
-            "in one place only."
+            f"{by_definition}, and the training loss has it {ratio:.2f} times. Add it in one place only."
         )
     elif abs(ratio - 1) > thresholds.AUX_TOLERANCE:
         code = "balance-loss-wrong"
+        fix = "as the gates return it" if is_ours else "from the logits before the softmax, without padding"
         message = (
-            f"the auxiliary loss is {by_definition}, and the training loss has {aux['added']:.5f}, with "
-            f"{ratio:.2f} times its gradient into the routers. Compute it from the logits before the "
-            "softmax, without padding."
+            f"{by_definition}, and the training loss has {aux['added']:.5f}, with {ratio:.2f} times its "
+            f"gradient into the routers. Take it {fix}."
         )
     else:
         return

@@ -1,4 +1,4 @@
-"""Audits of causal language models: a folder of transformers, and a file of texts.
+"""Audits of causal language models: a folder of transformers, batches of texts, and the loss.
 
 Shapes: B sequences of T tokens.
 """
@@ -14,12 +14,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from comet_moe.exceptions import DataError, RunError, needs_extra
+from comet_moe.files import describe
 
 Padding = Literal["packed", "left", "right"]
 Encode = Any
-
-FORMATS = {".csv": "csv", ".tsv": "csv", ".jsonl": "json", ".json": "json", ".parquet": "parquet"}
-"""Suffixes of tables of texts; a .txt file is one text."""
 
 BYTES = 256
 """A vocabulary of this size without a tokenizer is that of bytes."""
@@ -35,15 +33,23 @@ def load_model(folder: Path, device: str = "cpu") -> Any:
         from transformers import AutoModelForCausalLM
 
         import comet_moe.hf  # noqa: F401 - registers models with gates of this library
-    options = {"local_files_only": True, "trust_remote_code": False}
+    options = {"local_files_only": True, "trust_remote_code": False, "output_loading_info": True}
     try:
-        model = AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True, dtype="auto", **options)
-    except (OSError, ValueError, ImportError) as error:
-        text = " ".join(str(error).split())
+        found: Any = AutoModelForCausalLM.from_pretrained(
+            folder, use_safetensors=True, dtype="auto", **options
+        )
+    except Exception as error:  # whatever a damaged configuration or file of weights does to transformers
         raise RunError(
-            f"{folder} cannot be opened as a causal language model ({text}): give a folder that "
+            f"{folder} cannot be opened as a causal language model ({describe(error)}): give a folder that "
             "save_pretrained wrote, with config.json and model.safetensors"
         ) from error
+    model, info = found
+    missing = sorted(info["missing_keys"])
+    if missing:
+        raise RunError(
+            f"{folder} lacks {missing[0]} ({len(missing)} such weights), which would be random: restore the "
+            "checkpoint, or give another one"
+        )
     return model.eval().to(device)
 
 
@@ -60,48 +66,6 @@ def load_encoder(folder: Path, vocabulary: int) -> tuple[Encode, int | None]:
 
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     return lambda text: tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id
-
-
-def read_texts(path: Path, text: str, group: str | None) -> Iterator[tuple[str, str]]:
-    """The texts of a file with their groups: the lines of a .txt file, or the rows of a table.
-
-    Args:
-        path: a .txt, .jsonl, .csv, .tsv or .parquet file.
-        text, group: names of columns; the group is "" without one.
-    """
-    if not path.is_file():
-        raise DataError(f"there is no file {path}: give a file of texts")
-    if path.suffix not in FORMATS:
-        if group is not None:
-            raise DataError(
-                f"{path} has no columns, so no group {group}: give a .jsonl, .csv or .parquet file"
-            )
-        with path.open(encoding="utf-8", errors="replace", newline="") as file:
-            yield from ((line, "") for line in file)
-        return
-    with needs_extra("cli", "reading a table of texts"):
-        import pyarrow
-        from pyarrow import csv, dataset
-
-    try:
-        kind: Any = FORMATS[path.suffix]
-        if path.suffix == ".tsv":
-            kind = dataset.CsvFileFormat(csv.ParseOptions(delimiter="\t"))
-        table = dataset.dataset(path, format=kind)
-        columns = [text] if group is None else [text, group]
-        for name in columns:
-            if name not in table.schema.names:
-                raise DataError(
-                    f"{path} has no column {name}; its columns are {', '.join(table.schema.names)}"
-                )
-        for batch in table.to_batches(columns=columns):
-            texts = batch.column(0).to_pylist()
-            groups = [""] * len(texts) if group is None else map(str, batch.column(1).to_pylist())
-            for one, own in zip(texts, groups, strict=True):
-                if one is not None:
-                    yield str(one), own
-    except pyarrow.ArrowInvalid as error:
-        raise DataError(f"{path} cannot be read ({error}): correct or convert it") from error
 
 
 def language_batches(

@@ -4,31 +4,34 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from comet_moe import checks
 from comet_moe.audit.findings import sort
 from comet_moe.audit.report import Finding, Report
-from comet_moe.audit.run import audit
-from comet_moe.interventions import Loss
+from comet_moe.audit.run import audit, count_passes
+from comet_moe.interventions import Loss, evaluating
 from comet_moe.mixture.visits import find_mixtures
 
 
 class PeriodicAudit:
     """Audits a model every ``interval`` steps, for at most ``share`` of the time.
 
-    The first audit shows what one costs. An audit that is due then waits until all of them, itself included,
-    take at most ``share`` of the time since this object was made. A router whose parameters are equal in two
-    audits is frozen, also where ``requires_grad`` is set but no optimiser has it.
+    An audit that is due waits until all of them, itself included, take at most ``share`` of the time since
+    this object was made. It is expected to take as long as the last one. Before the first one, a forward pass
+    is timed: :func:`~comet_moe.audit.run.count_passes` says how many there will be. A router whose parameters
+    are equal in two audits is frozen, also where ``requires_grad`` is set but no optimiser has it.
 
     Args:
         batches, loss, options: see :func:`comet_moe.audit.audit`.
         interval: number of training steps.
-        share: budget of the time.
+        share: budget of the time; with 1 no audit waits.
         on_report: called with each report, such as ``lambda report: print(report.text())``.
 
     Attributes:
         reports: all reports so far, by the number of the step.
+        expected: seconds that the next audit is expected to take; None before the first is due.
 
     Example:
         >>> import torch
@@ -63,7 +66,8 @@ class PeriodicAudit:
         self._share = checks.not_negative("share", share)
         self._on_report, self._clock = on_report, clock
         self._started = clock()
-        self._steps, self._spent, self._last = 0, 0.0, 0.0
+        self._steps, self._spent = 0, 0.0
+        self.expected: float | None = None
         self._gates: dict[str, list[Tensor]] = {}
 
     def after_step(self, model: nn.Module) -> Report | None:
@@ -71,17 +75,28 @@ class PeriodicAudit:
         self._steps += 1
         if self._steps % self._interval:
             return None
+        if self.expected is None:
+            self.expected = self._estimate(model)
         before = self._clock()
-        if self.reports and self._spent + self._last > self._share * (before - self._started):
+        if self._spent + self.expected > self._share * (before + self.expected - self._started):
             return None
         report = audit(model, self._batches, self._loss, **self._options)
         report.findings = sort([*report.findings, *self._unmoved(model, report)])
-        self._last = self._clock() - before
-        self._spent += self._last
+        self.expected = self._clock() - before
+        self._spent += self.expected
         self.reports[self._steps] = report
         if self._on_report is not None:
             self._on_report(report)
         return report
+
+    def _estimate(self, model: nn.Module) -> float:
+        """Seconds of an audit, from a forward pass over the first batch, which counts in the budget."""
+        before = self._clock()
+        with evaluating(model), torch.no_grad():
+            self._loss(model, self._batches[0])
+        seconds = self._clock() - before
+        self._spent += seconds
+        return seconds * count_passes(len(find_mixtures(model)), len(self._batches), **self._options)
 
     def _unmoved(self, model: nn.Module, report: Report) -> list[Finding]:
         """A finding for each router that is as it was in the last audit, and is not known as frozen."""

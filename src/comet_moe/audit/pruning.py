@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from comet_moe.audit.routes import RouteReader, Routes
-from comet_moe.audit.training import evaluating, text_config
+from comet_moe.audit.training import text_config
 from comet_moe.exceptions import CometError
 from comet_moe.gates import TopKGate
-from comet_moe.interventions import Loss, collect_losses
+from comet_moe.interventions import Loss, collect_losses, evaluating
 from comet_moe.mixture.visits import Call, Mixture, RoutedExperts, find_mixtures, visiting
 from comet_moe.routes import weigh
 from comet_moe.routing import Routing

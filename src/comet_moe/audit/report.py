@@ -74,8 +74,11 @@ class Report:
         loss: mean loss without an intervention.
         samples: number of losses behind it.
         routing_gain, gap_to_random: when all mixtures are changed together.
-        aux_loss: ``sources``, ``expected``, ``added`` and their ``ratio``; None where it is not known.
+        aux_losses: those that are configured, see :class:`comet_moe.audit.aux_losses.AuxLoss`; empty where
+            the training loss is not known.
         removal: loss by number of ``removed`` experts per mixture, by saliency and at random.
+        not_called: mixtures that no batch reached, such as those for images; they are in no measurement.
+        group_names: names of the groups.
         seconds: time that the audit took.
     """
 
@@ -85,8 +88,9 @@ class Report:
     samples: int
     routing_gain: dict[str, Any]
     gap_to_random: dict[str, Any]
-    aux_loss: dict[str, Any] | None = None
+    aux_losses: list[dict[str, Any]] = field(default_factory=list)
     removal: list[dict[str, Any]] = field(default_factory=list)
+    not_called: list[str] = field(default_factory=list)
     group_names: list[str] | None = None
     seconds: float = 0.0
 
@@ -96,8 +100,8 @@ class Report:
         return found
 
     def text(self) -> str:
-        """A table with one line per mixture, and the findings."""
-        return "\n".join([*self._table(), "", *self._sentences()])
+        """A table with one line per mixture, what concerns all of them, and the findings."""
+        return "\n".join([*self._table(), "", *self._of_the_model(), *self._sentences()])
 
     def _table(self) -> list[str]:
         rows = [
@@ -109,6 +113,7 @@ class Report:
                 "dead",
                 "routing gain",
                 "gap to random",
+                "regret",
                 "better",
                 "gradient",
             )
@@ -125,6 +130,7 @@ class Report:
                     str(len(statistics["dead_experts"])),
                     _with_interval(layer.routing_gain),
                     _with_interval(layer.gap_to_random),
+                    "-" if regret is None else _plus_minus(regret["regret"], regret["regret_interval"]),
                     "-" if regret is None else f"{100 * regret['better_share']:.0f} %",
                     "-" if ratio is None else f"{ratio:.2g}",
                 )
@@ -138,6 +144,30 @@ class Report:
         total += f"{_with_interval(self.routing_gain)}, gap to random {_with_interval(self.gap_to_random)}"
         return [total, "", *lines]
 
+    def _of_the_model(self) -> Sequence[str]:
+        lines = []
+        for aux in self.aux_losses:
+            lines.append(
+                f"auxiliary loss ({aux['source']}): {aux['expected']:.5f} by its definition, "
+                f"{aux['ratio']:.2f} times in the training loss"
+            )
+        if self.removal:
+            points = [
+                f"{point['by_saliency']:.4f} without {point['removed']} (at random {point['at_random']:.4f})"
+                for point in self.removal[1:]
+            ]
+            lines.append(f"loss with fewer experts: {', '.join(points)}")
+        by_group = [
+            f"{layer.name} {layer.groups['information']:.3f}"
+            for layer in self.layers
+            if layer.groups is not None
+        ]
+        if by_group:
+            lines.append(f"information of group and expert, in nats: {', '.join(by_group)}")
+        if self.not_called:
+            lines.append(f"not called by the data: {', '.join(self.not_called)}")
+        return [*lines, ""] if lines else []
+
     def _sentences(self) -> Sequence[str]:
         if not self.findings:
             return ["no findings"]
@@ -146,12 +176,11 @@ class Report:
 
 
 def _with_interval(found: dict[str, Any] | None) -> str:
-    if found is None:
-        return "-"
-    if found["interval"] is None:
-        return f"{found['gain']:.4f}"
-    half = (found["interval"][1] - found["interval"][0]) / 2
-    return f"{found['gain']:.4f} ± {half:.4f}"
+    return "-" if found is None else _plus_minus(found["gain"], found["interval"])
+
+
+def _plus_minus(value: float, interval: Sequence[float] | None) -> str:
+    return f"{value:.4f}" if interval is None else f"{value:.4f} ± {(interval[1] - interval[0]) / 2:.4f}"
 
 
 def _finite(value: Any) -> Any:

@@ -9,25 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from comet_moe import checks
+from comet_moe.audit.aux_losses import Total, measure_aux_losses
 from comet_moe.audit.findings import find_all
 from comet_moe.audit.pruning import removal_curve
 from comet_moe.audit.report import LayerReport, Report
 from comet_moe.audit.routes import RouteReader, Routes, group_information, groups_of, similarity
-from comet_moe.audit.training import (
-    GradientNorms,
-    Total,
-    evaluating,
-    measure_aux_losses,
-    measure_gradients,
-)
-from comet_moe.audit.value import (
-    can_exchange,
-    have_same_gate,
-    measure_exchange,
-    measure_gain,
-    measure_regret,
-)
-from comet_moe.interventions import Loss, collect_losses
+from comet_moe.audit.training import GradientNorms, measure_gradients
+from comet_moe.audit.value import can_exchange, have_same_gate, measure_exchange, measure_regret
+from comet_moe.exceptions import CometError
+from comet_moe.interventions import Loss, change_losses, collect_losses, evaluating, summarise_gain
 from comet_moe.mixture.visits import Mixture, find_mixtures, visiting
 
 COMPARED_ROWS = 256
@@ -54,8 +44,7 @@ def audit(
 ) -> Report:
     """Does the router of any mixture in ``model`` work? Measurements, and findings in sentences.
 
-    With L mixtures and Q batches the audit runs about Q·(L·(2·repeats + routes + 1) + 2·repeats + 10) forward
-    passes and Q backward passes. The model is not changed.
+    The model is not changed. :func:`count_passes` says about how many forward passes it takes.
 
     Args:
         model: with gates of this library, or of transformers with routers of its own.
@@ -97,18 +86,28 @@ def audit(
     if not batches:
         raise ValueError("batches is empty: pass at least one batch")
     mixtures = find_mixtures(model)
+    if all(mixture.num_experts == 1 for mixture in mixtures):
+        raise CometError(
+            f"{type(model).__name__} has one expert in each mixture, so nothing is routed: give a model with "
+            "several"
+        )
     started = time.perf_counter()
     say = progress or (lambda line: None)
-    names = [mixture.name for mixture in mixtures]
     num_groups = 1 + max((int(own.max()) for own in map(groups_of, batches) if own is not None), default=-1)
 
     with evaluating(model), torch.no_grad():
         say(f"routes of {len(mixtures)} mixtures in {len(batches)} batches")
         reader = RouteReader(mixtures, num_groups, -(-COMPARED_ROWS // len(batches)), seed)
         before = _read(model, mixtures, batches, loss, reader)
+        not_called = [name for name, routes in reader.routes.items() if not routes.pairs]
+        mixtures = [mixture for mixture in mixtures if mixture.name not in not_called]
+        if not mixtures:
+            raise ValueError("loss(model, batch) called no mixture of the model: call the whole model there")
+        names = [mixture.name for mixture in mixtures]
 
         def gain(kind: Any, chosen: list[str]) -> dict[str, Any]:
-            return measure_gain(model, mixtures, batches, loss, before, kind, repeats, chosen, seed)
+            options: dict[str, Any] = {"repeats": repeats, "seed": seed, "gates": chosen}
+            return summarise_gain(change_losses(model, batches, loss, before, kind, **options))
 
         say("other routes in all mixtures")
         gains, gaps = {"": gain("shuffle", names)}, {"": gain("random", names)}
@@ -147,13 +146,28 @@ def audit(
         samples=len(before),
         routing_gain=gains[""],
         gap_to_random=gaps[""],
-        aux_loss=None if aux is None else asdict(aux),
+        aux_losses=[asdict(one) for one in aux],
         removal=curve,
+        not_called=not_called,
         group_names=None if group_names is None else list(group_names),
     )
     report.findings = find_all(report)
     report.seconds = time.perf_counter() - started
     return report
+
+
+def count_passes(
+    mixtures: int, batches: int, *, repeats: int = 3, routes: int = 4, removal: bool = True, **others: Any
+) -> int:
+    """About how many forward passes an audit takes, see :func:`audit`; a backward pass counts as two.
+
+    Per batch there are 2·repeats for all mixtures together, and for each of several ones. Regret takes
+    routes + 1 per mixture, fewer experts 8. 12 more are for loads, gradients and auxiliary losses. Routers of
+    other layers are tried only where one is suspect, and do not count.
+    """
+    gains = 2 * repeats * (1 + mixtures if mixtures > 1 else 1)
+    regrets = mixtures * (routes + 1) if routes else 0
+    return batches * (gains + regrets + (8 if removal else 0) + 12)
 
 
 def _read(
@@ -164,9 +178,6 @@ def _read(
         for batch in batches:
             reader.start(batch)
             losses.append(collect_losses(model, [batch], loss))
-    silent = [name for name, routes in reader.routes.items() if not routes.pairs]
-    if silent:
-        raise ValueError(f"{silent[0]} was not called by loss(model, batch): call the whole model there")
     return torch.cat(losses)
 
 

@@ -1,60 +1,18 @@
-"""What the routes are worth: the loss with other routes less the loss as it is.
+"""What routes are worth, one token or one router at a time: regret, and routers in each other's place.
 
 Shapes: B sequences of T tokens, N rows, n experts, R other routes, L mixtures.
 """
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from comet_moe.interventions import CHANGES, CONFIDENCE, Intervention, Loss, collect_losses, summarise_gain
+from comet_moe.interventions import CONFIDENCE, Loss, collect_losses, summarise_gain
 from comet_moe.mixture.visits import Call, Mixture, visiting
-
-
-class OtherRoutes:
-    """A visit that gives the rows that are not padding other routes, as :func:`comet_moe.intervene` does.
-
-    Args:
-        kind: "shuffle", "mean" or "random".
-        seed: mixtures that see the same rows change them alike.
-        names: of the mixtures to change; None for all.
-    """
-
-    def __init__(self, kind: Intervention, seed: int, names: Collection[str] | None = None):
-        self._change, self._seed, self._names = CHANGES[kind], seed, names
-        self._generators: dict[str, torch.Generator] = {}
-
-    def __call__(self, mixture: Mixture, call: Call) -> Tensor | None:
-        """The other weights (N, n)."""
-        if self._names is not None and mixture.name not in self._names:
-            return None
-        fresh = torch.Generator().manual_seed(self._seed)
-        generator = self._generators.setdefault(mixture.name, fresh)
-        weights, real = call.routing.weights, call.real_rows()
-        return weights.index_copy(0, real, self._change(weights[real], generator).to(weights.dtype))
-
-
-def measure_gain(
-    model: nn.Module,
-    mixtures: Sequence[Mixture],
-    batches: Sequence[Any],
-    loss: Loss,
-    before: Tensor,
-    kind: Intervention,
-    repeats: int,
-    names: Collection[str] | None = None,
-    seed: int = 0,
-) -> dict[str, Any]:
-    """``gain`` and its 95 % ``interval``, as :func:`comet_moe.routing_gain`, for any mixtures."""
-    after = []
-    for repeat in range(repeats):
-        with visiting(model, mixtures, OtherRoutes(kind, seed + repeat, names)):
-            after.append(collect_losses(model, batches, loss))
-    return summarise_gain(torch.stack(after) - before)
 
 
 class _OneToken:

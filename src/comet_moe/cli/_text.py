@@ -44,8 +44,8 @@ def split_names(text: str, option: str) -> list[str]:
 
     A name with a comma is in double quotes.
     """
-    names = [name.strip() for name in next(csv.reader([text], skipinitialspace=True), [""])]
-    if not all(names):
+    names = [name.strip() for name in next(csv.reader([text], skipinitialspace=True), [])]
+    if not names or not all(names):
         raise typer.BadParameter(f"{option} must be names separated by commas, got {text!r}")
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:

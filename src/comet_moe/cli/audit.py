@@ -50,7 +50,7 @@ def audit(
     length: Annotated[int, typer.Option(min=2, help="Tokens per sequence.")] = 256,
     padding: Annotated[
         Literal["packed", "left", "right"],
-        typer.Option(help="Texts joined to full sequences, or one sequence per text, padded."),
+        typer.Option(help="Texts joined to full sequences, or one sequence per text, padded on that side."),
     ] = "packed",
     repeats: Annotated[int, typer.Option(min=1, help="Random exchanges of routes.")] = 3,
     routes: Annotated[int, typer.Option(min=0, help="Other routes per sampled token, for regret.")] = 4,
@@ -76,16 +76,20 @@ def audit(
         require_file_path(output, ".html")
         check_extra()
     is_run = (model / "config.yaml").is_file()
+    if is_run and group is not None:
+        raise typer.BadParameter(f"--group is for language models, and {model} is a run: leave it out")
     if is_run:
-        network, rows, loss, names = _open_run(model, data, batches, batch_size or 256, device)
+        opened = _open_run(model, data, batches, batch_size or 256, device)
     else:
-        network, rows, loss, names = _open_language_model(
+        opened = _open_language_model(
             model, data, text, group, batches, batch_size or 8, length, padding, device
         )
+    network, rows, loss, total, names = opened
     report = run_audit(
         network,
         rows,
         loss,
+        total=total,
         repeats=repeats,
         routes=routes,
         group_names=names,
@@ -119,15 +123,17 @@ def _read_codes(text: str | None, known: dict[str, str]) -> set[str]:
     return set(codes)
 
 
-Opened = tuple[Any, list[Any], Callable[[Any, Any], Any], list[str] | None]
+Losses = Callable[[Any, Any], Any]
+Opened = tuple[Any, list[Any], Losses, Losses | None, list[str] | None]
+"""Model, batches, loss, total loss where the model has none of its own, names of groups."""
 
 
 def _open_run(folder: Path, data: Path | None, batches: int, batch_size: int, device: str) -> Opened:
-    from comet_moe.experiments.training.auditing import audit_batches, audit_loss
+    from comet_moe.experiments.training.auditing import audit_batches, audit_loss, audit_total
     from comet_moe.experiments.training.recipe import load_run
 
     run = load_run(folder, device)
-    return run.model, list(audit_batches(run, data, batches, batch_size)), audit_loss, None
+    return run.model, list(audit_batches(run, data, batches, batch_size)), audit_loss, audit_total, None
 
 
 def _open_language_model(
@@ -142,6 +148,7 @@ def _open_language_model(
     device: str,
 ) -> Opened:
     from comet_moe.audit import language
+    from comet_moe.audit.texts import read_texts
     from comet_moe.devices import make_placement
 
     if not folder.is_dir():
@@ -157,7 +164,7 @@ def _open_language_model(
     config = network.config.get_text_config()
     encode, separator = language.load_encoder(folder, config.vocab_size)
     rows, names = language.language_batches(
-        language.read_texts(data, text, group),
+        read_texts(data, text, group),
         encode,
         separator,
         batches=batches,
@@ -165,4 +172,4 @@ def _open_language_model(
         length=min(length, getattr(config, "max_position_embeddings", None) or length),
         padding=padding,
     )
-    return network, rows, language.language_loss, names if len(names) > 1 else None
+    return network, rows, language.language_loss, None, names if len(names) > 1 else None

@@ -34,6 +34,7 @@ def prune(
     The new folder opens with plain transformers. The tokenizer is copied.
     """
     from comet_moe.audit import language, pruning
+    from comet_moe.audit.texts import read_texts
     from comet_moe.exceptions import WriteError
 
     if output.exists():
@@ -45,7 +46,7 @@ def prune(
     else:
         encode, separator = language.load_encoder(model, network.config.get_text_config().vocab_size)
         rows, _ = language.language_batches(
-            language.read_texts(data, text, None),
+            read_texts(data, text, None),
             encode,
             separator,
             batches=batches,
@@ -54,18 +55,35 @@ def prune(
         )
     before = _count_parameters(network)
     kept = pruning.prune(network, rows, language.language_loss, experts)
-    network.save_pretrained(output)
-    _copy_tokenizer(model, output)
+    _save(network, model, output)
     after = _count_parameters(network)
     if as_json:
         echo(json.dumps({"folder": str(output), "kept": kept, "parameters": [before, after]}))
         return
     echo(f"{output}: {experts} experts in each of {len(kept)} mixtures")
-    echo(f"  {before / 1e6:.1f} M parameters before, {after / 1e6:.1f} M after")
+    echo(f"  {before:,} parameters before, {after:,} after")
 
 
 def _count_parameters(model: Any) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _save(network: Any, source: Path, output: Path) -> None:
+    """Write the new folder under another name first, so that it is whole or not there."""
+    import shutil
+    from secrets import token_hex
+
+    from comet_moe.files import write_error
+
+    part = output.with_name(f".{output.name}.{token_hex(8)}.tmp")
+    try:
+        network.save_pretrained(part)
+        _copy_tokenizer(source, part)
+        part.rename(output)
+    except OSError as error:
+        raise write_error(output, error) from error
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
 
 
 def _copy_tokenizer(source: Path, target: Path) -> None:

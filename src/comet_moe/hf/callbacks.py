@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from comet_moe.exceptions import needs_extra
+from comet_moe.interventions import evaluating
 from comet_moe.monitor import RoutingMonitor
 from comet_moe.monitor.hooks import Hook
 from comet_moe.routes import Route, record, route_drift
@@ -116,12 +117,8 @@ class MoECallback(TrainerCallback):
 def _routes_of(model: nn.Module, batch: Mapping[str, Tensor]) -> list[Route]:
     """The routes of ``batch`` in eval mode; the model returns to the modes that it was in."""
     device = next(model.parameters()).device
-    was_training = {module: module.training for module in model.modules()}
-    model.eval()
-    with record(model) as routes:
+    with evaluating(model), record(model) as routes:
         model(**{name: value.to(device) for name, value in batch.items()})
-    for module, training in was_training.items():
-        module.training = training
     return routes
 
 

@@ -20,7 +20,7 @@ Kind = Literal["routers", "experts", "lora"]
 
 
 class Trainable(NamedTuple):
-    """What trains; ``print`` it.
+    """What trains.
 
     Attributes:
         parameters: number of parameters that train.
@@ -45,6 +45,8 @@ class Trainable(NamedTuple):
 def train_only(model: Any, kind: Kind, *, lora: Any = None, routers: bool = False) -> Trainable:
     """Let only the routers, only the experts, or only LoRA adapters of ``model`` train, in place.
 
+    Prints what trains: the number of parameters, their share of all, and which parts they are in.
+
     Args:
         model: a mixture of transformers, with its own routers or with gates, or an upcycled model.
         kind: "routers", "experts", or "lora", which adds an adapter of peft by ``model.add_adapter``.
@@ -54,14 +56,14 @@ def train_only(model: Any, kind: Kind, *, lora: Any = None, routers: bool = Fals
         routers: with "lora", the routers train as well, whole. They are saved with the adapter.
 
     Returns:
-        What trains.
+        What trains, as it was printed.
 
     Example:
         >>> from transformers import MixtralConfig, MixtralForCausalLM
         >>> from comet_moe.hf import train_only
         >>> config = MixtralConfig(vocab_size=50, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
         ...                        num_attention_heads=2, num_key_value_heads=2, num_local_experts=4)
-        >>> print(train_only(MixtralForCausalLM(config), "routers"))
+        >>> trains = train_only(MixtralForCausalLM(config), "routers")
         64 of 8,880 parameters train (0.72%): routers 64
     """
     checks.require_type("model", model, nn.Module)
@@ -78,7 +80,9 @@ def train_only(model: Any, kind: Kind, *, lora: Any = None, routers: bool = Fals
         chosen = tuple(f"{name}." for name in (gates if kind == "routers" else experts))
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(name.startswith(chosen))
-    return _count(model, gates, experts)
+    trains = _count(model, gates, experts)
+    print(trains)
+    return trains
 
 
 def _find_parts(model: nn.Module) -> tuple[list[str], list[str]]:

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from comet_moe.exceptions import CometError
 from comet_moe.experts import Experts
 from comet_moe.gates import Gate, RegularizedGate, TopKGate
 from comet_moe.mixture.dispatch import run_experts
@@ -246,11 +247,13 @@ class RoutedExperts(_OfOthers):
 
     def run(self, expert: int, rows: Tensor) -> Tensor:
         """One expert with weight 1, by the module's own implementation."""
-        index = torch.full((len(rows), 1), expert, device=rows.device)
+        # Two slots, the second with weight 0: some modules drop the dimension of a single one (LongCat).
+        index = torch.full((len(rows), 2), expert, device=rows.device)
+        weights = rows.new_tensor([1.0, 0.0]).expand(len(rows), 2)
         experts: Any = self.experts
         self._is_own_call = True
         try:
-            output: Tensor = experts(rows, index, rows.new_ones(len(rows), 1))
+            output: Tensor = experts(rows, index, weights)
         finally:
             self._is_own_call = False
         return output
@@ -305,7 +308,7 @@ def find_mixtures(model: nn.Module, adapter: RouterAdapter | None = None) -> lis
         adapter: for routers of another form; by default that of the family of the model.
 
     Raises:
-        ValueError: there are none.
+        CometError: there are none.
 
     Example:
         >>> from comet_moe import MoE
@@ -325,9 +328,9 @@ def find_mixtures(model: nn.Module, adapter: RouterAdapter | None = None) -> lis
             owner = modules.get(name.rpartition(".")[0].rpartition(".")[0])
             found[name] = GatedMixture(name, gate, getattr(owner, "experts", None))
     if not found:
-        raise ValueError(
-            f"{type(model).__name__} has no mixtures of experts: neither gates of comet_moe.gates nor "
-            "experts that take indices and weights"
+        raise CometError(
+            f"{type(model).__name__} has no mixtures of experts: give a model with gates of comet_moe.gates, "
+            "or with experts that take indices and weights"
         )
     order = {name: place for place, name in enumerate(modules)}
     return [found[name] for name in sorted(found, key=lambda name: order.get(name, len(order)))]

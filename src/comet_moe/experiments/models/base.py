@@ -90,6 +90,11 @@ class Task:
         losses, counts = self.row_losses(output, targets)
         return losses.sum(), counts.sum()
 
+    def mean_row_losses(self, output: Tensor, targets: dict[str, Tensor]) -> Tensor:
+        """(B,) the losses of rows whose mean is the loss of the task; 0 for rows that do not count."""
+        losses, counts = self.row_losses(output, targets)
+        return losses * (len(losses) / counts.sum().clamp_min(1))
+
     def row_losses(self, output: Tensor, targets: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """The loss of each row times its weight, and the weight, 0 where it does not count: (B,), (B,)."""
         target = targets[self.name]

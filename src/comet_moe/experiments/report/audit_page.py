@@ -1,6 +1,6 @@
 """The page of an audit: findings, tables per mixture, no network and no scripts."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,8 @@ def render_audit_page(report: Mapping[str, Any], title: str) -> str:
     environment = load_templates()
     environment.filters["gain"] = _gain
     environment.filters["interval"] = _interval
+    environment.filters["limits"] = _limits
+    environment.filters["percent"] = _percent
     return str(
         environment.get_template("audit.html").render(
             report=report,
@@ -41,7 +43,13 @@ def _gain(found: Mapping[str, Any] | None) -> str:
 
 
 def _interval(found: Mapping[str, Any] | None) -> str:
-    if found is None or found["interval"] is None:
-        return ""
-    low, high = found["interval"]
-    return f"{low:.4f} to {high:.4f}"
+    return "" if found is None else _limits(found["interval"])
+
+
+def _limits(interval: Sequence[float] | None, kind: str = "number") -> str:
+    show = _percent if kind == "percent" else "{:.4f}".format
+    return "" if interval is None else " to ".join(map(show, interval))
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"

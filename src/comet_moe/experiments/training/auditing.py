@@ -1,4 +1,4 @@
-"""A run folder as the audit takes it: batches of a table or of the run's own data, and the loss of rows."""
+"""A run folder as the audit takes it: batches of a table or of the run's own data, and its losses."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from comet_moe.devices import Placement
 from comet_moe.exceptions import DataError, RunError
 from comet_moe.experiments.data.raw_files import require_columns
 from comet_moe.experiments.data.table.encode import Encoder
@@ -15,7 +16,9 @@ from comet_moe.experiments.data.table.source import TableSource, find_tables
 from comet_moe.experiments.models import Model
 from comet_moe.experiments.models.base import read_schema
 from comet_moe.experiments.training.batches import Batch, evaluation_batches, load_dataset
-from comet_moe.experiments.training.recipe import LoadedRun
+from comet_moe.experiments.training.distributed import Processes
+from comet_moe.experiments.training.recipe import LoadedRun, MultiTaskObjective
+from comet_moe.experiments.training.trainer import StepLoss
 
 
 def audit_batches(run: LoadedRun, table: Path | None, batches: int, batch_size: int) -> list[Batch]:
@@ -58,13 +61,21 @@ def _table_batches(run: LoadedRun, path: Path, batch_size: int) -> Iterator[Batc
 
 
 def audit_loss(model: Model, batch: Batch) -> Tensor:
-    """(B,) the weighted sum of the task losses of each row; a task without a target in a row adds 0."""
-    device = next(model.parameters()).device
-    features = {name: values.to(device) for name, values in batch.features.items()}
-    targets = {name: values.to(device) for name, values in batch.targets.items()}
-    outputs, _ = model(features)
-    by_task = []
-    for task, output in zip(model.tasks, outputs, strict=True):
-        losses, _ = task.row_losses(output.float(), targets)
-        by_task.append(losses)
+    """(B,) the losses of the rows over all tasks, whose mean is the loss of the batch in training."""
+    batch = _on_device(model, batch)
+    outputs, _ = model(batch.features)
+    by_task = [
+        task.mean_row_losses(output.float(), batch.targets)
+        for task, output in zip(model.tasks, outputs, strict=True)
+    ]
     return model.weigh(by_task)
+
+
+def audit_total(model: Model, batch: Batch) -> Tensor:
+    """What training minimises on a batch, by the objective of the trainer."""
+    losses: StepLoss = MultiTaskObjective(model, Processes())(_on_device(model, batch))
+    return losses.total
+
+
+def _on_device(model: Model, batch: Batch) -> Batch:
+    return Placement(next(model.parameters()).device).move(batch)

@@ -150,8 +150,7 @@ def _run(
     outputs = [output.to("cpu", weights_dtype(output.dtype)) for output in outputs]
     total = torch.zeros(len(batch), dtype=torch.float64)
     for task, output in zip(model.tasks, outputs, strict=True):
-        losses, counts = task.row_losses(output, batch.targets)
-        total += 100 * task.weight * len(batch) * losses.double() / counts.sum().clamp_min(1)
+        total += 100 * task.weight * task.mean_row_losses(output, batch.targets).double()
 
     def metrics(units: Index) -> dict[str, Metrics]:
         chosen = torch.from_numpy(units)
