@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from benchmarks.memory import measure_peak
 from benchmarks.result import Result, timed_result
 from benchmarks.timing import measure_ratio
-from comet_moe import MoE
+from comet_moe import LazyAdam, MoE
 from comet_moe.experiments.training.optimizer import build_optimizer
 from comet_moe.experts import NeuronExperts
 from comet_moe.gates import Gate, HashGate, ProductKeyGate
@@ -20,7 +20,7 @@ KEYS = 2**20
 CHOICES = {"hash": (1, 1), "product keys k=2": (2, 1), "product keys k=16 heads=2": (16, 2)}
 """k and heads of each gate. A row of the last reads and moves 32 experts, of which few are shared at 2^20."""
 
-STEP = "layer of small experts, step with SparseAdam, n=2^20 / n=2^10"
+STEP = "layer of small experts, step with LazyAdam, n=2^20 / n=2^10"
 
 
 def make_gate(kind: str, n: int) -> Gate:
@@ -30,9 +30,9 @@ def make_gate(kind: str, n: int) -> Gate:
 
 
 def make_step(kind: str, n: int) -> Callable[[], None]:
-    """A training step of a layer: SparseAdam for the experts, Adam for the gate."""
+    """A training step of a layer: LazyAdam for the experts, Adam for the gate."""
     layer = MoE(experts=NeuronExperts(n, P, P, WIDTH, sparse=True), gate=make_gate(kind, n))
-    optimizers: list[torch.optim.Optimizer] = [torch.optim.SparseAdam(layer.experts.parameters(), lr=1e-3)]
+    optimizers: list[torch.optim.Optimizer] = [LazyAdam(layer.experts.parameters(), lr=1e-3)]
     if kind != "hash":
         optimizers.append(torch.optim.Adam(layer.gate.parameters(), fused=True))
     generator = torch.Generator().manual_seed(0)

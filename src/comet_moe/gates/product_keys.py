@@ -132,14 +132,16 @@ class ProductKeyGate(SteppedGate):
     def _best(self, by_row: Tensor, by_column: Tensor) -> tuple[Tensor, Tensor]:
         """Scores and experts of the best k cells, (rows, h, k) each, from the scores of all sub-keys.
 
-        The best cells of the full rows are in the best rows and columns. A last row that is shorter has its
-        own best columns.
+        The best cells of the full rows are in the best rows and columns. The cell of the i-th best row and
+        the j-th best column has i · j - 1 cells that are at least as good, so i · j <= k is enough. A last row
+        that is shorter has its own best columns.
         """
         k, (full, rest) = self.k_per_head, divmod(self.num_experts, self.columns)
         of_row, row = by_row[..., :full].topk(min(k, full))
         of_column, column = by_column.topk(min(k, self.columns))
-        score = (of_row.unsqueeze(-1) + of_column.unsqueeze(-2)).flatten(-2)
-        expert = (row.unsqueeze(-1) * self.columns + column.unsqueeze(-2)).flatten(-2)
+        first, second = _worthwhile_cells(k, row.shape[-1], column.shape[-1], row.device)
+        score = of_row.index_select(-1, first) + of_column.index_select(-1, second)
+        expert = row.index_select(-1, first) * self.columns + column.index_select(-1, second)
         if rest:
             of_last, last = by_column[..., :rest].topk(min(k, rest))
             score = torch.cat((score, by_row[..., full:] + of_last), -1)
@@ -176,6 +178,13 @@ class ProductKeyGate(SteppedGate):
             f"in_features={self.in_features}, num_experts={self.num_experts}, k={self.k_per_head}, "
             f"heads={self.heads}, query_features={self.query_features}"
         )
+
+
+def _worthwhile_cells(k: int, rows: int, columns: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The ranks of row and column, from 0, of the cells that can be among the best k, about k log k."""
+    ranks = [(i, j) for i in range(min(k, rows)) for j in range(min(k // (i + 1), columns))]
+    first, second = torch.tensor(ranks, device=device).unbind(1)
+    return first, second
 
 
 def _merge(expert: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
