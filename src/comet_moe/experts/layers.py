@@ -11,24 +11,11 @@ from torch.nn import functional as F
 from comet_moe.experts.base import Experts
 from comet_moe.experts.grouped_linear import GroupedLinear
 from comet_moe.kernels.mix import Epilogue
+from comet_moe.kernels.neurons import ACTIVATIONS
 from comet_moe.kernels.swiglu import swiglu
 
 Activation = Callable[[Tensor], Tensor]
 Apply = Callable[[GroupedLinear, Tensor], Tensor]
-
-
-def identity(x: Tensor) -> Tensor:
-    """Return ``x``; a named function, so that modules that hold it can be pickled."""
-    return x
-
-
-ACTIVATIONS: dict[str, Activation] = {
-    "relu": F.relu,
-    "gelu": F.gelu,
-    "silu": F.silu,
-    "tanh": torch.tanh,
-    "identity": identity,
-}
 
 
 class LayeredExperts(Experts):

@@ -1,5 +1,6 @@
 """Product keys (Lample et al. 2019; He 2024, PEER): the best k of n experts at the cost of sqrt(n)."""
 
+from functools import lru_cache
 from math import ceil, isqrt
 
 import torch
@@ -133,13 +134,13 @@ class ProductKeyGate(SteppedGate):
         """Scores and experts of the best k cells, (rows, h, k) each, from the scores of all sub-keys.
 
         The best cells of the full rows are in the best rows and columns. The cell of the i-th best row and
-        the j-th best column has i · j - 1 cells that are at least as good, so i · j <= k is enough. A last row
-        that is shorter has its own best columns.
+        the j-th best column has i · j - 1 cells that are at least as good, so i · j <= k is enough. A last
+        row that is shorter has its own best columns.
         """
         k, (full, rest) = self.k_per_head, divmod(self.num_experts, self.columns)
         of_row, row = by_row[..., :full].topk(min(k, full))
         of_column, column = by_column.topk(min(k, self.columns))
-        first, second = _worthwhile_cells(k, row.shape[-1], column.shape[-1], row.device)
+        first, second = _worthwhile_cells(k, row.shape[-1], column.shape[-1], row)
         score = of_row.index_select(-1, first) + of_column.index_select(-1, second)
         expert = row.index_select(-1, first) * self.columns + column.index_select(-1, second)
         if rest:
@@ -180,11 +181,22 @@ class ProductKeyGate(SteppedGate):
         )
 
 
-def _worthwhile_cells(k: int, rows: int, columns: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def _worthwhile_cells(k: int, rows: int, columns: int, like: Tensor) -> tuple[Tensor, Tensor]:
     """The ranks of row and column, from 0, of the cells that can be among the best k, about k log k."""
+    if like.is_cpu and checks.is_plain_eager(like):  # on one row, making them takes as long as a product
+        return _kept_cells(k, rows, columns)
+    return _list_cells(k, rows, columns, like.device)
+
+
+def _list_cells(k: int, rows: int, columns: int, device: torch.device) -> tuple[Tensor, Tensor]:
     ranks = [(i, j) for i in range(min(k, rows)) for j in range(min(k // (i + 1), columns))]
     first, second = torch.tensor(ranks, device=device).unbind(1)
     return first, second
+
+
+@lru_cache(maxsize=64)
+def _kept_cells(k: int, rows: int, columns: int) -> tuple[Tensor, Tensor]:
+    return _list_cells(k, rows, columns, torch.device("cpu"))
 
 
 def _merge(expert: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -40,7 +40,7 @@ def move_rows(
         grad: (r, w).
         step: the numbers of this step.
     """
-    if len(row) and not (0 <= int(row[0]) and int(row[-1]) < len(weight)):
+    if len(row) and (int(row[0]) < 0 or int(row[-1]) >= len(weight)):
         raise ValueError(f"a gradient must name rows 0..{len(weight) - 1}, got {row[0]}..{row[-1]}")
     tensors = weight, average, square, grad
     # A table of many rows belongs to no small model, however few of them one step names.
