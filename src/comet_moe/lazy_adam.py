@@ -48,7 +48,7 @@ class LazyAdam(Optimizer):
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Move the rows that the gradients name; returns what ``closure`` does."""
         loss = None
         if closure is not None:
@@ -74,10 +74,11 @@ class LazyAdam(Optimizer):
         state["step"] = int(state["step"]) + 1
         row, values = _read_rows(grad)
         tables = parameter, state["exp_avg"], state["exp_avg_sq"]
-        flat = [in_order(table.detach()).view(-1, values.shape[1]) for table in tables]
-        move_rows(*flat, row, values, adam_step(group["lr"], group["betas"], group["eps"], state["step"]))
+        weight, average, square = [in_order(table.detach()).view(-1, values.shape[1]) for table in tables]
+        step = adam_step(group["lr"], group["betas"], group["eps"], state["step"])
+        move_rows(weight, average, square, row, values, step)
         if not parameter.is_contiguous():
-            parameter.copy_(flat[0].view_as(parameter))
+            parameter.copy_(weight.view_as(parameter))
 
 
 def _read_rows(grad: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,7 +4,6 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 

@@ -27,7 +27,7 @@ class NeuronExperts(Experts):
         width: neurons of each expert.
         activation: "gelu", "relu", "silu", "tanh" or "identity".
         sparse: whether gradients are row-sparse tensors, as in ``nn.Embedding``, for
-            ``torch.optim.SparseAdam``. A step then costs the same however many experts there are. Dense
+            :class:`comet_moe.LazyAdam`. A step then costs the same however many experts there are. Dense
             gradients and their optimisers read and write all n experts.
         dtype: of the parameters; None is the default dtype. bfloat16 halves the memory.
 

@@ -32,7 +32,8 @@ class ProductKeyGate(SteppedGate):
     experts. The weights are the mean over the heads times ``scale``; the sum of PEER is ``scale=heads``.
 
     In training, batch normalisation uses the rows of the batch that are not padding, in evaluation running
-    averages. A batch with fewer than 2 such rows is normalised by the running averages, and keeps them.
+    averages. The rows of all ranks count together where :mod:`comet_moe.parallel` spreads the batch. A batch
+    with fewer than 2 such rows is normalised by the running averages, and keeps them.
 
     Args:
         in_features: p.
@@ -157,14 +158,18 @@ class ProductKeyGate(SteppedGate):
             is_row = (
                 query.new_ones(query.shape[0], 1) if mask is None else mask.reshape(-1, 1).to(query.dtype)
             )
-            count = is_row.sum()
-            batch_mean = (query * is_row).sum(0) / count.clamp_min(1)
-            batch_var = ((query - batch_mean).square() * is_row).sum(0) / count.clamp_min(1)
+            count, total = self._sum(is_row.sum(), (query * is_row).sum(0))
+            batch_mean = total / count.clamp_min(1)
+            (squares,) = self._sum(((query - batch_mean).square() * is_row).sum(0))
+            batch_var = squares / count.clamp_min(1)
             is_batch = count > 1
             self._average(batch_mean.detach(), batch_var.detach(), count, is_batch)
             mean, var = torch.where(is_batch, batch_mean, mean), torch.where(is_batch, batch_var, var)
         weight, bias = self.norm_weight.to(query.dtype), self.norm_bias.to(query.dtype)
         return (query - mean) * (var + EPSILON).rsqrt() * weight + bias
+
+    def _sum(self, *sums: Tensor) -> list[Tensor]:
+        return list(sums) if self.ranks is None else self.ranks.sum_of_rows(*sums)
 
     def _average(self, mean: Tensor, var: Tensor, count: Tensor, is_batch: Tensor) -> None:
         """Move the running averages, that of the variance by its unbiased estimate, as ``nn.BatchNorm1d``."""
