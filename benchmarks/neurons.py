@@ -1,15 +1,17 @@
 """Layers of small experts: a training step and inference at a thousand and at a million experts."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from math import prod
 
 import torch
 from torch import Tensor, nn
 
+from benchmarks.gates import K, hard_gate
 from benchmarks.memory import measure_peak
 from benchmarks.result import Result, timed_result
 from benchmarks.timing import measure_ratio
-from comet_moe import MoE
+from comet_moe import LazyAdam, MoE
 from comet_moe.experiments.training.optimizer import build_optimizer
 from comet_moe.experts import NeuronExperts
 from comet_moe.gates import Gate, HashGate, ProductKeyGate
@@ -20,7 +22,7 @@ KEYS = 2**20
 CHOICES = {"hash": (1, 1), "product keys k=2": (2, 1), "product keys k=16 heads=2": (16, 2)}
 """k and heads of each gate. A row of the last reads and moves 32 experts, of which few are shared at 2^20."""
 
-STEP = "layer of small experts, step with SparseAdam, n=2^20 / n=2^10"
+STEP = "layer of small experts, step with LazyAdam, n=2^20 / n=2^10"
 
 
 def make_gate(kind: str, n: int) -> Gate:
@@ -30,9 +32,9 @@ def make_gate(kind: str, n: int) -> Gate:
 
 
 def make_step(kind: str, n: int) -> Callable[[], None]:
-    """A training step of a layer: SparseAdam for the experts, Adam for the gate."""
+    """A training step of a layer: LazyAdam for the experts, Adam for the gate."""
     layer = MoE(experts=NeuronExperts(n, P, P, WIDTH, sparse=True), gate=make_gate(kind, n))
-    optimizers: list[torch.optim.Optimizer] = [torch.optim.SparseAdam(layer.experts.parameters(), lr=1e-3)]
+    optimizers: list[torch.optim.Optimizer] = [LazyAdam(layer.experts.parameters(), lr=1e-3)]
     if kind != "hash":
         optimizers.append(torch.optim.Adam(layer.gate.parameters(), fused=True))
     generator = torch.Generator().manual_seed(0)
@@ -75,6 +77,8 @@ def measure_neurons(quick: bool) -> Iterator[Result]:
         yield timed_result(STEP, case, ratio, 4.0)
         yield from _measure_memory(case, make)
         yield from _measure_one_row(kind, seconds)
+    yield from _measure_comet_row(seconds)
+    yield from measure_peer(quick)
     yield from _measure_embeddings(seconds)
 
 
@@ -87,14 +91,61 @@ def _measure_memory(case: str, make: Callable[[], Callable[[], None]]) -> Iterat
         yield Result(measurement, f"{case}, {peak / 1e6:.1f} MB", peak / 200e6, 1.0)
 
 
-@torch.no_grad()
 def _measure_one_row(kind: str, seconds: float) -> Iterator[Result]:
-    layer = MoE(experts=NeuronExperts(MANY, P, P, WIDTH), gate=make_gate(kind, MANY)).eval()
-    neurons, case = WIDTH * prod(CHOICES[kind]), f"{kind}, p=u={P} width={WIDTH}"
+    yield _row_by_dense(kind, make_gate(kind, MANY), WIDTH * prod(CHOICES[kind]), seconds)
+
+
+def _measure_comet_row(seconds: float) -> Iterator[Result]:
+    yield _row_by_dense(f"COMET k={K}", hard_gate(P, MANY), WIDTH * K, seconds)
+
+
+@torch.no_grad()
+def _row_by_dense(name: str, gate: Gate, neurons: int, seconds: float) -> Result:
+    layer = MoE(experts=NeuronExperts(MANY, P, P, WIDTH), gate=gate).eval()
     dense = nn.Sequential(nn.Linear(P, neurons, bias=False), nn.GELU(), nn.Linear(neurons, P, bias=False))
     x, key = torch.randn(1, P), torch.tensor([7])
     ratio = measure_ratio(lambda: layer(x, keys=key), lambda: dense(x), seconds, calls=100)
-    yield timed_result("inference of one row at n=2^20 / dense layer of its neurons", case, ratio, 3.0)
+    case = f"{name}, p=u={P} width={WIDTH}"
+    return timed_result("inference of one row at n=2^20 / dense layer of its neurons", case, ratio, 3.0)
+
+
+def measure_peer(quick: bool) -> Iterator[Result]:
+    """A layer of small experts behind COMET / behind product keys (PEER), of the same n, k and width.
+
+    Both layers share their experts, which would otherwise fill the memory twice. The splits are hard.
+    """
+    seconds = 2 if quick else 15
+    for n, p in ((2**16, 64),) if quick else ((2**16, 64), (2**16, 256), (2**20, 64)):
+        experts = NeuronExperts(n, p, p, WIDTH, sparse=True)
+        comet, keys = hard_gate(p, n), ProductKeyGate(p, n, k=K)
+        comet.sparse = True
+        layers = [MoE(experts=experts, gate=gate) for gate in (comet, keys)]
+        lazy = LazyAdam(experts.parameters()), LazyAdam(comet.parameters())
+        dense = torch.optim.Adam(keys.parameters(), fused=True)
+        steps = [_make_peer_step(layers[0], lazy), _make_peer_step(layers[1], (lazy[0], dense))]
+        case = f"n=2^{n.bit_length() - 1} p=u={p} k={K} width={WIDTH}"
+        ratio = measure_ratio(*steps, seconds)
+        yield timed_result("COMET / product keys, training step", f"{case} B={ROWS}", ratio, 0.5)
+        for rows in (1, ROWS):
+            x = torch.randn(rows, p)
+            calls = [torch.no_grad()(partial(layer.eval(), x)) for layer in layers]
+            ratio = measure_ratio(*calls, seconds / 3, 100 if rows == 1 else 1)
+            yield timed_result("COMET / product keys, inference", f"{case} B={rows}", ratio, 0.5)
+
+
+def _make_peer_step(layer: MoE, optimizers: Sequence[torch.optim.Optimizer]) -> Callable[[], None]:
+    layer.train()
+    generator = torch.Generator().manual_seed(0)
+
+    def step() -> None:
+        x = torch.randn(ROWS, layer.gate.in_features, generator=generator)
+        y, _ = layer(x)
+        (y - x).square().mean().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return step
 
 
 def _measure_embeddings(seconds: float) -> Iterator[Result]:

@@ -1,4 +1,4 @@
-"""Pictures of results as SVG files, light and dark: the gate's time against n, steps against a peer's."""
+"""Pictures of results as SVG files, light and dark: times of gates against n, steps against a peer's."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -6,6 +6,7 @@ from html import escape
 from pathlib import Path
 
 from benchmarks.gates import GATE
+from benchmarks.growth import TRAINING
 from benchmarks.peers import INFERENCE, STEP
 from benchmarks.result import Result
 
@@ -16,9 +17,13 @@ THEMES = {
         "ground": "#ffffff",
         "ours": "#3b6fb6",
         "other": "#b4681a",
+        "third": "#3f8f63",
     },
     "dark": {"ink": "#e7ebf0", "line": "#48525f", "ground": "#14181d", "ours": "#7fb0f0", "other": "#f0a955"},
 }
+THEMES["dark"]["third"] = "#7fd0a3"
+LINES = {"COMET": "ours", "Top-k": "other", "product keys": "third"}
+"""The colour of each gate."""
 FONT = "system-ui, 'Segoe UI', Roboto, Helvetica, Arial, sans-serif"
 Colours = dict[str, str]
 
@@ -26,7 +31,11 @@ Colours = dict[str, str]
 def draw_results(results: Sequence[Result], folder: Path) -> list[Path]:
     """Write the pictures that ``results`` are enough for; returns the files."""
     paths = []
-    for name, draw in (("gate-time", _draw_gate), ("peer-time", _draw_peers)):
+    for name, draw in (
+        ("gate-time", _draw_gate),
+        ("training-time", _draw_training),
+        ("peer-time", _draw_peers),
+    ):
         for theme, colours in THEMES.items():
             picture = draw(results, colours)
             if picture:
@@ -36,55 +45,78 @@ def draw_results(results: Sequence[Result], folder: Path) -> list[Path]:
     return paths
 
 
+Times = dict[str, dict[int, float]]
+"""Seconds by gate and number of experts."""
+
+
 def _draw_gate(results: Sequence[Result], colours: Colours) -> str:
     """One panel per batch size: time of a call against n, both axes logarithmic."""
-    panels: dict[int, list[tuple[int, float, float]]] = {}
+    panels: dict[str, Times] = {}
     for result in results:
         if result.measurement == GATE and result.ratio:
-            case = dict(part.split("=") for part in result.case.split())
+            case = _read_case(result)
             if case["p"] == "256":
-                point = int(case["n"]), result.ratio.seconds, result.ratio.reference_seconds
-                panels.setdefault(int(case["B"]), []).append(point)
-    panels = {rows: points for rows, points in panels.items() if len(points) > 1}
+                times = panels.setdefault(f"batch of {case['B']}, p = 256", {"COMET": {}, "Top-k": {}})
+                times["COMET"][int(case["n"])] = result.ratio.seconds
+                times["Top-k"][int(case["n"])] = result.ratio.reference_seconds
+    title = "Time of one call of the COMET gate and of the Top-k gate against the number of experts"
+    return _draw_panels(panels, title, 300, colours)
+
+
+def _draw_training(results: Sequence[Result], colours: Colours) -> str:
+    """Time of a training pass of three gates against n."""
+    times: Times = {}
+    for gate, measurement in TRAINING.items():
+        for result in results:
+            if result.measurement == measurement and result.ratio:
+                n = int(_read_case(result)["n"])
+                times.setdefault(gate, {})[n] = result.ratio.seconds
+                times.setdefault("Top-k", {})[n] = result.ratio.reference_seconds
+    title = "Time of a training pass of the COMET, product key and Top-k gates against the number of experts"
+    return _draw_panels({"training pass, batch of 1024, p = 256": times}, title, 480, colours)
+
+
+def _read_case(result: Result) -> dict[str, str]:
+    """The ``name=value`` words of a case."""
+    words = [word.rstrip(",").split("=") for word in result.case.split()]
+    return {word[0]: word[1] for word in words if len(word) == 2}
+
+
+def _draw_panels(panels: dict[str, Times], title: str, width: int, colours: Colours) -> str:
+    """Panels side by side; nothing if no gate has two points."""
+    panels = {name: times for name, times in panels.items() if any(len(line) > 1 for line in times.values())}
     if not panels:
         return ""
-    width, height, parts = 300, 300, []
-    for i, (rows, points) in enumerate(panels.items()):
-        parts += _draw_panel(60 + i * (width + 40), 50, width - 40, height - 110, rows, points, colours)
-    title = "Time of one call of the COMET gate and of the Top-k gate against the number of experts"
+    height, parts = 300, []
+    for i, (name, times) in enumerate(panels.items()):
+        parts += _draw_panel(60 + i * (width + 40), 50, width - 40, height - 110, name, times, colours)
     return _svg(20 + len(panels) * (width + 40), height, title, parts, colours)
 
 
 def _draw_panel(
-    left: float,
-    top: float,
-    width: float,
-    height: float,
-    rows: int,
-    points: list[tuple[int, float, float]],
-    colours: Colours,
+    left: float, top: float, width: float, height: float, name: str, times: Times, colours: Colours
 ) -> list[str]:
-    times = [1e6 * seconds for point in points for seconds in point[1:]]
-    x = _axis([n for n, _, _ in points], left, width, False)
-    low, high = 10 ** math.floor(math.log10(min(times))), 10 ** math.ceil(math.log10(max(times)))
+    experts = sorted({n for line in times.values() for n in line})
+    all_times = [1e6 * seconds for line in times.values() for seconds in line.values()]
+    x = _axis(experts, left, width, False)
+    low, high = 10 ** math.floor(math.log10(min(all_times))), 10 ** math.ceil(math.log10(max(all_times)))
     y = _axis([low, high], top, height, True)
-    parts = [_text(left, top - 20, f"batch of {rows}, p = 256", colours["ink"], "start", 15)]
+    parts = [_text(left, top - 20, name, colours["ink"], "start", 15)]
     tick = low
     while tick <= high:
         parts.append(_line([(left, y(tick)), (left + width, y(tick))], colours["line"], 1))
         label = f"{tick:,.0f} µs" if tick < 1000 else f"{tick / 1000:,.0f} ms"
         parts.append(_text(left - 6, y(tick) + 4, label, colours["ink"], "end"))
         tick *= 10
-    for n, _, _ in points:
+    for n in experts:
         parts.append(_text(x(n), top + height + 18, f"{n:,}", colours["ink"], size=11))
     parts.append(_text(left + width / 2, top + height + 38, "experts", colours["ink"]))
-    for index, name, colour in ((1, "COMET", "ours"), (2, "Top-k", "other")):
-        path = [(x(point[0]), y(1e6 * point[index])) for point in points]
-        parts.append(_line(path, colours[colour], 2.5))
-        above = points[-1][index] == max(points[-1][1:])
-        parts.append(
-            _text(path[-1][0], path[-1][1] + (-8 if above else 24), name, colours[colour], "end", 14)
-        )
+    highest = max(line[max(line)] for line in times.values())
+    for gate, line in times.items():
+        path = [(x(n), y(1e6 * line[n])) for n in sorted(line)]
+        parts.append(_line(path, colours[LINES[gate]], 2.5))
+        below = -8 if line[max(line)] == highest else 24
+        parts.append(_text(path[-1][0], path[-1][1] + below, gate, colours[LINES[gate]], "end", 14))
     return parts
 
 

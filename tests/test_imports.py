@@ -21,6 +21,7 @@ ORDER = (
     "kernels",
     "gates",
     "local_search",
+    "lazy_adam",
     "optimization",
     "experts",
     "mixture",

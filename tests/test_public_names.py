@@ -11,6 +11,7 @@ import comet_moe
 
 NAMES = {
     "CometError",
+    "LazyAdam",
     "MoE",
     "MultiGateMoE",
     "Permutation",

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from comet_moe.growing import grow as grow
     from comet_moe.interventions import intervene as intervene
     from comet_moe.interventions import routing_gain as routing_gain
+    from comet_moe.lazy_adam import LazyAdam as LazyAdam
     from comet_moe.local_search import Permutation as Permutation
     from comet_moe.local_search import PermutedGate as PermutedGate
     from comet_moe.local_search.sinkhorn import sinkhorn as sinkhorn
@@ -41,6 +42,7 @@ __version__ = "0.2.0"
 _MODULES = {
     "RoutingWarning": "comet_moe.exceptions",
     "CometError": "comet_moe.exceptions",
+    "LazyAdam": "comet_moe.lazy_adam",
     "MoE": "comet_moe.mixture.moe",
     "MultiGateMoE": "comet_moe.mixture.moe",
     "Permutation": "comet_moe.local_search",
@@ -61,6 +63,7 @@ _MODULES = {
 
 __all__ = [
     "CometError",
+    "LazyAdam",
     "MoE",
     "MultiGateMoE",
     "Permutation",

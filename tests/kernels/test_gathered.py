@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from comet_moe.kernels import jit
-from comet_moe.kernels.gathered import _Outer, dot, dot_torch, outer_torch, pairing, total, total_torch
+from comet_moe.kernels.gathered import Form, dot, dot_torch, outer, outer_torch, pairing, total, total_torch
 
 SAMPLES, ROWS, VECTORS, WIDTH, P = 4, 6, 2, 3, 5
 
@@ -40,7 +40,7 @@ def test_the_three_products_are_the_derivatives_of_one_form():
     with torch.no_grad():
         torch.testing.assert_close(dot(x, table, pairs), of_c)
         torch.testing.assert_close(total(c, table, pairs), of_x)
-        torch.testing.assert_close(_Outer.apply(c, x, pairs, False, ROWS, torch.float64), of_table)
+        torch.testing.assert_close(outer(c, x, Form(pairs, False, ROWS, torch.float64)), of_table)
         torch.testing.assert_close(outer_torch(c, x, pairs), of_table[pairs.by_row.row])
 
 
@@ -98,9 +98,9 @@ def test_row_sparse_gradients_refuse_second_derivatives():
 def test_threads_compute_what_one_thread_does(monkeypatch):
     pairs = made_pairs(40)
     x, c, table = operands(pairs)
-    one = [dot(x, table, pairs), total(c, table, pairs), _Outer.apply(c, x, pairs, True, ROWS, c.dtype)]
+    one = [dot(x, table, pairs), total(c, table, pairs), outer(c, x, Form(pairs, True, ROWS, c.dtype))]
     monkeypatch.setattr("comet_moe.kernels.gathered.count_threads", lambda rows, work: min(3, rows))
-    three = [dot(x, table, pairs), total(c, table, pairs), _Outer.apply(c, x, pairs, True, ROWS, c.dtype)]
+    three = [dot(x, table, pairs), total(c, table, pairs), outer(c, x, Form(pairs, True, ROWS, c.dtype))]
     assert all(torch.equal(a.to_dense(), b.to_dense()) for a, b in zip(one, three, strict=True))
 
 

@@ -9,13 +9,14 @@ from torch.distributed.tensor import DTensor
 
 import comet_moe
 from comet_moe import MoE, MultiGateMoE, Permutation, PermutedGate
-from comet_moe.experts import ConvExperts, DenseExperts, FeedForwardExperts, MLPExperts
+from comet_moe.experts import ConvExperts, DenseExperts, FeedForwardExperts, MLPExperts, NeuronExperts
 from comet_moe.gates import (
     CometGate,
     DSelectKGate,
     ExpertChoiceGate,
     HashGate,
     JointSelection,
+    ProductKeyGate,
     RegularizedGate,
     Regularizer,
     ReluGate,
@@ -43,6 +44,8 @@ GATES = {
     "comet, hard": lambda: CometGate(P, N, k=2, gamma=0.1, entropy=0.1),
     "expert choice": lambda: ExpertChoiceGate(P, N, capacity=2.0),
     "warm-up": lambda: WarmupGate(TopKGate(P, N, k=2), steps=3),
+    "product keys": lambda: ProductKeyGate(P, N, k=2, heads=2, query_features=4),
+    "comet, few paths": lambda: CometGate(P, N, k=2, entropy=0.1, max_paths=2),
     "topk, regularized": lambda: RegularizedGate(
         TopKGate(P, N, k=2), load_balance=0.3, z_loss=0.2, information=0.4
     ),
@@ -60,6 +63,7 @@ STACKS = {
     "feed-forward": lambda: FeedForwardExperts(N, P, 7, U),
     "swiglu": lambda: FeedForwardExperts(N, P, 7, U, activation="swiglu"),
     "mlp": lambda: MLPExperts(N, P, (7, U)),
+    "neurons": lambda: NeuronExperts(N, P, U, width=3),
 }
 
 
@@ -131,11 +135,14 @@ MODELS = {
     "two gates with a search and a shared expert": two_gates,
     "three gates with a joint choice": joint_gates,
     "private and shared experts": private_experts,
+    "product keys over neurons": lambda: Single(
+        experts=NeuronExperts(N, P, U, width=2), gate=ProductKeyGate(P, N, k=2, heads=2, query_features=4)
+    ),
     "dense execution": lambda: Single(
         experts=DenseExperts(N, P, U), gate=TopKGate(P, N, k=2), execution="dense"
     ),
 }
-BATCH_GATES = ("topk", "sigmoid", "comet, information", "expert choice", "relu")
+BATCH_GATES = ("topk", "sigmoid", "comet, information", "expert choice", "relu", "product keys")
 """Gates with different ways to depend on the batch, for checks of empty ranks and padding."""
 
 

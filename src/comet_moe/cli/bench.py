@@ -46,7 +46,7 @@ def bench(
     svg: Annotated[
         Path | None,
         typer.Option(
-            help="Draw the results of gate and peers as SVG files into this folder.", metavar="FOLDER"
+            help="Draw the results of gate, growth and peers as SVG files into this folder.", metavar="FOLDER"
         ),
     ] = None,
 ) -> None:

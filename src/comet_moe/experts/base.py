@@ -32,6 +32,13 @@ class WeightedPairs(NamedTuple):
     weights: Tensor
 
 
+class Slots(NamedTuple):
+    """What one gate selects: c experts of each sample, (B, c) int64, and weights (B, c), 0 where unused."""
+
+    expert: Tensor
+    weight: Tensor
+
+
 def count_linear_flops(module: nn.Module) -> int:
     """Floating-point operations of the linear layers in ``module``, for one row."""
     return sum(2 * layer.weight.numel() for layer in module.modules() if isinstance(layer, nn.Linear))
@@ -51,6 +58,7 @@ class Experts(nn.Module, ABC):
             graphs.
         takes_pairs: whether the stack has :meth:`weighted_sums`, a sparse execution in which nothing has
             the size n.
+        takes_slots: whether it has :meth:`slot_sums`, the same for one gate without gradients.
 
     Example:
         >>> import torch
@@ -80,13 +88,18 @@ class Experts(nn.Module, ABC):
     only_pairs: bool = False
     takes_offsets: bool = False
     takes_pairs: bool = False
+    takes_slots: bool = False
 
-    def forward(self, rows: Tensor, counts: list[int] | Tensor | WeightedPairs | None = None) -> Tensor:
-        """One execution: :meth:`dense` for None, :meth:`sparse` for counts, and two more.
+    def forward(
+        self, rows: Tensor, counts: list[int] | Tensor | WeightedPairs | Slots | None = None
+    ) -> Tensor:
+        """One execution: :meth:`dense` for None, :meth:`sparse` for counts, and three more.
 
-        They are :meth:`sorted_rows` for offsets and :meth:`weighted_sums` for pairs. Mixtures call the stack
-        itself so that hooks run, for example those of ``fully_shard``.
+        They are :meth:`sorted_rows` for offsets, :meth:`weighted_sums` for pairs and :meth:`slot_sums` for
+        slots. Mixtures call the stack itself so that hooks run, for example those of ``fully_shard``.
         """
+        if isinstance(counts, Slots):
+            return self.slot_sums(rows, counts)
         if isinstance(counts, WeightedPairs):
             return self.weighted_sums(rows, counts)
         if isinstance(counts, Tensor):
@@ -110,6 +123,10 @@ class Experts(nn.Module, ABC):
     def weighted_sums(self, x: Tensor, pairs: WeightedPairs) -> Tensor:
         """The mixtures of T gates from their pairs, for stacks with ``takes_pairs``: ``(B, T, *output)``."""
         raise NotImplementedError(f"{type(self).__name__} has no weighted_sums: leave takes_pairs False")
+
+    def slot_sums(self, x: Tensor, slots: Slots) -> Tensor:
+        """The mixture of one gate without gradients, for stacks with ``takes_slots``: ``(B, *output)``."""
+        raise NotImplementedError(f"{type(self).__name__} has no slot_sums: leave takes_slots False")
 
     @abstractmethod
     def flops(self) -> int:

@@ -4,31 +4,17 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from comet_moe.experts.base import Experts
 from comet_moe.experts.grouped_linear import GroupedLinear
 from comet_moe.kernels.mix import Epilogue
+from comet_moe.kernels.neurons import ACTIVATIONS
 from comet_moe.kernels.swiglu import swiglu
 
 Activation = Callable[[Tensor], Tensor]
 Apply = Callable[[GroupedLinear, Tensor], Tensor]
-
-
-def identity(x: Tensor) -> Tensor:
-    """Return ``x``; a named function, so that modules that hold it can be pickled."""
-    return x
-
-
-ACTIVATIONS: dict[str, Activation] = {
-    "relu": F.relu,
-    "gelu": F.gelu,
-    "silu": F.silu,
-    "tanh": torch.tanh,
-    "identity": identity,
-}
 
 
 class LayeredExperts(Experts):

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from comet_moe import checks
-from comet_moe.experts.base import Experts, WeightedPairs
-from comet_moe.experts.layers import ACTIVATIONS
+from comet_moe.experts.base import Experts, Slots, WeightedPairs
 from comet_moe.kernels.gathered import Pairing, dot, pairing, total
 from comet_moe.kernels.mix import weights_dtype
+from comet_moe.kernels.neurons import ACTIVATIONS, mix_neurons
 from comet_moe.memory import require_memory
 
 
@@ -27,7 +27,7 @@ class NeuronExperts(Experts):
         width: neurons of each expert.
         activation: "gelu", "relu", "silu", "tanh" or "identity".
         sparse: whether gradients are row-sparse tensors, as in ``nn.Embedding``, for
-            ``torch.optim.SparseAdam``. A step then costs the same however many experts there are. Dense
+            :class:`comet_moe.LazyAdam`. A step then costs the same however many experts there are. Dense
             gradients and their optimisers read and write all n experts.
         dtype: of the parameters; None is the default dtype. bfloat16 halves the memory.
 
@@ -52,6 +52,7 @@ class NeuronExperts(Experts):
 
     takes_offsets = True
     takes_pairs = True
+    takes_slots = True
 
     def __init__(
         self,
@@ -129,6 +130,13 @@ class NeuronExperts(Experts):
     def weighted_sums(self, x: Tensor, pairs: WeightedPairs) -> Tensor:
         """(B, p) -> (B, T, u)."""
         return self._sums(x, pairs.weights, self._pairing(pairs.sample, pairs.expert, x.shape[0]))
+
+    def slot_sums(self, x: Tensor, slots: Slots) -> Tensor:
+        """(B, p) -> (B, u)."""
+        rows = self._to_compute_dtype(x)
+        weight = slots.weight if slots.weight.dtype is rows.dtype else slots.weight.to(rows.dtype)
+        y = mix_neurons(rows, self.inner, self.outer, slots.expert, weight, self.activation)
+        return y if y.dtype is x.dtype else y.to(x.dtype)
 
     def _each_on_its_row(self, rows: Tensor, expert: Tensor) -> Tensor:
         row = torch.arange(rows.shape[0], device=rows.device)

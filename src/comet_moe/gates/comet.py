@@ -15,8 +15,9 @@ from comet_moe.gates.registry import NotNegative, Positive, Size, register_gate
 from comet_moe.kernels.descent import descend, descend_again, descent_work, read_trees
 from comet_moe.kernels.descent_op import descend_op
 from comet_moe.kernels.jit import can_run_compiled, is_plain_cpu, needs_operator
+from comet_moe.kernels.likeliest_paths import likeliest_trees_torch, visited_nodes
 from comet_moe.kernels.soft_trees import soft_trees, soft_trees_torch
-from comet_moe.kernels.sparse_trees import softmax_by_row, visit_trees
+from comet_moe.kernels.sparse_trees import renormalized, softmax_by_row, visit_trees
 from comet_moe.kernels.tree_walk import WALK_EXPERTS, walk_trees
 from comet_moe.memory import in_words
 from comet_moe.routing import Pairs, Routing, TreePairs
@@ -54,6 +55,10 @@ class CometGate(SteppedGate):
     .. math:: γ_t = \mathrm{start} \left( \frac{\mathrm{end}}{\mathrm{start}} \right)^{
         \min(t / \mathrm{gamma\_steps}, 1)}
 
+    ``max_paths`` is a ceiling on the cost of soft trees. At each level a row keeps at most so many nodes of a
+    tree, those of the largest probability, in training and in evaluation. The probabilities of its leaves
+    are divided by their sum. Nothing changes for rows that have no more paths.
+
     Args:
         in_features: p.
         num_experts: n, any number from 1.
@@ -63,9 +68,10 @@ class CometGate(SteppedGate):
         entropy: weight λ of the entropy loss, which makes trees one-hot.
         balance: how nodes halve their rows, `normalize` or `median`; null leaves them as they are trained.
         scale: factor on the weights, whose sum it is.
-        sparse: whether the gradients of ``split_weight`` and ``leaf_weight`` are sparse tensors, of the rows
-            that were visited, as those of ``nn.Embedding(sparse=True)``; for ``torch.optim.SparseAdam``.
+        sparse: whether gradients are sparse tensors of the nodes that were visited, as those of
+            ``nn.Embedding(sparse=True)``; for :class:`comet_moe.LazyAdam`.
         gamma_steps: optimiser steps from the first width to the last.
+        max_paths: the most nodes of a level of a tree that a row visits; null has no ceiling.
 
     Attributes:
         split_weight, split_bias: (k, n-1, p), (k, n-1), nodes in heap order.
@@ -75,6 +81,8 @@ class CometGate(SteppedGate):
         split_sums: (3, k, n-1) buffer with ``balance``: sums over the rows since the last step; not part of
             the ``state_dict``.
         progress: () buffer with two widths: the number of optimiser steps so far.
+        cut_trees, walked_trees: () buffers with ``max_paths``: how often a tree had more paths for a row in
+            training, and the number of (row, tree) pairs so far.
 
     Example:
         >>> import torch
@@ -92,6 +100,8 @@ class CometGate(SteppedGate):
     split_steps: Tensor
     split_sums: Tensor
     progress: Tensor
+    cut_trees: Tensor
+    walked_trees: Tensor
     checks_values = True
     has_logits = False
     has_trees = True
@@ -107,6 +117,7 @@ class CometGate(SteppedGate):
         scale: Positive = 1.0,
         sparse: bool = False,
         gamma_steps: Size | None = None,
+        max_paths: Size | None = None,
     ):
         super().__init__(in_features, num_experts)
         self.k = checks.at_least_one("k", k)
@@ -120,6 +131,7 @@ class CometGate(SteppedGate):
         self.max_weight_sum = self.scale
         self.sums_to_one = scale == 1
         self.sparse = sparse
+        self.max_paths = None if max_paths is None else checks.at_least_one("max_paths", max_paths)
         nodes = k, num_experts - 1
         self.split_weight = nn.Parameter(torch.empty(*nodes, in_features))
         if balance is None:
@@ -133,6 +145,9 @@ class CometGate(SteppedGate):
         self.leaf_bias = nn.Parameter(torch.empty(k, num_experts))
         if self.gamma_steps is not None:
             self.register_buffer("progress", torch.zeros((), dtype=torch.int64))
+        if self.max_paths is not None:
+            self.register_buffer("cut_trees", torch.zeros((), dtype=torch.int64))
+            self.register_buffer("walked_trees", torch.zeros((), dtype=torch.int64))
         self.reset_parameters()
 
     @torch.no_grad()
@@ -189,9 +204,11 @@ class CometGate(SteppedGate):
     def forward(self, x: Tensor, keys: Tensor | None = None, mask: Tensor | None = None) -> Routing:
         """Rows descend the trees where compiled loops run; otherwise every node is evaluated."""
         width = self.width
-        if self.training or self.keeps_contributions or torch.is_grad_enabled() or isinstance(width, Tensor):
+        needs_nodes = self.keeps_contributions or isinstance(width, Tensor) or self.max_paths is not None
+        if self.training or needs_nodes or torch.is_grad_enabled():
             routing = self._route_by_walk(x, mask, width)
             return self._route_dense(x, mask, width) if routing is None else routing
+        assert not isinstance(width, Tensor)
         if needs_operator(x):
             return self._route_as_operator(x, width)
         parameters = self._read_parameters()
@@ -222,7 +239,10 @@ class CometGate(SteppedGate):
         checks.require_finite(x)
         splits, alphas = (logits.flatten(0, -3) for logits in self._logits(x))
         splits = self._balance(splits, mask, width)
-        if isinstance(width, Tensor):
+        if self.max_paths is not None:
+            trees, is_cut = likeliest_trees_torch(splits, alphas, width, self.max_paths)
+            self._count_cut(is_cut.sum(), len(splits))
+        elif isinstance(width, Tensor):
             trees = soft_trees_torch(splits, alphas, width)
         else:
             trees = soft_trees(splits, alphas, width)
@@ -232,7 +252,16 @@ class CometGate(SteppedGate):
         aux_loss = None
         if self.training and self.entropy > 0:
             aux_loss = self.entropy * masked_mean(entropy, mask, self.ranks)
-        return Routing(weights=weights, aux_loss=aux_loss, selectors=paths, contributions=contributions)
+        routing = Routing(weights=weights, aux_loss=aux_loss, selectors=paths, contributions=contributions)
+        if self.max_paths is not None:
+            routing.most_experts = min(self.num_experts, self.k * self.max_paths)
+        return routing
+
+    def _count_cut(self, cut: Tensor | int, rows: int) -> None:
+        """Count the trees that had more than ``max_paths`` for a row, in training."""
+        if self.training and self.max_paths is not None:
+            self.cut_trees.add_(cut)
+            self.walked_trees.add_(rows * self.k)
 
     def _route_by_walk(self, x: Tensor, mask: Tensor | None, width: float | Tensor) -> Routing | None:
         """The routing from visited nodes only, in pairs; None where every node is to be evaluated."""
@@ -249,14 +278,16 @@ class CometGate(SteppedGate):
             self._require_dense_memory(rows)
             return None
         with_sums = self.training and self.balance is not None
-        walk = walk_trees(rows, parameters, width, row_mask, with_sums)
+        walk = walk_trees(rows, parameters, width, row_mask, with_sums, self.max_paths)
         if walk is None:
             self._require_dense_memory(rows)
         if walk is None or not walk.finite:
             return None
         if walk.sums is not None:
             self.split_sums.add_(walk.sums)
-        leaf_logit, log_path = visit_trees(walk, rows, parameters, width, self.sparse)
+        self._count_cut(walk.cut, len(rows))
+        visited = visit_trees(walk, rows, parameters, width, self.sparse)
+        leaf_logit, log_path = renormalized(walk, *visited, len(rows), self.k, self.num_experts)
         tree, expert = walk.leaf_node // self.num_experts, walk.leaf_node % self.num_experts
         contribution = self.scale * softmax_by_row(leaf_logit, walk.leaf_row, len(rows))
         leaves = TreePairs(walk.leaf_row, tree, expert, log_path.exp(), contribution, self.k)
@@ -272,9 +303,10 @@ class CometGate(SteppedGate):
         needed = DENSE_TENSORS * len(rows) * self.leaf_bias.numel() * rows.element_size()
         if needed > MOST_DENSE_BYTES:
             reason = "balance is normalize" if self.balance == "normalize" else "the splits are soft"
-            remedy = 'balance="median" and gamma=0.01, which start hard'
-            if self.balance == "median":
-                remedy = f"a gamma below {self.width:g}"
+            remedy = 'balance="median" with gamma=0.01, which starts hard'
+            if self.balance != "normalize":
+                hard = f"a gamma below {self.width:g}" if self.balance == "median" else remedy
+                remedy = f"max_paths=16, {hard}"
             raise ValueError(
                 f"{reason}, so that {len(rows)} rows visit most nodes of {self.num_experts} experts, which "
                 f"needs {in_words(needed)} of memory, more than {in_words(MOST_DENSE_BYTES)}: use {remedy}, "
@@ -289,6 +321,8 @@ class CometGate(SteppedGate):
         rows = None if mask is None else mask.flatten()
         balanced, reached = balance_splits(splits, width, rows, normalize)
         with torch.no_grad():
+            if self.max_paths is not None:
+                reached = reached * visited_nodes(balanced, width, self.max_paths)
             sums = node_sums(splits.detach(), reached, normalize)
             self.split_sums.add_(torch.stack([values.sum(0) for values in sums]))
         return balanced
@@ -330,7 +364,8 @@ class CometGate(SteppedGate):
     def extra_repr(self) -> str:
         """Shown in ``repr(gate)``."""
         gamma = self.gamma if isinstance(self.gamma, tuple) else f"{self.gamma:g}"
-        changed = {"balance": self.balance, "scale": None if self.scale == 1 else self.scale}
+        scale = None if self.scale == 1 else self.scale
+        changed = {"balance": self.balance, "scale": scale, "max_paths": self.max_paths}
         more = "".join(f", {name}={value}" for name, value in changed.items() if value is not None)
         return f"{super().extra_repr()}, gamma={gamma}, entropy={self.entropy:g}{more}"
 

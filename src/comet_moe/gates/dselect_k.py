@@ -9,7 +9,12 @@ from comet_moe.gates.base import TrainableGate
 from comet_moe.gates.losses import masked_mean, selector_entropy
 from comet_moe.gates.registry import NotNegative, Positive, Size, register_gate
 from comet_moe.gates.smoothing import smooth_step_sides
-from comet_moe.routing import Routing
+from comet_moe.routing import Routing, TreePairs
+
+CODES_EXPERTS = 256
+"""Number of experts from which training lists the codes that rows reach, in place of all codes."""
+CODES_SHARE = 0.1
+"""Share of all codes that rows may reach; beyond it, computing all codes is faster."""
 
 
 @register_gate("dselect")
@@ -22,6 +27,10 @@ class DSelectKGate(TrainableGate):
     i_b is bit b of i. z = Zx + z₀ are m = ceil(log2 n) logits per selector, most significant bit first; h is
     the smooth-step of width ``gamma``. If n is no power of 2, the codes from n on reach no expert, and their
     mass is missing from the row. ``reachability`` makes it part of the loss.
+
+    A hard bit has a derivative of exactly 0. Training on the CPU from 256 experts on therefore lists only the
+    codes that rows reach, 2 to the number of their soft bits, and makes no tensor of size (B, n). All bits
+    are soft at the start, whatever ``gamma`` is.
 
     In training the auxiliary loss is the batch mean of ``entropy`` · Σ_ji -p_ji log(p_ji + 1e-6) plus
     ``reachability`` · Σ_j 1 / (1e-6 + Σ_i p_ji).
@@ -103,6 +112,8 @@ class DSelectKGate(TrainableGate):
             is_readable = bits.is_cpu and checks.is_plain_eager(bits)
             if is_readable and bool((bits.abs() >= self.gamma / 2).all()):
                 return self._route_hard(bits, mixing)
+        if self._reaches_few_codes(bits):
+            return self._route_by_codes(bits, mixing, mask)
         chosen, refused = smooth_step_sides(bits, self.gamma)
         codes = x.new_ones(*x.shape[:-1], self.k, 1)
         for bit in range(self.bits):
@@ -111,8 +122,44 @@ class DSelectKGate(TrainableGate):
         selectors = codes[..., : self.num_experts]
         contributions = self._scaled(mixing.softmax(-1)).unsqueeze(-1) * selectors
         weights = contributions.sum(-2)
-        aux_loss = self._aux_loss(selectors, mask) if self.training else None
+        aux_loss = None
+        if self.training:
+            aux_loss = self._aux_loss(selector_entropy(selectors), selectors.sum(-1), mask)
         return Routing(weights=weights, aux_loss=aux_loss, selectors=selectors, contributions=contributions)
+
+    def _reaches_few_codes(self, bits: Tensor) -> bool:
+        """Whether rows reach so few codes that only these are to be computed."""
+        if self.num_experts < CODES_EXPERTS or self.keeps_contributions:
+            return False
+        if not (bits.is_cpu and checks.is_plain_eager(bits)):
+            return False
+        is_soft = ~(bits.detach().abs() >= self.gamma / 2)  # so is NaN
+        reached = (2.0 ** is_soft.sum(-1)).sum()
+        return bool(reached <= CODES_SHARE * 2**self.bits * bits.shape[:-1].numel())
+
+    def _route_by_codes(self, bits: Tensor, mixing: Tensor, mask: Tensor | None) -> Routing:
+        """The routing from the codes that rows reach: bit after bit, an entry takes the sides it can take."""
+        chosen, refused = (side.flatten(0, -2) for side in smooth_step_sides(bits, self.gamma))
+        source = torch.arange(len(chosen), device=bits.device)  # row · k + selector
+        code, path = torch.zeros_like(source), chosen.new_ones(len(source))
+        for bit in range(self.bits):
+            both = torch.stack((refused[:, bit], chosen[:, bit]), 1).index_select(0, source).flatten()
+            taken = both.detach().nonzero().squeeze(1)
+            entry, side = taken // 2, taken % 2
+            path = path.index_select(0, entry) * both.index_select(0, taken)
+            code, source = 2 * code[entry] + side, source[entry]
+        if self.num_experts < 2**self.bits:
+            valid = (code < self.num_experts).nonzero().squeeze(1)
+            code, source, path = code[valid], source[valid], path.index_select(0, valid)
+        contribution = self._scaled(mixing.softmax(-1)).flatten().index_select(0, source) * path
+        leaves = TreePairs(source // self.k, source % self.k, code, path, contribution, self.k)
+        aux_loss = None
+        if self.training:
+            batch_shape = mixing.shape[:-1]
+            mass = path.new_zeros(mixing.numel()).index_add(0, source, path).view(mixing.shape)
+            entropy = leaves.entropy(batch_shape.numel()).view(batch_shape)
+            aux_loss = self._aux_loss(entropy, mass, mask)
+        return Routing.from_trees(leaves, mixing.shape[:-1], self.num_experts, aux_loss)
 
     def _route_hard(self, bits: Tensor, mixing: Tensor) -> Routing:
         """The routing where every bit is hard, as one slot per selector: no tensor of size (B, n)."""
@@ -136,9 +183,9 @@ class DSelectKGate(TrainableGate):
         count = self.k * self.bits
         return logits[..., :count].unflatten(-1, (self.k, self.bits)), logits[..., count:]
 
-    def _aux_loss(self, selectors: Tensor, mask: Tensor | None) -> Tensor:
-        unreachable = (1 / (1e-6 + selectors.sum(-1))).sum(-1)
-        rows = self.entropy * selector_entropy(selectors) + self.reachability * unreachable
+    def _aux_loss(self, entropy: Tensor, mass: Tensor, mask: Tensor | None) -> Tensor:
+        """From the entropy of the selectors (B, ...) and their mass on experts (B, ..., k)."""
+        rows = self.entropy * entropy + self.reachability * (1 / (1e-6 + mass)).sum(-1)
         return masked_mean(rows, mask, self.ranks)
 
     def extra_repr(self) -> str:

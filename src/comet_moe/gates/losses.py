@@ -156,10 +156,12 @@ def _distribution_sums(routing: Routing, of_trees: bool) -> tuple[Tensor, Tensor
     """Sums over rows: the distributions v, (k, n) or (1, n) for weights, their entropies, and the rows."""
     leaves, n = routing.tree_pairs if of_trees else None, routing.num_experts
     if leaves is not None:
-        path = leaves.path
-        path = path if routing.mask is None else path * routing.mask.flatten()[leaves.sample]
+        counted = leaves.path.new_zeros(prod(routing.batch_shape))
+        counted[leaves.sample[(leaves.tree == 0) & (leaves.path != 0)]] = 1.0
+        counted = counted if routing.mask is None else counted * routing.mask.flatten()
+        path = leaves.path * counted[leaves.sample]
         by_leaf = path.new_zeros(leaves.trees * n).index_add(0, leaves.tree * n + leaves.expert, path)
-        return by_leaf.view(leaves.trees, n), _surprise(path).sum(), _count_rows(routing, path)
+        return by_leaf.view(leaves.trees, n), _surprise(path).sum(), counted.sum()
     if of_trees and routing.selectors is not None:
         distributions = routing.selectors.flatten(0, -3)  # (B, k, n)
     elif routing.in_pairs:

@@ -1,5 +1,6 @@
 """Product keys (Lample et al. 2019; He 2024, PEER): the best k of n experts at the cost of sqrt(n)."""
 
+from functools import lru_cache
 from math import ceil, isqrt
 
 import torch
@@ -31,7 +32,8 @@ class ProductKeyGate(SteppedGate):
     experts. The weights are the mean over the heads times ``scale``; the sum of PEER is ``scale=heads``.
 
     In training, batch normalisation uses the rows of the batch that are not padding, in evaluation running
-    averages. A batch with fewer than 2 such rows is normalised by the running averages, and keeps them.
+    averages. The rows of all ranks count together where :mod:`comet_moe.parallel` spreads the batch. A batch
+    with fewer than 2 such rows is normalised by the running averages, and keeps them.
 
     Args:
         in_features: p.
@@ -132,14 +134,16 @@ class ProductKeyGate(SteppedGate):
     def _best(self, by_row: Tensor, by_column: Tensor) -> tuple[Tensor, Tensor]:
         """Scores and experts of the best k cells, (rows, h, k) each, from the scores of all sub-keys.
 
-        The best cells of the full rows are in the best rows and columns. A last row that is shorter has its
-        own best columns.
+        The best cells of the full rows are in the best rows and columns. The cell of the i-th best row and
+        the j-th best column has i · j - 1 cells that are at least as good, so i · j <= k is enough. A last
+        row that is shorter has its own best columns.
         """
         k, (full, rest) = self.k_per_head, divmod(self.num_experts, self.columns)
         of_row, row = by_row[..., :full].topk(min(k, full))
         of_column, column = by_column.topk(min(k, self.columns))
-        score = (of_row.unsqueeze(-1) + of_column.unsqueeze(-2)).flatten(-2)
-        expert = (row.unsqueeze(-1) * self.columns + column.unsqueeze(-2)).flatten(-2)
+        first, second = _worthwhile_cells(k, row.shape[-1], column.shape[-1], row)
+        score = of_row.index_select(-1, first) + of_column.index_select(-1, second)
+        expert = row.index_select(-1, first) * self.columns + column.index_select(-1, second)
         if rest:
             of_last, last = by_column[..., :rest].topk(min(k, rest))
             score = torch.cat((score, by_row[..., full:] + of_last), -1)
@@ -154,14 +158,18 @@ class ProductKeyGate(SteppedGate):
             is_row = (
                 query.new_ones(query.shape[0], 1) if mask is None else mask.reshape(-1, 1).to(query.dtype)
             )
-            count = is_row.sum()
-            batch_mean = (query * is_row).sum(0) / count.clamp_min(1)
-            batch_var = ((query - batch_mean).square() * is_row).sum(0) / count.clamp_min(1)
+            count, total = self._sum(is_row.sum(), (query * is_row).sum(0))
+            batch_mean = total / count.clamp_min(1)
+            (squares,) = self._sum(((query - batch_mean).square() * is_row).sum(0))
+            batch_var = squares / count.clamp_min(1)
             is_batch = count > 1
             self._average(batch_mean.detach(), batch_var.detach(), count, is_batch)
             mean, var = torch.where(is_batch, batch_mean, mean), torch.where(is_batch, batch_var, var)
         weight, bias = self.norm_weight.to(query.dtype), self.norm_bias.to(query.dtype)
         return (query - mean) * (var + EPSILON).rsqrt() * weight + bias
+
+    def _sum(self, *sums: Tensor) -> list[Tensor]:
+        return list(sums) if self.ranks is None else self.ranks.sum_of_rows(*sums)
 
     def _average(self, mean: Tensor, var: Tensor, count: Tensor, is_batch: Tensor) -> None:
         """Move the running averages, that of the variance by its unbiased estimate, as ``nn.BatchNorm1d``."""
@@ -176,6 +184,24 @@ class ProductKeyGate(SteppedGate):
             f"in_features={self.in_features}, num_experts={self.num_experts}, k={self.k_per_head}, "
             f"heads={self.heads}, query_features={self.query_features}"
         )
+
+
+def _worthwhile_cells(k: int, rows: int, columns: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """The ranks of row and column, from 0, of the cells that can be among the best k, about k log k."""
+    if like.is_cpu and checks.is_plain_eager(like):  # on one row, making them takes as long as a product
+        return _kept_cells(k, rows, columns)
+    return _list_cells(k, rows, columns, like.device)
+
+
+def _list_cells(k: int, rows: int, columns: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    ranks = [(i, j) for i in range(min(k, rows)) for j in range(min(k // (i + 1), columns))]
+    first, second = torch.tensor(ranks, device=device).unbind(1)
+    return first, second
+
+
+@lru_cache(maxsize=64)
+def _kept_cells(k: int, rows: int, columns: int) -> tuple[Tensor, Tensor]:
+    return _list_cells(k, rows, columns, torch.device("cpu"))
 
 
 def _merge(expert: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -5,6 +5,7 @@ not the loss of the whole batch. They are functions of sums over rows, so that i
 over the ranks first.
 """
 
+from collections.abc import Sequence
 from typing import Any, Self, cast
 
 import torch
@@ -33,11 +34,22 @@ class Ranks:
         The gradient is that of ``values`` times the number of ranks. So ``DistributedDataParallel``, which
         averages the gradients, gives the exact one for a loss that is the same on all ranks.
         """
+        return self._sum(values, False)
+
+    def sum_of_rows(self, *values: Tensor) -> list[Tensor]:
+        """As :meth:`sum`, for sums that the rows of a rank are decided by, and not a loss of all ranks.
+
+        The gradients of all ranks are added up, by one more collective in the backward pass.
+        """
+        return self._sum(values, True)
+
+    def _sum(self, values: Sequence[Tensor], adds_gradients: bool) -> list[Tensor]:
         dtype = torch.promote_types(values[0].dtype, torch.float32)
         for value in values[1:]:
             dtype = torch.promote_types(dtype, value.dtype)
         flat = torch.cat([value.to(dtype).flatten() for value in values])
-        parts = cast(Tensor, _SumOverRanks.apply(flat, self)).split([value.numel() for value in values])
+        total = cast(Tensor, _SumOverRanks.apply(flat, self, adds_gradients))
+        parts = total.split([value.numel() for value in values])
         return [part.view(value.shape).to(value.dtype) for part, value in zip(parts, values, strict=True)]
 
     def gather(self, rows: Tensor) -> tuple[Tensor, slice]:
@@ -71,12 +83,14 @@ def sum_over_ranks(value: Tensor, ranks: Ranks | None = None) -> Tensor:
 
 class _SumOverRanks(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, value: Tensor, ranks: Ranks) -> Tensor:
-        ctx.size = ranks.size
+    def forward(ctx: Any, value: Tensor, ranks: Ranks, adds_gradients: bool) -> Tensor:
+        ctx.ranks, ctx.adds_gradients = ranks, adds_gradients
         total = value.clone()
         dist.all_reduce(total, group=ranks.group)
         return total
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad * ctx.size, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        if ctx.adds_gradients:
+            return cast(Tensor, _SumOverRanks.apply(grad, ctx.ranks, True)), None, None
+        return grad * ctx.ranks.size, None, None

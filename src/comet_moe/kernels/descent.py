@@ -30,6 +30,8 @@ GROUP = 8
 """Samples that walk together."""
 GROUP_LEAVES = 128
 """Leaves of one sample that a group can store; a group with more of them walks one by one."""
+FEW_LEAVES = 32
+"""Leaves of one sample up to which the leaves of each expert are found by comparing all of them."""
 SINGLE_ROWS = 64
 """Samples that walk one by one, with capacity for all leaves, after a group exceeded ``GROUP_LEAVES``."""
 
@@ -237,7 +239,7 @@ def _walk(
     while (1 << levels) < n:
         levels += 1
     depth = k * levels + levels  # nodes on a stack at most: of each tree, and of the tree walked last
-    chains, stack_size, leaf_count = GROUP * k, GROUP * depth, max(k * n, GROUP * GROUP_LEAVES)
+    chains, stack_size, leaf_count = GROUP * k, GROUP * depth, GROUP * GROUP_LEAVES
     node, log_v, logit = np.empty(chains, np.int64), np.empty(chains, dtype), np.empty(chains, dtype)
     row, stacked, leaves = np.empty(GROUP, np.int64), np.empty(GROUP, np.int64), np.empty(GROUP, np.int64)
     current, current_tree = np.empty(GROUP, np.int64), np.empty(GROUP, np.int64)
@@ -245,16 +247,16 @@ def _walk(
     stack_node, stack_tree = np.empty(stack_size, np.int64), np.empty(stack_size, np.int64)
     stack_log_v = np.empty(stack_size, dtype)
     leaf_expert, leaf_logit = np.empty(leaf_count, np.int64), np.empty(leaf_count, dtype)
-    mass = np.empty(n, dtype)
-    for i in range(n):
-        mass[i] = 0
+    mass = np.empty(0, dtype)  # by expert, once a sample reaches many leaves: it takes as long as n is large
     most_experts = 0
     visited = 0
     finite = True
     group = single_until = first
     while group < last:
         size = 1 if group < single_until else min(GROUP, last - group)
-        leaf_capacity = k * n if size == 1 else GROUP_LEAVES
+        leaf_capacity = max(k * n, GROUP_LEAVES) if group < single_until else GROUP_LEAVES
+        if leaf_capacity > len(leaf_expert):
+            leaf_expert, leaf_logit = np.empty(leaf_capacity, np.int64), np.empty(leaf_capacity, dtype)
         visits = 0
         overflows = k > leaf_capacity
         for g in range(size):
@@ -346,23 +348,40 @@ def _walk(
                 finite &= abs(leaf_logit[leaf]) < np.inf
             total = kind(0)
             experts = 0
+            is_few = leaves[g] <= FEW_LEAVES
+            if not is_few and len(mass) == 0:
+                mass = np.zeros(n, dtype)
             for leaf in range(first_leaf, first_leaf + leaves[g]):
                 e = math.exp(leaf_logit[leaf] - peak)
                 i = leaf_expert[leaf]
                 if e > 0:
-                    if mass[i] == 0:
-                        leaf_expert[first_leaf + experts] = i
-                        experts += 1
-                    mass[i] += e
                     total += e
+                    slot = experts
+                    if is_few:
+                        slot = 0
+                        while slot < experts and leaf_expert[first_leaf + slot] != i:
+                            slot += 1
+                    elif mass[i] > 0:
+                        mass[i] += e
+                        continue
+                    else:
+                        mass[i] = e
+                    # The experts found so far take the places of leaves that were read.
+                    if slot == experts:
+                        leaf_expert[first_leaf + slot], leaf_logit[first_leaf + slot] = i, e
+                        experts += 1
+                    else:
+                        leaf_logit[first_leaf + slot] += e
             start, capacity = b * slots, slots
             if has_offsets:
                 start, capacity = offsets[b], offsets[b + 1] - offsets[b]
             for slot in range(experts):
                 i = leaf_expert[first_leaf + slot]
+                weight = leaf_logit[first_leaf + slot]
+                if not is_few:
+                    weight, mass[i] = mass[i], 0
                 if slot < capacity:
-                    out_expert[start + slot], out_weight[start + slot] = i, mass[i] / total
-                mass[i] = 0
+                    out_expert[start + slot], out_weight[start + slot] = i, weight / total
             for slot in range(experts, capacity):
                 out_expert[start + slot], out_weight[start + slot] = 0, 0
             if experts > capacity and not has_offsets:

@@ -66,17 +66,39 @@ def pairing(sample: Tensor, row: Tensor, samples: int, rows: int) -> Pairing:
     return Pairing(sample, row, first_pairs(sample, samples), rows)
 
 
+class Form(NamedTuple):
+    """What the derivatives of F need beside their two arguments.
+
+    Attributes:
+        pairs: of samples and rows.
+        sparse: whether the gradient of W is row-sparse.
+        rows: n.
+        dtype: of W and its gradient.
+    """
+
+    pairs: Pairing
+    sparse: bool
+    rows: int
+    dtype: torch.dtype
+
+
 def dot(x: Tensor, table: Tensor, pairs: Pairing, sparse: bool = False) -> Tensor:
     """(B, T, p), (n, w, p) -> (M, T, w). ``sparse`` makes the gradient of ``table`` row-sparse."""
     samples = pairs.start.shape[0] - 1
     _check_shapes(x, (samples, -1, table.shape[2]), table, pairs)
-    return _call(_Dot, dot_torch, x, table, pairs, sparse)
+    return _call("c", dot_torch, x, table, pairs, sparse)
 
 
 def total(c: Tensor, table: Tensor, pairs: Pairing, sparse: bool = False) -> Tensor:
     """(M, T, w), (n, w, p) -> (B, T, p). ``sparse`` makes the gradient of ``table`` row-sparse."""
     _check_shapes(c, (pairs.row.shape[0], -1, table.shape[1]), table, pairs)
-    return _call(_Total, total_torch, c, table, pairs, sparse)
+    return _call("x", total_torch, c, table, pairs, sparse)
+
+
+def outer(c: Tensor, x: Tensor, form: Form) -> Tensor:
+    """(M, T, w), (B, T, p) -> the gradient of a table (n, w, p)."""
+    gradient: Tensor = _Derivative.apply("w", form, c, x)
+    return gradient
 
 
 def _check_shapes(values: Tensor, wanted: tuple[int, int, int], table: Tensor, pairs: Pairing) -> None:
@@ -88,14 +110,13 @@ def _check_shapes(values: Tensor, wanted: tuple[int, int, int], table: Tensor, p
         )
 
 
-def _call(
-    function: Any, definition: Any, values: Tensor, table: Tensor, pairs: Pairing, sparse: bool
-) -> Tensor:
+def _call(by: str, definition: Any, values: Tensor, table: Tensor, pairs: Pairing, sparse: bool) -> Tensor:
     """The autograd function in eager mode; in graphs and under transforms the definition."""
+    form = Form(pairs, sparse, table.shape[0], table.dtype)
     if torch.compiler.is_compiling() and sparse:  # graphs have no sparse gradients
-        return torch.compiler.disable(function.apply)(values, table, pairs, sparse)
+        return torch.compiler.disable(_Derivative.apply)(by, form, values, table)
     if is_plain_eager(values) and not in_forward_mode():
-        return function.apply(values, table, pairs, sparse)
+        return _Derivative.apply(by, form, values, table)
     return definition(values, table, pairs)
 
 
@@ -120,94 +141,73 @@ def outer_torch(c: Tensor, x: Tensor, pairs: Pairing) -> Tensor:
     return products.new_zeros(len(row), *products.shape[1:]).index_add(0, group, products[order])
 
 
-class _Dot(torch.autograd.Function):
+ARGUMENTS = {"c": ("x", "w"), "x": ("c", "w"), "w": ("c", "x")}
+"""The two arguments of the derivative of F by each of the three, where w stands for W."""
+
+
+class _Derivative(torch.autograd.Function):
+    """The derivative of F by ``by``; its gradients are those by its two arguments."""
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, table: Tensor, pairs: Pairing, sparse: bool) -> Tensor:
-        _save(ctx, x, table, pairs, sparse)
-        work = _work(pairs, x, table)
-        if not _is_compiled(work, x, table):
-            return dot_torch(x, table, pairs)
-        out = x.new_empty(len(pairs.row), x.shape[1], table.shape[1])
-        given = in_order(x), in_order(table), pairs.sample, pairs.row
-        over_rows(_dot, count_threads(len(out), work), len(out), *given, out)
+    def forward(ctx: Any, by: str, form: Form, first: Tensor, second: Tensor) -> Tensor:
+        _, _, first_needs_grad, second_needs_grad = ctx.needs_input_grad
+        ctx.save_for_backward(first if second_needs_grad else None, second if first_needs_grad else None)
+        ctx.by, ctx.form = by, form
+        return {"c": _compute_dot, "x": _compute_total, "w": _compute_outer}[by](first, second, form)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        values = dict(zip(ARGUMENTS[ctx.by], ctx.saved_tensors, strict=True)) | {ctx.by: grad}
+        grads: list[Tensor | None] = [None, None]
+        for argument, is_needed in zip(ARGUMENTS[ctx.by], ctx.needs_input_grad[2:], strict=True):
+            if is_needed and argument == "w" and ctx.form.sparse and torch.is_grad_enabled():
+                raise RuntimeError(
+                    "row-sparse gradients have no second derivatives: set sparse=False for create_graph=True"
+                )
+            inputs = [values[name] for name in ARGUMENTS[argument]]
+            grads.append(_Derivative.apply(argument, ctx.form, *inputs) if is_needed else None)
+        return tuple(grads)
+
+
+def _compute_dot(x: Tensor, table: Tensor, form: Form) -> Tensor:
+    pairs, work = form.pairs, _work(form.pairs, x, table)
+    if not _is_compiled(work, x, table):
+        return dot_torch(x, table, pairs)
+    out = x.new_empty(len(pairs.row), x.shape[1], table.shape[1])
+    given = in_order(x), in_order(table), pairs.sample, pairs.row
+    over_rows(_dot, count_threads(len(out), work), len(out), *given, out)
+    return out
+
+
+def _compute_total(c: Tensor, table: Tensor, form: Form) -> Tensor:
+    pairs, work = form.pairs, _work(form.pairs, c, table)
+    if not _is_compiled(work, c, table):
+        return total_torch(c, table, pairs)
+    out = c.new_empty(len(pairs.start) - 1, c.shape[1], table.shape[2])
+    given = in_order(c), in_order(table), pairs.start, pairs.row
+    over_rows(_total, count_threads(len(out), work), len(out), *given, out)
+    return out
+
+
+def _compute_outer(c: Tensor, x: Tensor, form: Form) -> Tensor:
+    pairs, rows, dtype = form.pairs, form.rows, form.dtype
+    row, order, bound = pairs.by_row
+    shape = c.shape[2], x.shape[2]
+    if form.sparse:
+        out, target = c.new_empty(len(row), *shape, dtype=dtype), torch.arange(len(row), device=row.device)
+    else:
+        out, target = c.new_zeros(rows, *shape, dtype=dtype), row
+    work = len(pairs.row) * c.shape[1] * shape[0] * shape[1]
+    if _is_compiled(work, c, out) and c.dtype == x.dtype:
+        given = in_order(c), in_order(x), pairs.sample, order, bound, target
+        over_rows(_outer, count_threads(len(row), work), len(row), *given, out)
+    else:
+        out.index_copy_(0, target, outer_torch(c, x, pairs).to(dtype))
+    if not form.sparse:
         return out
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, table = ctx.saved_tensors
-        of_x = _Total.apply(grad, table, ctx.pairs, ctx.sparse) if ctx.needs_input_grad[0] else None
-        of_table = _table_gradient(ctx, grad, x) if ctx.needs_input_grad[1] else None
-        return of_x, of_table, None, None
-
-
-class _Total(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, c: Tensor, table: Tensor, pairs: Pairing, sparse: bool) -> Tensor:
-        _save(ctx, c, table, pairs, sparse)
-        work = _work(pairs, c, table)
-        if not _is_compiled(work, c, table):
-            return total_torch(c, table, pairs)
-        out = c.new_empty(len(pairs.start) - 1, c.shape[1], table.shape[2])
-        given = in_order(c), in_order(table), pairs.start, pairs.row
-        over_rows(_total, count_threads(len(out), work), len(out), *given, out)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        c, table = ctx.saved_tensors
-        of_c = _Dot.apply(grad, table, ctx.pairs, ctx.sparse) if ctx.needs_input_grad[0] else None
-        of_table = _table_gradient(ctx, c, grad) if ctx.needs_input_grad[1] else None
-        return of_c, of_table, None, None
-
-
-class _Outer(torch.autograd.Function):
-    """(M, T, w), (B, T, p) -> the gradient of a table (n, w, p), of its dtype."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, c: Tensor, x: Tensor, pairs: Pairing, sparse: bool, rows: int, dtype: torch.dtype
-    ) -> Tensor:
-        ctx.save_for_backward(c, x)
-        ctx.pairs = pairs
-        row, order, bound = pairs.by_row
-        shape = c.shape[2], x.shape[2]
-        out = c.new_empty(len(row), *shape, dtype=dtype) if sparse else c.new_zeros(rows, *shape, dtype=dtype)
-        work = len(pairs.row) * c.shape[1] * shape[0] * shape[1]
-        if _is_compiled(work, c, out) and c.dtype == x.dtype:
-            target = torch.arange(len(row)) if sparse else row
-            given = in_order(c), in_order(x), pairs.sample, order, bound, target
-            over_rows(_outer, count_threads(len(row), work), len(row), *given, out)
-        else:
-            target = torch.arange(len(row), device=row.device) if sparse else row
-            out.index_copy_(0, target, outer_torch(c, x, pairs).to(dtype))
-        if not sparse:
-            return out
-        return torch.sparse_coo_tensor(
-            row.unsqueeze(0), out, (rows, *shape), is_coalesced=True, check_invariants=False
-        )
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        c, x = ctx.saved_tensors
-        of_c = _Dot.apply(x, grad, ctx.pairs, False) if ctx.needs_input_grad[0] else None
-        of_x = _Total.apply(c, grad, ctx.pairs, False) if ctx.needs_input_grad[1] else None
-        return of_c, of_x, None, None, None, None
-
-
-def _save(ctx: Any, values: Tensor, table: Tensor, pairs: Pairing, sparse: bool) -> None:
-    values_need_grad, table_needs_grad, *_ = ctx.needs_input_grad
-    ctx.save_for_backward(values if table_needs_grad else None, table if values_need_grad else None)
-    ctx.pairs, ctx.sparse = pairs, sparse
-    ctx.rows, ctx.dtype = table.shape[0], table.dtype
-
-
-def _table_gradient(ctx: Any, c: Tensor, x: Tensor) -> Tensor:
-    if ctx.sparse and torch.is_grad_enabled():
-        raise RuntimeError(
-            "row-sparse gradients have no second derivatives: set sparse=False for create_graph=True"
-        )
-    gradient: Tensor = _Outer.apply(c, x, ctx.pairs, ctx.sparse, ctx.rows, ctx.dtype)
-    return gradient
+    return torch.sparse_coo_tensor(
+        row.unsqueeze(0), out, (rows, *shape), is_coalesced=True, check_invariants=False
+    )
 
 
 def _work(pairs: Pairing, values: Tensor, table: Tensor) -> int:

@@ -14,6 +14,7 @@ import ctypes
 import inspect
 from collections.abc import Sequence
 from functools import cache
+from itertools import groupby
 from struct import pack, unpack
 from typing import Any
 
@@ -140,7 +141,9 @@ def _write_member(loop: Loop, kinds: tuple[Kind, ...]) -> Any:
     names |= {"_np": np, "_carray": carray, "_number": number, "_size": size}
     # With the name of the loop's file numba finds a folder for its cache.
     exec(compile(ast.fix_missing_locations(member), inspect.getfile(loop.function), "exec"), names)
-    names["member"].__qualname__ = "_".join([loop.name, *map(_name, kinds)])
+    # It is part of the names of files, which may have 255 characters.
+    runs = [f"{len(list(run))}{name}" for name, run in groupby(map(_name, kinds))]
+    names["member"].__qualname__ = "_".join([loop.name, *runs])
     return names["member"]
 
 

@@ -10,6 +10,11 @@ import numpy as np
 
 from comet_moe.kernels.jit import jit
 
+GROUP = 8
+"""Rows that walk together, so that the processor loads the weights of their next nodes at the same time."""
+DONE, FULL, TOO_SOFT = range(3)
+"""How the walk of some rows ended: complete, without enough slots, or with too many nodes to gain by it."""
+
 
 @jit
 def first_deep_node(n: int) -> int:
@@ -76,3 +81,18 @@ def _two_dots(weights: Any, one: int, two: int, x: Any, b: int, p: int) -> Any:
         dot_one += weights[np.uint64(one_start + c)] * value
         dot_two += weights[np.uint64(two_start + c)] * value
     return dot_one, dot_two
+
+
+@jit
+def put(rows: Any, nodes: Any, edges: Any, to: int, row: int, node: int, edge: int) -> None:
+    """Write the visit of a row to a node as number ``to``."""
+    rows[to], nodes[to], edges[to] = row, node, edge
+
+
+@jit
+def add_sums(sums: Any, tree: int, node: int, logit: Any, log_path: Any) -> None:
+    """Add the visit of a split to its sums of r, r sign(d) and r |d|."""
+    reached = math.exp(log_path) if log_path < 0 else type(logit)(1)
+    sums[0, tree, node] += reached
+    sums[1, tree, node] += reached * np.sign(logit)
+    sums[2, tree, node] += reached * abs(logit)

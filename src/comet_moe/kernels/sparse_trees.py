@@ -32,7 +32,7 @@ def visit_trees(
         x: (B, p).
         parameters: weights and biases of splits and leaves.
         gamma: width of the smooth step.
-        sparse: whether the gradients of the two weights are sparse tensors of rows.
+        sparse: whether the gradients of the parameters are sparse tensors of the nodes that were visited.
     """
     leaf_logit, leaf_log_path = _VisitTrees.apply(x, *parameters, walk, gamma, sparse)
     return leaf_logit, leaf_log_path
@@ -63,6 +63,17 @@ def softmax_by_row(logits: Tensor, row: Tensor, rows: int) -> Tensor:
     peak = logits.new_full((rows,), -math.inf).scatter_reduce(0, row, logits.detach(), "amax")
     e = (logits - peak[row]).exp()
     return e / e.new_zeros(rows).index_add(0, row, e)[row]
+
+
+def renormalized(
+    walk: Walk, leaf_logit: Tensor, log_path: Tensor, rows: int, trees: int, n: int
+) -> tuple[Tensor, Tensor]:
+    """α + log v and log v of the leaves of ``walk``, with v divided by its sum over each row and tree."""
+    if not walk.cut:
+        return leaf_logit, log_path
+    tree = walk.leaf_row * trees + walk.leaf_node // n
+    log_total = log_path.new_zeros(rows * trees).index_add(0, tree, log_path.exp()).log()[tree]
+    return leaf_logit - log_total, log_path - log_total
 
 
 class _VisitTrees(torch.autograd.Function):
@@ -108,8 +119,12 @@ class _VisitTrees(torch.autograd.Function):
             (3, walk.leaf_node, walk.leaf_row, alphas),
         ):
             weight, bias = inputs[first], inputs[first + 1]
+            if ctx.sparse and (needed[first] or needed[first + 1]):
+                grads[first : first + 2] = _sparse_grads(weight, bias, node, row, grad, rows)
+                continue
             if needed[first]:
-                grads[first] = _weight_grad(weight, node, row, grad, rows, ctx.sparse)
+                grads[first] = torch.zeros_like(weight, memory_format=torch.contiguous_format)
+                _add_by_target(node, row, grad, rows, grads[first])
             if needed[first + 1]:
                 by_node = bias.new_zeros(bias.numel()).index_add_(0, node, grad)
                 grads[first + 1] = by_node.view(bias.shape)
@@ -125,19 +140,20 @@ def _split_grads(walk: Walk, gamma: float, grad_log_path: Tensor) -> Tensor:
     return grad
 
 
-def _weight_grad(
-    weight: Tensor, node: Tensor, row: Tensor, grad: Tensor, rows: Tensor, sparse: bool
-) -> Tensor:
-    """The gradient of ``weight`` (k, m, p): Σ grad · x over the visits of each node."""
-    if not sparse:
-        dense = torch.zeros_like(weight, memory_format=torch.contiguous_format)
-        _add_by_target(node, row, grad, rows, dense)
-        return dense
+def _sparse_grads(
+    weight: Tensor, bias: Tensor, node: Tensor, row: Tensor, grad: Tensor, rows: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The gradients of ``weight`` (k, m, p) and ``bias`` (k, m), Σ grad · x and Σ grad, of visited nodes."""
     visited, target = node.unique(return_inverse=True)
     values = weight.new_zeros(len(visited), weight.shape[-1])
     _add_by_target(target, row, grad, rows, values)
+    by_node = bias.new_zeros(len(visited)).index_add_(0, target, grad)
     indices = torch.stack((visited // weight.shape[1], visited % weight.shape[1]))
-    return torch.sparse_coo_tensor(indices, values, weight.shape, check_invariants=False, is_coalesced=True)
+    known = {"check_invariants": False, "is_coalesced": True}
+    return (
+        torch.sparse_coo_tensor(indices, values, weight.shape, **known),
+        torch.sparse_coo_tensor(indices, by_node, bias.shape, **known),
+    )
 
 
 def _add_by_target(target: Tensor, source: Tensor, factor: Tensor, values: Tensor, out: Tensor) -> None:

@@ -5,7 +5,6 @@ splits, L visits of leaves. An edge is 2 s for the left side and 2 s + 1 for the
 a soft split. It names the nearest soft split above a visit, and is -1 where there is none.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -14,12 +13,23 @@ import torch
 from torch import Tensor
 
 from comet_moe.kernels.jit import jit
+from comet_moe.kernels.likeliest_paths import walk_likeliest
 from comet_moe.kernels.members import in_order
-from comet_moe.kernels.nodes import first_deep_node, leaf_at, log_sides, node_logit, node_logits
+from comet_moe.kernels.nodes import (
+    DONE,
+    FULL,
+    GROUP,
+    TOO_SOFT,
+    add_sums,
+    first_deep_node,
+    leaf_at,
+    log_sides,
+    node_logit,
+    node_logits,
+    put,
+)
 from comet_moe.kernels.threads import count_threads, over_rows
 
-GROUP = 8
-"""Rows that walk together, so that the processor loads the weights of their next nodes at the same time."""
 WALK_EXPERTS = 32
 """Number of experts from which rows walk; with fewer, one product for all nodes is as fast."""
 WALK_SHARE = 0.25
@@ -30,8 +40,6 @@ SAMPLE_ROWS = 16
 """Rows whose mean number of visits decides early whether a batch visits too many nodes."""
 FIRST_SLOTS = 8
 """Slots per row and tree at first; where they are too few on average, the batch walks again with more."""
-
-DONE, FULL, TOO_SOFT = range(3)
 
 
 class Walk(NamedTuple):
@@ -48,6 +56,7 @@ class Walk(NamedTuple):
             the probability that the row reaches it. None if not asked for.
         visited: number of nodes and leaves that were evaluated.
         finite: whether all their logits are finite; if not, the rest is undefined.
+        cut: number of (row, tree) pairs that had more paths than ``max_paths``.
     """
 
     soft_row: Tensor
@@ -62,10 +71,16 @@ class Walk(NamedTuple):
     sums: Tensor | None
     visited: int
     finite: bool
+    cut: int
 
 
 def walk_trees(
-    x: Tensor, parameters: Sequence[Tensor], gamma: float, mask: Tensor | None, with_sums: bool
+    x: Tensor,
+    parameters: Sequence[Tensor],
+    gamma: float,
+    mask: Tensor | None,
+    with_sums: bool,
+    max_paths: int | None = None,
 ) -> Walk | None:
     """Walk ``x`` (B, p) down the trees; None if rows visit too many nodes to gain by it.
 
@@ -75,28 +90,34 @@ def walk_trees(
         gamma: width of the smooth step.
         mask: (B,) bool, False for rows that do not count in ``sums``; None if all do.
         with_sums: whether to compute ``sums``.
+        max_paths: nodes of a row and tree at each level, see :mod:`comet_moe.kernels.likeliest_paths`. With
+            it, no number of nodes is too many.
     """
     flat = [in_order(tensor.detach()).view(-1) for tensor in (x, *parameters)]
     rows = x.detach()
     k, n, p = parameters[2].shape
     share = min(int(WALK_SHARE * k * (2 * n - 1)), MOST_VISITS // max(len(rows), 1))
-    limit = max(2 * k * n.bit_length(), share)  # visits of a row on average
+    loop, limit = _walk, max(2 * k * n.bit_length(), share)  # visits of a row on average
+    bound = limit
+    if max_paths is not None:
+        loop, limit = walk_likeliest, min(max_paths, n)
+        bound = k * limit * n.bit_length()  # visits of a row at most
     is_row = torch.empty(0, dtype=torch.bool) if mask is None else in_order(mask)
     parts = count_threads(len(rows), len(rows) * k * n.bit_length() * p)
-    capacity = min(FIRST_SLOTS * k, limit)
+    capacity = min(FIRST_SLOTS * k, bound)
     while True:
         indices = [torch.empty(len(rows) * capacity, dtype=torch.int64) for _ in range(6)]
         values = [rows.new_empty(len(rows) * capacity) for _ in range(3)]
         sums = rows.new_zeros(parts, 3, k, n - 1 if with_sums else 0)
-        summary = torch.zeros(parts, 6, dtype=torch.int64)
+        summary = torch.zeros(parts, 7, dtype=torch.int64)
         given = (*flat, k, p, float(gamma), is_row, capacity, limit)
-        over_rows(_walk, parts, len(rows), *given, *indices, *values, sums, summary)
-        softs, leaves, ends, finite, visited, starts = summary.T.tolist()
+        over_rows(loop, parts, len(rows), *given, *indices, *values, sums, summary)
+        softs, leaves, ends, finite, visited, starts, cut = summary.T.tolist()
         if all(end == DONE for end in ends):
             break
-        if TOO_SOFT in ends or capacity == limit:
+        if TOO_SOFT in ends or capacity == bound:
             return None
-        capacity = min(8 * capacity, limit)
+        capacity = min(8 * capacity, bound)
     joined = [
         torch.cat([array[start : start + count] for start, count in zip(starts, counts, strict=True)])
         for counts, arrays in ((softs, (*indices[:3], values[0])), (leaves, (*indices[3:], *values[1:])))
@@ -107,7 +128,7 @@ def walk_trees(
         for position, counts in ((2, softs), (6, leaves)):
             edge, offset = joined[position], before.repeat_interleave(torch.tensor(counts))
             joined[position] = torch.where(edge < 0, -1, edge + offset)
-    visits: list[Any] = [*joined, sums.sum(0) if with_sums else None, sum(visited), all(finite)]
+    visits: list[Any] = [*joined, sums.sum(0) if with_sums else None, sum(visited), all(finite), sum(cut)]
     return Walk(*visits)
 
 
@@ -179,7 +200,7 @@ def _walk(
                     continue
                 visited += 1
                 if has_sums and (len(is_row) == 0 or is_row[b]):
-                    _add_sums(sums[part], j, q, logit[c], log_v[c])
+                    add_sums(sums[part], j, q, logit[c], log_v[c])
                 u = logit[c] * scale
                 node[c] = 2 * q + 1 + (u < 0)
                 if not (u >= half or u <= -half):
@@ -189,7 +210,7 @@ def _walk(
                         break
                     log_left, log_right = log_sides(u)
                     is_right = int(u < 0)
-                    _put(soft_row, soft_node, soft_edge, start + softs, b, j * (n - 1) + q, edge[c])
+                    put(soft_row, soft_node, soft_edge, start + softs, b, j * (n - 1) + q, edge[c])
                     soft_share[start + softs] = u
                     stack_node[stacked], stack_chain[stacked] = 2 * q + 2 - is_right, c
                     stack_edge[stacked] = 2 * softs + 1 - is_right
@@ -211,7 +232,7 @@ def _walk(
         for c in range(size * k):
             finite &= abs(logit[c]) < np.inf
             to = start + leaves
-            _put(leaf_row, leaf_node, leaf_edge, to, group + c // k, (c % k) * n + node[c], edge[c])
+            put(leaf_row, leaf_node, leaf_edge, to, group + c // k, (c % k) * n + node[c], edge[c])
             leaf_logit[to], leaf_log_path[to] = logit[c] + log_v[c], log_v[c]
             leaves += 1
         visited += size * k
@@ -228,7 +249,7 @@ def _walk(
                 t = node_logit(split_weight, split_bias, j * (n - 1) + q, x, b, p)
                 visited += 1
                 if has_sums and (len(is_row) == 0 or is_row[b]):
-                    _add_sums(sums[part], j, q, t, path)
+                    add_sums(sums[part], j, q, t, path)
                 u = t * scale
                 if u >= half or u <= -half:
                     q = 2 * q + 1 + (u < 0)
@@ -238,7 +259,7 @@ def _walk(
                     status = FULL
                     break
                 log_left, log_right = log_sides(u)
-                _put(soft_row, soft_node, soft_edge, start + softs, b, j * (n - 1) + q, e)
+                put(soft_row, soft_node, soft_edge, start + softs, b, j * (n - 1) + q, e)
                 soft_share[start + softs] = u
                 stack_node[stacked], stack_chain[stacked] = 2 * q + 2, c
                 stack_edge[stacked], stack_log_v[stacked] = 2 * softs + 1, path + log_right
@@ -256,7 +277,7 @@ def _walk(
             alpha = node_logit(leaf_weight, leaf_bias, leaf, x, b, p)
             finite &= abs(alpha) < np.inf
             to = start + leaves
-            _put(leaf_row, leaf_node, leaf_edge, to, b, leaf, e)
+            put(leaf_row, leaf_node, leaf_edge, to, b, leaf, e)
             leaf_logit[to], leaf_log_path[to] = alpha + path, path
             leaves += 1
             visited += 1
@@ -264,17 +285,3 @@ def _walk(
             break
     summary[part, 0], summary[part, 1], summary[part, 2] = softs, leaves, status
     summary[part, 3], summary[part, 4], summary[part, 5] = finite, visited, start
-
-
-@jit
-def _put(rows: Any, nodes: Any, edges: Any, to: int, row: int, node: int, edge: int) -> None:
-    rows[to], nodes[to], edges[to] = row, node, edge
-
-
-@jit
-def _add_sums(sums: Any, tree: int, node: int, logit: Any, log_path: Any) -> None:
-    """Add the visit of a split to its sums of r, r sign(d) and r |d|."""
-    reached = math.exp(log_path) if log_path < 0 else type(logit)(1)
-    sums[0, tree, node] += reached
-    sums[1, tree, node] += reached * np.sign(logit)
-    sums[2, tree, node] += reached * abs(logit)

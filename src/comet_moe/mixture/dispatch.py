@@ -10,7 +10,7 @@ from typing import Literal, cast, get_args
 import torch
 from torch import Tensor
 
-from comet_moe.experts.base import Experts, WeightedPairs, check_output
+from comet_moe.experts.base import Experts, Slots, WeightedPairs, check_output
 from comet_moe.kernels.mix import apply_epilogue, gather_rows, mix, mix_dense, weights_dtype
 from comet_moe.kernels.plan import Plan, check_range, plan_from_pairs, plan_from_weights
 from comet_moe.mixture.static_dispatch import can_run_static, count_slots, counts_are_known, run_static
@@ -39,6 +39,10 @@ def run_experts(
         sparse_share: "auto" is sparse when at most this share of the B·n pairs is active. In graphs and on
             accelerators the share is an upper bound that holds for any values.
     """
+    if experts.takes_slots and not torch.is_grad_enabled():
+        mixed = _run_slots(experts, x, routings, execution, sparse_share)
+        if mixed is not None:
+            return mixed
     is_compiling = torch.compiler.is_compiling()
     if experts.only_pairs:
         run = torch.compiler.disable(_run_pairs) if is_compiling else _run_pairs
@@ -71,6 +75,22 @@ def run_experts(
         return _run_all(experts, x, routings)
     _record_execution(routings, "sparse", pairs)
     return run_sparse(experts, x, plan)
+
+
+def _run_slots(
+    experts: Experts, x: Tensor, routings: Sequence[Routing], execution: Execution, sparse_share: float
+) -> Tensor | None:
+    """The mixture of one routing in slots, where gradients are off; None where another way is to be taken."""
+    slots = routings[0].slots
+    if slots is None or len(routings) > 1 or experts.only_pairs or not counts_are_known(x):
+        return None
+    is_sparse = execution == "sparse" or slots[0].shape[1] <= sparse_share * experts.num_experts
+    if execution == "dense" or not is_sparse:
+        return None
+    mixed = experts(x, Slots(*slots))
+    check_output(mixed, (x.shape[0],), f"{type(experts).__name__}.slot_sums", x)
+    _record_execution(routings, "sparse", int(slots[1].count_nonzero()))
+    return mixed.unsqueeze(1)
 
 
 def _run_all(experts: Experts, x: Tensor, routings: Sequence[Routing]) -> Tensor:

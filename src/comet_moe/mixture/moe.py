@@ -133,8 +133,8 @@ class MultiGateMoE(nn.Module):
         rows = x.flatten(0, len(batch_shape) - 1)
         mixed = run_experts(self.experts, rows, routings, self.execution, self.sparse_share)
         # Autograd forbids in-place changes, such as nn.ReLU(inplace=True), of one of several views.
-        by_gate = [mixed.squeeze(1)] if len(routings) == 1 else mixed.unbind(1)
-        outputs = [y.unflatten(0, batch_shape) for y in by_gate]
+        by_gate = [mixed.squeeze(1)] if len(routings) == 1 else list(mixed.unbind(1))
+        outputs = by_gate if len(batch_shape) == 1 else [y.unflatten(0, batch_shape) for y in by_gate]
         if self.shared is not None:
             always = self.shared(x)
             if mask is not None:

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from comet_moe import checks
-from comet_moe.experts.base import Experts, WeightedPairs, check_output
+from comet_moe.experts.base import Experts, Slots, WeightedPairs, check_output
 from comet_moe.experts.neurons import NeuronExperts
 from comet_moe.gates import Gate
 from comet_moe.gates.ranks import Ranks
@@ -131,7 +131,9 @@ class ExpertParallel(Experts):
         """The bytes and pairs that this rank has sent."""
         return self.exchange.traffic
 
-    def forward(self, rows: Tensor, counts: list[int] | Tensor | WeightedPairs | None = None) -> Tensor:
+    def forward(
+        self, rows: Tensor, counts: list[int] | Tensor | WeightedPairs | Slots | None = None
+    ) -> Tensor:
         """Each expert, on any rank, on its own rows: (M, *input) -> (M, *output).
 
         Args:

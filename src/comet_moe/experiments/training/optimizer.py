@@ -1,13 +1,14 @@
 """Adam for the model, and optionally a lazy Adam for its embeddings, as one optimiser."""
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
-from torch.optim import Optimizer, SparseAdam
+from torch.optim import Optimizer
 
+from comet_moe.lazy_adam import LazyAdam
 from comet_moe.optimization import parameter_groups
 
 ADAM_EPSILON = 1e-7  # that of Keras, with which the paper was written
@@ -55,11 +56,11 @@ def build_optimizer(
 
 
 class AdamWithLazyRows(Optimizer):
-    """``Adam`` for ``groups`` and ``SparseAdam`` for ``tables``, with one list of groups and one state."""
+    """``Adam`` for ``groups`` and ``LazyAdam`` for ``tables``, with one list of groups and one state."""
 
     def __init__(self, groups: list[dict[str, Any]], tables: list[nn.Parameter], learning_rate: float):
         self._dense = Adam(groups, eps=ADAM_EPSILON, fused=True)
-        self._lazy = SparseAdam(tables, lr=learning_rate, eps=ADAM_EPSILON)
+        self._lazy = LazyAdam(tables, lr=learning_rate, eps=ADAM_EPSILON)
         super().__init__([*self._dense.param_groups, *self._lazy.param_groups], {})
         self._share()
 
@@ -71,16 +72,9 @@ class AdamWithLazyRows(Optimizer):
         self._lazy.step()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the state of both; SparseAdam counts its steps in a Python integer."""
+        """Load the state of both."""
         super().load_state_dict(state_dict)
-        for table in self._lazy_tables():
-            if table in self.state:
-                self.state[table]["step"] = int(self.state[table]["step"])
         self._share()
-
-    def _lazy_tables(self) -> Iterable[nn.Parameter]:
-        tables: Iterable[nn.Parameter] = self.param_groups[-1]["params"]
-        return tables
 
     def _share(self) -> None:
         """Both read and write the groups and the state of this optimiser."""
