@@ -33,8 +33,7 @@ REFRESH_SHARE = 0.05
 
 def run_study(options: StudyOptions, workers: int | None, as_json: bool) -> None:
     """Run the study to its end with workers on this machine, and print a summary."""
-    with explain_stop(_resume_command(options)):
-        study = open_study(options)
+    with explain_stop(_resume_command(options)), open_study(options) as study:
         train(study, workers, options.only_gates)
     _print_summary(study, as_json)
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
-from typing import Any
+from typing import Any, Self
 
 from comet_moe.exceptions import RecipeError, StudyError
 from comet_moe.experiments.config import (
@@ -53,6 +53,8 @@ ROUNDING = 1e-12
 class StudyHandle:
     """A study in its storage, and its folder on this machine.
 
+    As a context manager it closes the connections to the storage at the end of the block.
+
     Attributes:
         definition: the study as it was when the storage was last read.
         settings: overrides of the recipe by key, as "a.b=c"; paths are absolute.
@@ -69,6 +71,12 @@ class StudyHandle:
     keep_models: bool
     runner: Runner
     trials: list[TrialRecord] = field(default_factory=list)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.queue.storage.close()
 
     @property
     def paths(self) -> dict[str, str]:
