@@ -87,7 +87,8 @@ class Samples:
     def summary(self, skipped: float) -> dict[str, Any]:
         """The first and the last fifth of what came after ``skipped`` seconds.
 
-        Only samples with as many processes as at the end count. Memory and disk are means, with the growth in percent. Files and threads are medians.
+        Only samples with as many processes as at the end count. Memory and disk are means, with the growth in
+        percent. Files and threads are medians.
         """
         processes = self.rows[-1].processes
         kept = [row for row in self.rows if row.seconds >= skipped and row.processes == processes]
