@@ -60,6 +60,7 @@ class ProductKeyGate(SteppedGate):
 
     has_logits = False
     depends_on_batch = True
+    moves_in_training = True
     running_mean: Tensor
     running_var: Tensor
 
@@ -158,11 +159,12 @@ class ProductKeyGate(SteppedGate):
             batch_mean = (query * is_row).sum(0) / count.clamp_min(1)
             batch_var = ((query - batch_mean).square() * is_row).sum(0) / count.clamp_min(1)
             is_batch = count > 1
-            self._average(batch_mean.detach(), batch_var.detach(), count, is_batch)
+            self._average(batch_mean, batch_var, count, is_batch)
             mean, var = torch.where(is_batch, batch_mean, mean), torch.where(is_batch, batch_var, var)
         weight, bias = self.norm_weight.to(query.dtype), self.norm_bias.to(query.dtype)
         return (query - mean) * (var + EPSILON).rsqrt() * weight + bias
 
+    @torch.no_grad()
     def _average(self, mean: Tensor, var: Tensor, count: Tensor, is_batch: Tensor) -> None:
         """Move the running averages, that of the variance by its unbiased estimate, as ``nn.BatchNorm1d``."""
         momentum = (MOMENTUM * is_batch).to(self.running_mean.dtype)

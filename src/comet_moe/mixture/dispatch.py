@@ -10,6 +10,7 @@ from typing import Literal, cast, get_args
 import torch
 from torch import Tensor
 
+from comet_moe import checks
 from comet_moe.experts.base import Experts, WeightedPairs, check_output
 from comet_moe.kernels.mix import apply_epilogue, gather_rows, mix, mix_dense, weights_dtype
 from comet_moe.kernels.plan import Plan, check_range, plan_from_pairs, plan_from_weights
@@ -40,6 +41,15 @@ def run_experts(
             accelerators the share is an upper bound that holds for any values.
     """
     is_compiling = torch.compiler.is_compiling()
+    if checks.in_functorch_transform() and any(checks.is_batched(r.weights) for r in routings):
+        if execution == "sparse" or experts.only_pairs:
+            raise ValueError(
+                "torch.vmap cannot select pairs, whose number depends on values: set execution to "
+                '"dense" or "auto"'
+                if not experts.only_pairs
+                else f"torch.vmap cannot select pairs, and {type(experts).__name__} runs nothing else"
+            )
+        return _run_all(experts, x, routings)
     if experts.only_pairs:
         run = torch.compiler.disable(_run_pairs) if is_compiling else _run_pairs
         return run(experts, x, routings)
