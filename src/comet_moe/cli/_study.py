@@ -98,9 +98,10 @@ class _Terminated(KeyboardInterrupt):
 
 def _resume_command(options: StudyOptions) -> str:
     command = "tune" if options.kind == "tuning" else "ablate"
-    only = ["--only-gates", ",".join(options.only_gates)] if options.only_gates else []
+    lists = {"--add-gates": options.add_gates, "--only-gates": options.only_gates}
+    given = [part for option, gates in lists.items() if gates for part in (option, ",".join(gates))]
     program = ["comet-moe", *import_options(), command]
-    return shlex.join([*program, options.recipe, "--out", str(options.out), "--resume", *only])
+    return shlex.join([*program, options.recipe, "--out", str(options.out), "--resume", *given])
 
 
 class StudyDisplay:

@@ -252,6 +252,8 @@ def _resume_study(folder: StudyFolder, options: StudyOptions) -> StudyHandle:
         finished = _read_finished(folder, record, saved)
     check_same_study(saved, options)
     _check_only_gates([*saved.gates, *options.add_gates], options)
+    if options.resume:  # the command that added them was interrupted
+        options = replace(options, add_gates=[gate for gate in options.add_gates if gate not in saved.gates])
     added = _define_gates(record, saved, options) if options.add_gates else None
     queue = queue or _open_queue(folder, record, options)
     definition = queue.create(saved, finished)
