@@ -92,6 +92,16 @@ def in_functorch_transform() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
+def is_batched(tensor: Tensor) -> bool:
+    """Whether ``torch.vmap`` maps over ``tensor``: nothing may depend on its values, such as a shape."""
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        if functorch.is_batchedtensor(tensor):
+            return True
+        tensor = functorch.get_unwrapped(tensor)
+    return False
+
+
 def has_dispatch_mode() -> bool:
     """Whether a dispatch mode is active, such as torch's FLOP counter or ``FakeTensorMode``."""
     return torch._C._len_torch_dispatch_stack() > 0

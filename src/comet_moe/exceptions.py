@@ -5,8 +5,12 @@ command line prints it and exits with code 2. Wrong arguments of modules and fun
 ``ValueError``, as in PyTorch.
 """
 
+import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+_PACKAGE = os.path.dirname(__file__)
 
 
 class CometError(ValueError):
@@ -75,6 +79,24 @@ class StaticRoutingWarning(RoutingWarning):
 
 class IdleGateWarning(UserWarning):
     """A gate whose parameters get no gradient from the loss of the model."""
+
+
+@contextmanager
+def warnings_in_a_line() -> Iterator[None]:
+    """Within the block, warnings of this library are shown without the file and the line of their code."""
+    usual = warnings.formatwarning
+
+    def format_in_a_line(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+    ) -> str:
+        is_ours = category.__module__.startswith(f"{__package__}.") or filename.startswith(_PACKAGE)
+        return f"warning: {message}\n" if is_ours else usual(message, category, filename, lineno, line)
+
+    warnings.formatwarning = format_in_a_line
+    try:
+        yield
+    finally:
+        warnings.formatwarning = usual
 
 
 @contextmanager

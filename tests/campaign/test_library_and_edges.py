@@ -34,6 +34,7 @@ from comet_moe.gates import (
     ExpertChoiceGate,
     Gate,
     HashGate,
+    ProductKeyGate,
     RegularizedGate,
     ReluGate,
     SoftmaxGate,
@@ -297,6 +298,26 @@ def test_a_balancing_bias_that_requires_a_gradient_is_moved(balance):
     gate(torch.randn(9, 6))
     comet_moe.step(gate)
     assert gate.balance_bias.any()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ExpertChoiceGate(6, 4),
+        lambda: ProductKeyGate(6, 4, k=2),
+        lambda: ReluGate(6, 4, target=2),
+        lambda: CometGate(6, 4, k=2, balance="normalize"),
+        lambda: CometGate(6, 4, k=2, balance="median"),
+    ],
+)
+def test_buffers_that_require_a_gradient_are_moved(make):
+    gate, x = make(), torch.randn(9, 6)
+    for buffer in gate.buffers():
+        buffer.requires_grad_(buffer.is_floating_point())
+    before = [buffer.detach().clone() for buffer in gate.buffers()]
+    gate(x).weights.sum().backward()
+    comet_moe.step(gate)
+    assert any(not old.equal(new) for old, new in zip(before, gate.buffers(), strict=True))
 
 
 def test_a_search_refuses_an_order_that_is_no_permutation():

@@ -68,9 +68,10 @@ def route(gate, x, keys, real):
         return found.but(weights=w / total.where(total != 0, 1.0), parts=None)
     if kind == "WarmupGate":
         s = max(1 - int(gate.progress) / gate.steps, 0.0) if training else 0.0
-        if s and parts is not None:
-            parts = ((1 - s) * parts + s / parts[0].numel()) * real[:, None, None]
-        return found.but(weights=((1 - s) * w + s / n) * real[:, None], parts=parts)
+        even = s * (gate.max_weight_sum or 1.0) * real[:, None]
+        if parts is not None:
+            parts = (1 - s) * parts + even[..., None] / parts[0].numel()
+        return found.but(weights=(1 - s) * w + even / n, parts=parts)
     if kind == "SubsetGate":
         place = F.one_hot(gate.experts, n).to(x.dtype)
         logits = None if found.logits is None else embed(found.logits, gate.experts, n)

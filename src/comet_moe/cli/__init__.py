@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from types import FrameType
 
 from comet_moe.cli._signals import INTERRUPTED, handle_signal
-from comet_moe.exceptions import CometError, needs_extra
+from comet_moe.exceptions import CometError, needs_extra, warnings_in_a_line
 
 REQUIRED = ("typer", "rich", "pydantic", "yaml", "pandas", "pyarrow", "sklearn", "PIL", "pooch")
 """The modules that the extra ``cli`` installs."""
@@ -18,7 +18,10 @@ def main() -> None:
     """Run the command line; without the extra ``cli``, exit with code 2 and print how to install it."""
     try:
         _check_surroundings()
-        with handle_signal(signal.SIGINT, _interrupt, signal.default_int_handler):
+        with (
+            warnings_in_a_line(),
+            handle_signal(signal.SIGINT, _interrupt, signal.default_int_handler),
+        ):
             from comet_moe.cli.app import run
 
             run()

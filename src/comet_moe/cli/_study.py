@@ -33,8 +33,7 @@ REFRESH_SHARE = 0.05
 
 def run_study(options: StudyOptions, workers: int | None, as_json: bool) -> None:
     """Run the study to its end with workers on this machine, and print a summary."""
-    with explain_stop(_resume_command(options)):
-        study = open_study(options)
+    with explain_stop(_resume_command(options)), open_study(options) as study:
         train(study, workers, options.only_gates)
     _print_summary(study, as_json)
 
@@ -100,9 +99,10 @@ class _Terminated(KeyboardInterrupt):
 
 def _resume_command(options: StudyOptions) -> str:
     command = "tune" if options.kind == "tuning" else "ablate"
-    only = ["--only-gates", ",".join(options.only_gates)] if options.only_gates else []
+    lists = {"--add-gates": options.add_gates, "--only-gates": options.only_gates}
+    given = [part for option, gates in lists.items() if gates for part in (option, ",".join(gates))]
     program = ["comet-moe", *import_options(), command]
-    return shlex.join([*program, options.recipe, "--out", str(options.out), "--resume", *only])
+    return shlex.join([*program, options.recipe, "--out", str(options.out), "--resume", *given])
 
 
 class StudyDisplay:

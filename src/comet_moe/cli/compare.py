@@ -139,9 +139,9 @@ def compare(
         table, targets, features, exclude, tasks, weights, key, gates, settings, out, storage, resume
     )
     given = [argument for argument in sys.argv[1:] if argument != "--resume"]
-    with explain_stop(shlex.join(["comet-moe", *given, "--resume"])):
-        trials = None if resume else seeds if limit is None else 1
-        study = open_study(replace(options, trials=trials, keep_models=keep_models))
+    trials = None if resume else seeds if limit is None else 1
+    options = replace(options, trials=trials, keep_models=keep_models)
+    with explain_stop(shlex.join(["comet-moe", *given, "--resume"])), open_study(options) as study:
         comparison = Comparison(study)
         warnings = comparison.dataset.meta.get("warnings", [])
         for line in describe_table(comparison.dataset.meta):

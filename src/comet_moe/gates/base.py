@@ -35,6 +35,7 @@ class Gate(nn.Module, ABC):
         keeps_contributions: whether ``Routing.contributions`` is needed in evaluation too, as it is by
             one permutation per tree.
         checks_values: whether ``forward`` itself refuses NaN and infinity in its input.
+        moves_in_training: whether a training pass changes buffers of the gate.
         ranks: the ranks whose rows together are the batch of the auxiliary loss; None if each rank has a
             batch and a loss of its own. :mod:`comet_moe.parallel` sets it.
 
@@ -67,6 +68,7 @@ class Gate(nn.Module, ABC):
     soft_in_training: bool = False
     keeps_contributions: bool = False
     checks_values: bool = False
+    moves_in_training: bool = False
     ranks: Ranks | None = None
 
     def __call__(self, x: Tensor, keys: Tensor | None = None, mask: Tensor | None = None) -> Routing:
@@ -84,6 +86,11 @@ class Gate(nn.Module, ABC):
             checks.require_same_rows("keys", keys, x, torch.int64)
         if mask is not None:
             checks.require_same_rows("mask", mask, x, torch.bool)
+        if self.moves_in_training and self.training and checks.in_functorch_transform():
+            raise ValueError(
+                f"{type(self).__name__} moves its buffers in training, which torch.func does not allow: call "
+                "eval() first, or differentiate by torch.autograd"
+            )
         x = self._to_compute_dtype(x)
         if not self.checks_values:
             checks.require_finite(x)

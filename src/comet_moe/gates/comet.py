@@ -127,6 +127,7 @@ class CometGate(SteppedGate):
             raise ValueError(f'balance must be None, "normalize" or "median", got {balance!r}')
         self.balance = balance
         self.depends_on_batch = balance == "normalize"
+        self.moves_in_training = balance is not None
         self.scale = checks.positive("scale", scale)
         self.max_weight_sum = self.scale
         self.sums_to_one = scale == 1

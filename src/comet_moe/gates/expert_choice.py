@@ -56,6 +56,7 @@ class ExpertChoiceGate(LinearGate, SteppedGate):
     """
 
     depends_on_batch = True
+    moves_in_training = True
     threshold: Tensor
     batches_seen: Tensor
 
@@ -88,6 +89,7 @@ class ExpertChoiceGate(LinearGate, SteppedGate):
             chosen = probability >= self.threshold.to(probability.dtype)
         return Routing(weights=self._scaled(probability.masked_fill(~chosen, 0.0)), logits=logits)
 
+    @torch.no_grad()
     def step(self) -> None:
         """Average the thresholds over the ranks, so that all evaluate alike."""
         if dist.is_available() and dist.is_initialized():
@@ -125,6 +127,7 @@ class ExpertChoiceGate(LinearGate, SteppedGate):
         is_taken = ((position < wanted) & (position < rows)).expand_as(order)
         return torch.zeros_like(flat, dtype=torch.bool).scatter(0, order, is_taken).view_as(probability)
 
+    @torch.no_grad()
     def _move_threshold(self, probability: Tensor, chosen: Tensor) -> None:
         """Toward the lowest probability that each expert accepted; an empty batch moves nothing."""
         if probability.numel() == 0:

@@ -62,6 +62,7 @@ class ProductKeyGate(SteppedGate):
 
     has_logits = False
     depends_on_batch = True
+    moves_in_training = True
     running_mean: Tensor
     running_var: Tensor
 
@@ -163,7 +164,7 @@ class ProductKeyGate(SteppedGate):
             (squares,) = self._sum(((query - batch_mean).square() * is_row).sum(0))
             batch_var = squares / count.clamp_min(1)
             is_batch = count > 1
-            self._average(batch_mean.detach(), batch_var.detach(), count, is_batch)
+            self._average(batch_mean, batch_var, count, is_batch)
             mean, var = torch.where(is_batch, batch_mean, mean), torch.where(is_batch, batch_var, var)
         weight, bias = self.norm_weight.to(query.dtype), self.norm_bias.to(query.dtype)
         return (query - mean) * (var + EPSILON).rsqrt() * weight + bias
@@ -171,6 +172,7 @@ class ProductKeyGate(SteppedGate):
     def _sum(self, *sums: Tensor) -> list[Tensor]:
         return list(sums) if self.ranks is None else self.ranks.sum_of_rows(*sums)
 
+    @torch.no_grad()
     def _average(self, mean: Tensor, var: Tensor, count: Tensor, is_batch: Tensor) -> None:
         """Move the running averages, that of the variance by its unbiased estimate, as ``nn.BatchNorm1d``."""
         momentum = (MOMENTUM * is_batch).to(self.running_mean.dtype)

@@ -61,6 +61,7 @@ class ReluGate(LinearGate, SteppedGate):
 
     sums_to_one = False
     max_weight_sum = None
+    moves_in_training = True
     coefficient: Tensor
     active_and_rows: Tensor
 

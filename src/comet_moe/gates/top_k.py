@@ -120,7 +120,7 @@ class TopKGate(LinearGate, SteppedGate):
         self.max_weight_sum = self.scale * (self.k if score == "sigmoid" and normalize == "all" else 1)
         self.stochastic = noise
         self.noise_weight = nn.Parameter(torch.empty(num_experts, in_features)) if noise else None
-        is_balanced = bias_update > 0 or balance is not None
+        is_balanced = self.moves_in_training = bias_update > 0 or balance is not None
         self.chooses_by_logits = score == "softmax" and top_groups == groups and not is_balanced
         balance_bias = None if self.chooses_by_logits else torch.zeros(num_experts)
         self.register_buffer("balance_bias", balance_bias)

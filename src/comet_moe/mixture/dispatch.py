@@ -10,6 +10,7 @@ from typing import Literal, cast, get_args
 import torch
 from torch import Tensor
 
+from comet_moe import checks
 from comet_moe.experts.base import Experts, Slots, WeightedPairs, check_output
 from comet_moe.kernels.mix import apply_epilogue, gather_rows, mix, mix_dense, weights_dtype
 from comet_moe.kernels.plan import Plan, check_range, plan_from_pairs, plan_from_weights
@@ -39,11 +40,20 @@ def run_experts(
         sparse_share: "auto" is sparse when at most this share of the B·n pairs is active. In graphs and on
             accelerators the share is an upper bound that holds for any values.
     """
+    is_compiling = torch.compiler.is_compiling()
+    if checks.in_functorch_transform() and any(checks.is_batched(r.weights) for r in routings):
+        if execution == "sparse" or experts.only_pairs:
+            raise ValueError(
+                "torch.vmap cannot select pairs, whose number depends on values: set execution to "
+                '"dense" or "auto"'
+                if not experts.only_pairs
+                else f"torch.vmap cannot select pairs, and {type(experts).__name__} runs nothing else"
+            )
+        return _run_all(experts, x, routings)
     if experts.takes_slots and not torch.is_grad_enabled():
         mixed = _run_slots(experts, x, routings, execution, sparse_share)
         if mixed is not None:
             return mixed
-    is_compiling = torch.compiler.is_compiling()
     if experts.only_pairs:
         run = torch.compiler.disable(_run_pairs) if is_compiling else _run_pairs
         return run(experts, x, routings)

@@ -1,12 +1,15 @@
 """Studies as they are opened: default gates, studies to join, and recipes that no trial can be run with."""
 
+import gc
 import json
 import math
+import os
 from pathlib import Path
 
 import optuna
 import pytest
 
+from comet_moe.cli import _study
 from comet_moe.exceptions import CometError, RecipeError, StudyError
 from comet_moe.experiments.config import load_config, load_search_space
 from comet_moe.experiments.studies import trial
@@ -297,3 +300,15 @@ def test_a_study_that_was_kept_as_text_needs_its_own_recipe(kept):
     kept.study_file.write_text(json.dumps(record | {"experts": 5}))
     with pytest.raises(StudyError, match=r"experts is 5 in .*study.json, and multidigits gives 8"):
         resume(kept)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs /proc")
+def test_a_study_of_the_command_line_leaves_no_file_open(tmp_path, monkeypatch):
+    monkeypatch.setattr(_study, "train", lambda *_: None)
+    gc.disable()  # it would close them some time later
+    try:
+        _study.run_study(options(tmp_path), workers=1, as_json=True)
+        opened = {os.readlink(file) for file in Path("/proc/self/fd").iterdir() if file.is_symlink()}
+    finally:
+        gc.enable()
+    assert not [file for file in opened if file.startswith(str(tmp_path))]

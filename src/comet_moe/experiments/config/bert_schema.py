@@ -22,6 +22,7 @@ from comet_moe.experiments.config.values import (
     PrecisionName,
     Seed,
     Size,
+    Switch,
     Threads,
 )
 
@@ -77,7 +78,7 @@ class FinetuneConfig(ConfigSection):
     patience: Count | None = Field(
         default=None, description="epochs without improvement after which training stops; null never stops"
     )
-    group_by_length: bool = Field(
+    group_by_length: Switch = Field(
         default=False, description="put rows of similar length into one batch, which needs less padding"
     )
 
@@ -100,7 +101,7 @@ class ExpertsConfig(ConfigSection):
     shared: Annotated[int, Field(ge=0, le=10**6)] = Field(
         default=512, description="the most important neurons, which are part of every expert"
     )
-    importance: bool = Field(
+    importance: Switch = Field(
         default=True, description="rank neurons by importance; false takes them in their order"
     )
     route_by: Literal["token", "sentence"] = Field(
@@ -115,7 +116,7 @@ class ExpertsConfig(ConfigSection):
 class TokenHashConfig(MixtureGateConfig):
     """One expert per token id: drawn at random, or balanced by the frequencies of tokens in training."""
 
-    balanced: bool = Field(
+    balanced: Switch = Field(
         default=False, description="assign tokens so that all experts have the same load on the train rows"
     )
 

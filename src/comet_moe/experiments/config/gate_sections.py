@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origi
 
 from pydantic import Field, NonNegativeFloat, create_model, field_validator
 
-from comet_moe.experiments.config.values import ConfigSection, Size
+from comet_moe.experiments.config.values import ConfigSection, Size, Switch
 from comet_moe.gates.registry import (
     DENSE_KINDS,
     Limits,
@@ -118,8 +118,10 @@ def _make_section(gate: NamedGate, base: type[MixtureGateConfig]) -> type[Mixtur
 
 
 def _with_limits(kind: Any) -> Any:
-    """``kind`` with the limits of numbers inside unions and tuples as pydantic's."""
+    """``kind`` with the limits of numbers inside unions and tuples as pydantic's, and strict switches."""
     origin, members = get_origin(kind), get_args(kind)
+    if kind is bool:
+        return Switch
     if origin is Annotated:
         limits = next(item for item in members[1:] if isinstance(item, Limits))
         return Annotated[members[0], Field(gt=limits.above, ge=limits.at_least, le=limits.at_most)]

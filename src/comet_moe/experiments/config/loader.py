@@ -192,6 +192,10 @@ def parse_setting(setting: str) -> Override:
     keys = name.split(".")
     if not equals or not all(keys):
         raise RecipeError(f"a setting has the form a.b=c, got {setting!r}")
+    if keys[0] == "recipe":
+        raise RecipeError(
+            f"recipe is the argument of the command and no setting, got {setting!r}: leave it out"
+        )
     if _chooses_gate(keys) and len(keys) < 3:
         return keys, read_mapping_or_text(text)
     return keys, SettingText(text)

@@ -27,6 +27,7 @@ from comet_moe.experiments.config.values import (
     Seed,
     Size,
     Sizes,
+    Switch,
     Threads,
 )
 
@@ -46,7 +47,7 @@ class DataConfig(ConfigSection):
     path: Annotated[str, AfterValidator(absolute_path)] | None = Field(
         default=None, description="folder of the raw files, or your own table; null uses what is prepared"
     )
-    any_size: bool = Field(
+    any_size: Switch = Field(
         default=False,
         description="accept a file that does not have as many rows or images as its publisher states",
     )
@@ -249,7 +250,7 @@ class TrainingConfig(ConfigSection):
     threads: Threads | None = Field(
         default=None, description="threads of torch; null lets torch choose, and config.yaml has its choice"
     )
-    sparse_embeddings: bool = Field(
+    sparse_embeddings: Switch = Field(
         default=False,
         description="whether a step moves only the rows of embeddings that its batch reads, by a lazy Adam; "
         "its time then does not grow with the number of categories",

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from comet_moe.exceptions import RecipeError
 
@@ -87,6 +87,17 @@ def read_yaml(text: str) -> Any:
         raise
     except (ValueError, TypeError, OverflowError) as error:
         raise yaml.YAMLError(str(error)) from error
+
+
+def _check_switch(value: Any) -> bool:
+    """Pydantic takes 1 and "yes" for True."""
+    if not isinstance(value, bool):
+        raise ValueError(f"must be true or false, got {value!r}")
+    return value
+
+
+Switch = Annotated[bool, BeforeValidator(_check_switch)]
+"""A setting that is true or false, and no number."""
 
 
 class SettingText(str):

@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import TYPE_CHECKING, Any
 
-from comet_moe.exceptions import StudyError
+from comet_moe.exceptions import StudyError, warnings_in_a_line
 from comet_moe.experiments.studies.defaults import MAX_LOST_WORKERS
 from comet_moe.experiments.studies.process import WorkerConfig, end_with_parent
 
@@ -171,4 +171,5 @@ def run_worker_process(config: WorkerConfig, writer: Connection, number: int) ->
     end_with_parent()
     from comet_moe.experiments.studies.worker import run_worker
 
-    run_worker(config, writer, number)
+    with warnings_in_a_line():
+        run_worker(config, writer, number)

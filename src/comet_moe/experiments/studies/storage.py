@@ -130,6 +130,11 @@ class Storage:
                 _use_write_ahead_log(opened.engine)
             return opened
 
+    def close(self) -> None:
+        """Close the connections; otherwise they stay open until the garbage collector finds them."""
+        self.optuna.remove_session()
+        self.optuna.engine.dispose()
+
     def _is_lasting(self, error: Exception, deadline: float) -> bool:
         """Whether ``error`` is no outage of PostgreSQL, or one that has lasted until ``deadline``."""
         return self._is_sqlite or not _is_outage(error) or time.monotonic() > deadline

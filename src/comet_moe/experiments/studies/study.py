@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
-from typing import Any
+from typing import Any, Self
 
 from comet_moe.exceptions import RecipeError, StudyError
 from comet_moe.experiments.config import (
@@ -54,6 +54,8 @@ ROUNDING = 1e-12
 class StudyHandle:
     """A study in its storage, and its folder on this machine.
 
+    As a context manager it closes the connections to the storage at the end of the block.
+
     Attributes:
         definition: the study as it was when the storage was last read.
         settings: overrides of the recipe by key, as "a.b=c"; paths are absolute.
@@ -70,6 +72,12 @@ class StudyHandle:
     keep_models: bool
     runner: Runner
     trials: list[TrialRecord] = field(default_factory=list)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.queue.storage.close()
 
     @property
     def paths(self) -> dict[str, str]:
@@ -270,6 +278,8 @@ def _resume_study(folder: StudyFolder, options: StudyOptions) -> StudyHandle:
         finished = _read_finished(folder, record, saved)
     check_same_study(saved, options)
     _check_only_gates([*saved.gates, *options.add_gates], options)
+    if options.resume:  # the command that added them was interrupted
+        options = replace(options, add_gates=[gate for gate in options.add_gates if gate not in saved.gates])
     added = _define_gates(record, saved, options) if options.add_gates else None
     queue = queue or _open_queue(folder, record, options)
     definition = queue.create(saved, finished)

@@ -94,7 +94,8 @@ def read_pairs(
     for role in ("user", "item"):
         _require_values(path, chosen[role], pairs[role], pairs[role].isna().to_numpy(), "an id")
     if "rating" in pairs:
-        ratings = pd.to_numeric(pairs["rating"], errors="coerce").to_numpy(np.float32, na_value=np.nan)
+        with np.errstate(over="ignore"):  # what float32 cannot hold is refused below
+            ratings = pd.to_numeric(pairs["rating"], errors="coerce").to_numpy(np.float32, na_value=np.nan)
         _require_values(path, chosen["rating"], pairs["rating"], ~np.isfinite(ratings), "a finite number")
         pairs["rating"] = ratings
     return pairs
