@@ -23,12 +23,13 @@ from comet_moe.experiments.studies.frontier import (
 from comet_moe.experiments.studies.render import format_p_value
 from comet_moe.experiments.studies.significance import Summary, summarise, welch_t_test
 
-RESULTS = Path(__file__).parent
-sys.path += [str(RESULTS), str(RESULTS.parent / "drawings")]
+sys.path.append(str(Path(__file__).parent))
+sys.path.append(str(Path(__file__).parents[1] / "drawings"))
 import raw
 from dots import Dot, draw_dots
 from studies import Row, loss_of, print_heads, print_row, read_rows
 
+RESULTS = Path(__file__).parent
 NAMES = {"comet": "COMET", "comet+": "COMET+", "hash": "hash routing", "topk": "Top-2", "topk+": "Top-2+"}
 RIVALS = {"dense-per-task": "one expert per task", AT_ITS_COST: "dense, interpolated"}
 STUDIES = {  # page: data, and its studies, the first of which has the gates
