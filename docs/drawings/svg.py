@@ -61,6 +61,13 @@ class Drawing:
             f'href="data:image/png;base64,{data}"/>'
         )
 
+    def stroke(self, x1: float, y1: float, x2: float, y2: float, width: float, colour: str) -> None:
+        """A straight line."""
+        self.parts.append(
+            f'<path d="M{x1:.1f} {y1:.1f}L{x2:.1f} {y2:.1f}" '
+            f'stroke="{THEMES[self.theme].get(colour, colour)}" stroke-width="{width}"/>'
+        )
+
     def dot(self, x: float, y: float, radius: float, colour: str) -> None:
         """A filled circle."""
         fill = THEMES[self.theme].get(colour, colour)
