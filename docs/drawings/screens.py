@@ -1,7 +1,8 @@
 """Take the pictures of the first page of the site, light and dark: python docs/drawings/screens.py DEMO
 
-DEMO is a folder with demo.html and demo.txt of `comet-moe demo --page DEMO/demo.html > DEMO/demo.txt`. The
-notebook is examples/quickstart.ipynb, whose cells are run. Needs chromium.
+DEMO is a folder with the page and what a terminal of 108 columns shows:
+COLUMNS=108 script -qec 'comet-moe demo --page DEMO/demo.html 2>/dev/null' DEMO/demo.txt
+The notebook is examples/quickstart.ipynb, whose cells are run. Needs chromium.
 """
 
 import ast
@@ -16,11 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from PIL import Image
+from rich.console import Console
+from rich.text import Text
 
 FOLDER = Path(__file__).parent
 NOTEBOOK = FOLDER.parents[1] / "examples" / "quickstart.ipynb"
 SIZE = (1000, 750)
 COLORS = 128
+WIDTH = 108
 STYLE = """
 :root { color-scheme: light dark; }
 body { margin: 1.2rem; font: 15px/1.45 system-ui, sans-serif; background: light-dark(#ffffff, #14181d);
@@ -52,6 +56,14 @@ def run_cells(cells: list[dict[str, Any]], last: int) -> str:
     return "\n".join(shown[3:])  # without the imports and the data
 
 
+def show_terminal(text: str) -> str:
+    """What a terminal shows, with its colors."""
+    console = Console(record=True, width=WIDTH, file=io.StringIO())
+    lines = [line for line in text.splitlines() if not line.startswith("Script ")]
+    console.print(Text.from_ansi("\n".join(["$ comet-moe demo", *lines])))
+    return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
+
+
 def take(page: Path, name: str) -> None:
     """Screenshots of a page in both themes."""
     for theme in ("light", "dark"):
@@ -67,9 +79,8 @@ def main(demo: Path) -> None:
     """Take all of them."""
     take(demo / "demo.html", "page")
     cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
-    terminal = (demo / "demo.txt").read_text(encoding="utf-8")
     bodies = {
-        "terminal": f"<pre>$ comet-moe demo\n{escape(terminal)}</pre>",
+        "terminal": show_terminal((demo / "demo.txt").read_text(encoding="utf-8")),
         "notebook": run_cells(cells, len(cells) - 1),
     }
     with tempfile.TemporaryDirectory() as scratch:

@@ -22,7 +22,7 @@ def test_one_epoch_of_the_demo_prints_both_decisions_and_draws_both_planes(tmp_p
     assert [path.name for path in tmp_path.iterdir()] == ["demo.html"]
     page = (tmp_path / "demo.html").read_text()
     assert "<h1>Where routing pays, and where it does not: two made-up tables</h1>" in page
-    assert page.count("the expert with the largest weight") == 2
+    assert page.count("the expert of each point") == 2
     assert [table["name"] for table in message["tables"]] == ["four-regions", "one-formula"]
     for table in message["tables"]:
         assert [row["gate"] for row in table["rows"]] == list(GATES)

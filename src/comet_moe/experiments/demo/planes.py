@@ -50,7 +50,7 @@ def as_svg(values: Array, experts: Array, title: str) -> str:
     parts = [
         _words(SIDE / 2, "the target"),
         *(f'<path d="{path}" {gray}"{shade}"/>' for path, shade in _runs(shades, 0)),
-        _words(1.5 * SIDE + 30, "the expert with the largest weight"),
+        _words(1.5 * SIDE + 30, "the expert of each point"),
         *(f'<path d="{path}" fill="{color}"/>' for path, color in _runs(_colors(experts), SIDE + 30)),
     ]
     body = "\n".join(parts)
