@@ -53,7 +53,7 @@ $(READY): pyproject.toml constraints.txt | $(BIN)/python
 	touch $@
 
 $(DEMO): pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) --editable '.[report]'
+	$(PIP) --editable '.[tune,report]'
 	touch $@
 
 $(DOCS): pyproject.toml constraints.txt | $(BIN)/python

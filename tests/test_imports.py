@@ -13,6 +13,7 @@ ORDER = (
     "files",
     "memory",
     "verdict",
+    "notebook",
     "checks",
     "devices",
     "stepping",
@@ -42,7 +43,7 @@ ORDER = (
 )
 """Top to bottom, as in CONTRIBUTING.md. ``comet_moe/__init__.py`` loads names when first used."""
 
-EXPERIMENTS = ("config", "data", "models", "export", "training", "bert", "studies", "report")
+EXPERIMENTS = ("config", "data", "models", "export", "training", "bert", "studies", "report", "demo")
 """The same for the packages of ``comet_moe.experiments``."""
 
 WITHOUT_TORCH = (

@@ -21,8 +21,8 @@ from pages import (
 )
 
 PAGES = all_pages()
-PROSE = ("", "sh", "python", "yaml")
-"""Languages of blocks; those in braces are directives of the site."""
+PROSE = ("", "sh", "python", "yaml", "text")
+"""Languages of blocks; "text" is what a command prints, and those in braces are directives of the site."""
 
 
 def parsed(words):

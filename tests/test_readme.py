@@ -1,23 +1,38 @@
-"""The three ways into the library that README shows run as they are; its table lists every gate."""
+"""What README shows runs as it is, and prints what README says: the comparison, the audit, the model."""
 
+import contextlib
+import io
 import re
+import runpy
 import shlex
+import sys
 from pathlib import Path
 
 import pandas as pd
 import pytest
 from command import comet_moe, succeed
 
-from made_tables import customers, write_table
-from pages import commands_to_run
+from pages import commands, commands_to_run
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+DIGITS = ROOT / "docs" / "results" / "digits"
+DRAWINGS = ROOT / "docs" / "drawings"
 QUICK = ("--set", "training.epochs=1", "--seeds", "1", "--gates", "dense,comet", "--workers", "1")
+MOST_LINES = 190
+"""One screen and a half of prose, with the outputs."""
 
 
 def blocks(language):
     return re.findall(rf"^```{language}\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+
+
+def run(block):
+    """What a block of Python prints, and the names that it defines."""
+    names = {}
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(compile(block, "README.md", "exec"), names)
+    return printed.getvalue(), names
 
 
 @pytest.fixture(autouse=True)
@@ -26,54 +41,81 @@ def _own_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("COMET_MOE_CACHE", str(tmp_path / "cache"))
 
 
-def test_each_way_in_has_at_most_ten_lines_of_code():
-    ways = [*blocks("python"), blocks("")[1]]
-    assert len(ways) == 3
-    assert all(sum(map(bool, way.splitlines())) <= 10 for way in ways)  # without blank lines
+def test_it_stays_short():
+    assert len(README.splitlines()) <= MOST_LINES
+
+
+def test_the_first_block_has_the_two_commands_that_set_up_a_clone():
+    assert [line.split("#")[0].strip() for line in blocks("")[0].splitlines()] == ["make demo", "make test"]
 
 
 @pytest.mark.slow
-def test_gates_are_compared_on_a_table():
-    write_table(customers(300), Path("my.csv"))
-    write_table(customers(20, seed=1).drop(columns=["bought", "spend"]), Path("new.csv"))
-    compare, predict = (shlex.split(line)[1:] for line in blocks("")[1].splitlines())
-    assert "Use " in succeed(*compare, *QUICK).out  # fewer epochs, seeds and gates
-    assert re.search(r"using .*(dense-000|comet-000|linear\.skops|lightgbm\.skops)", succeed(*predict).err)
-    assert len(pd.read_csv("predictions.csv")) == 20
+def test_the_table_is_made_compared_and_predicted():
+    made, compared, predicted = (shlex.split(command) for command in list(commands("README.md"))[3:6])
+    assert made[:2] == ["python", "-c"]
+    exec(compile(made[2], "README.md", "exec"), {})
+    pd.read_csv("digits.csv").head(300).to_csv("digits.csv", index=False)
+    assert "Use " in succeed(*compared[1:], *QUICK).out  # fewer epochs, seeds and gates
+    assert re.search(
+        r"using .*(dense-000|comet-000|linear\.skops|lightgbm\.skops)", succeed(*predicted[1:]).err
+    )
+    assert len(pd.read_csv("predictions.csv")) == 300
 
 
-def test_the_command_on_the_site_s_first_page_is_one_of_readme():
-    assert [shlex.split(line) for line in blocks("")[1].splitlines()[:1]] == commands_to_run("docs/index.md")
+def test_the_comparison_and_its_picture_are_those_of_the_committed_runs(tmp_path, monkeypatch, capsys):
+    for script, arguments in (
+        (DIGITS / "show.py", []),
+        (DRAWINGS / "frontier.py", [str(DIGITS), str(tmp_path)]),
+    ):
+        monkeypatch.setattr(sys, "argv", [str(script), *arguments])
+        monkeypatch.setattr(sys, "path", [*sys.path])
+        runpy.run_path(str(script), run_name="__main__")
+    sys.modules.pop("svg", None)
+    assert capsys.readouterr().out == blocks("text")[0]
+    for theme in ("light", "dark"):
+        drawn = (tmp_path / f"frontier-{theme}.svg").read_text(encoding="utf-8")
+        assert drawn == (DRAWINGS / f"frontier-{theme}.svg").read_text(encoding="utf-8")
+
+
+def test_the_audit_finds_what_readme_shows():
+    pytest.importorskip("transformers")
+    run(blocks("python")[0])
+    (command,) = (line for line in commands_to_run("README.md") if line[:2] == ["comet-moe", "audit"])
+    printed = succeed(*command[1:]).out
+    codes = re.findall(r"^- ([\w-]+):", blocks("text")[1], re.MULTILINE)
+    assert codes
+    assert codes == re.findall(r"^- ([\w-]+):", printed, re.MULTILINE)
+
+
+def test_the_model_with_a_monitor_prints_the_verdict_that_readme_shows():
+    printed, _ = run(blocks("python")[1])
+    verdict = re.compile(r"(\S+): (\w+), [\d.]+ experts per sample\n")
+    assert verdict.fullmatch(printed)
+    assert verdict.fullmatch(printed).groups() == verdict.fullmatch(blocks("text")[2]).groups()
 
 
 def test_a_study_without_weights_is_refused_in_one_sentence():
-    study = ROOT / "docs" / "results" / "multidigits"
-    done = comet_moe("predict", study, "new.csv", "-o", "predictions.csv")
+    done = comet_moe("predict", ROOT / "docs" / "results" / "multidigits", "new.csv", "-o", "predictions.csv")
     assert done.code == 2
     assert "multidigits has no finished run with weights on this machine" in done.err
 
 
-def test_the_model_with_a_monitor_runs_and_its_gate_is_described():
-    names = {}
-    exec(compile(blocks("python")[0], "README.md", "exec"), names)
-    (numbers,) = names["monitor"].statistics().values()
-    assert numbers["verdict"] in ("routes", "dense")
-
-
-def test_the_transformers_model_trains_with_our_gates():
-    pytest.importorskip("transformers")
-    names = {}
-    exec(compile(blocks("python")[1], "README.md", "exec"), names)
-    assert "CometGate" in repr(names["model"])
-    assert names["trainer"].state.global_step == 5
-
-
-def test_every_gate_is_in_the_table():
+def test_every_gate_is_in_the_table_of_gates():
     from comet_moe import gates
 
+    page = (ROOT / "docs" / "gates.md").read_text(encoding="utf-8")
     for name in gates.__all__:
-        if name.endswith("Gate") and name not in ("Gate", "GateWrapper", "UniformGate"):
-            assert f"`{name}(" in README
+        if name.endswith("Gate") and name not in ("Gate", "GateWrapper"):
+            assert re.search(rf"`{name}[`(]", page), name
+
+
+def test_readme_counts_the_published_gates_of_the_table():
+    """Each row of the table of gates has a reference, but for variants of one gate and for no gate."""
+    page = (ROOT / "docs" / "gates.md").read_text(encoding="utf-8")
+    rows = [line.split(" | ") for line in page.splitlines() if re.match(r"\| `\w+(Gate)", line)]
+    published = [row for row in rows if len(row) > 3 and re.search(r"\d{4}", row[3])]
+    assert len(published) == 10
+    assert "Ten published gates" in README
 
 
 def test_the_package_and_the_module_have_the_same_version():

@@ -1,4 +1,4 @@
-"""A picture NAME-light.svg is shown in the light theme, and NAME-dark.svg in its place in the dark one."""
+"""A picture NAME-light.svg or .png is shown in the light theme, NAME-dark in its place in the dark one."""
 
 from docutils import nodes
 from sphinx.application import Sphinx
@@ -7,9 +7,9 @@ from sphinx.application import Sphinx
 def add_dark(app: Sphinx, doctree: nodes.document) -> None:
     """Put the dark picture beside the light one; the theme shows one of them."""
     for image in list(doctree.findall(nodes.image)):
-        if image["uri"].endswith("-light.svg"):
+        if image["uri"].endswith(("-light.svg", "-light.png")):
             dark = image.deepcopy()
-            dark["uri"] = image["uri"].replace("-light.svg", "-dark.svg")
+            dark["uri"] = image["uri"].replace("-light.", "-dark.")
             image["classes"].append("only-light")
             dark["classes"].append("only-dark")
             image.parent.insert(image.parent.index(image) + 1, dark)

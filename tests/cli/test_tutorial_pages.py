@@ -16,6 +16,7 @@ FEWER = {
     "tune": (*SMALL, "--set", "data.options.train_size=96", "--gates", "dense,comet", "--trials", "1"),
     "ablate": (*SMALL, "--set", "data.options.train_size=96", "--gates", "dense", "--seeds", "1"),
     "curves": ("--repeats", "20"),
+    "compare": ("--set", "training.epochs=1", "--seeds", "1", "--gates", "dense,comet", "--workers", "1"),
 }
 """Options that are given again: the last one counts."""
 
@@ -40,7 +41,7 @@ def _own_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.parametrize("page", ["tutorials/own-model.md", "routing.md"])
+@pytest.mark.parametrize("page", ["tutorials/own-model.md", "routing.md", "make-it-route.md"])
 def test_the_code_of_a_page_runs(page):
     exec(compile("\n".join(blocks(page, "python")), page, "exec"), {})
 
@@ -57,13 +58,15 @@ def test_the_code_of_many_machines_runs_in_a_group_of_one(monkeypatch):
     assert not torch.distributed.is_initialized()
 
 
-def test_the_commands_of_own_table_are_those_of_readme_which_run():
+@pytest.mark.slow
+def test_the_commands_of_own_table_run():
     write_table(customers(300), Path("my.csv"))
+    write_table(customers(20, seed=1).drop(columns=["bought", "spend"]), Path("new.csv"))
     inspect, compare, predict = commands("tutorials/own-table.md")
     assert "bought" in run_command(inspect).out
-    readme = (DOCS.parent / "README.md").read_text(encoding="utf-8")
-    assert compare.partition(" --exclude")[0] + "\n" in readme
-    assert predict + "\n" in readme
+    assert "Use " in run_command(compare).out
+    run_command(predict)
+    assert len(Path("predictions.csv").read_text().splitlines()) == 21
 
 
 @pytest.mark.slow

@@ -6,8 +6,6 @@ From the studies beside this file, or in FOLDER of run.sh, and from ../ablation.
 import sys
 from pathlib import Path
 
-from scipy.stats import ttest_rel
-
 from comet_moe.experiments.studies.reading import read_studies
 from comet_moe.experiments.studies.render import format_p_value
 from comet_moe.experiments.studies.significance import summarise, welch_t_test
@@ -65,7 +63,7 @@ def print_losses(losses: Losses) -> None:
 
 
 def print_answers(losses: Losses) -> None:
-    """Print what each part adds, by t-tests of pairs with the same seed."""
+    """Print what each part adds, on seeds that both networks have."""
     print("\n| gate | what it adds | seeds | change of the loss | p, lower | p, higher |")
     print("|---|---|---|---|---|---|")
     for gate, shown in FAMILIES.items():
@@ -75,9 +73,11 @@ def print_answers(losses: Losses) -> None:
             seeds = sorted(set.intersection(*map(set, runs)))
             if len(seeds) < 2:
                 continue
-            pairs = [first[seed] for seed in seeds], [second[seed] for seed in seeds]
-            change = sum(pairs[0]) / len(seeds) - sum(pairs[1]) / len(seeds)
-            tests = [float(ttest_rel(*pairs, alternative=side).pvalue) for side in ("less", "greater")]
+            lower, upper = (summarise([of_seed[seed] for seed in seeds]) for of_seed in (first, second))
+            assert lower is not None
+            assert upper is not None
+            change = lower.mean - upper.mean
+            tests = [welch_t_test(lower, upper), welch_t_test(upper, lower)]
             p_values = " | ".join(format_p_value(p, " ") for p in tests)
             print(f"| {shown} | {question} | {len(seeds)} | {change:+.2f} | {p_values} |")
 

@@ -2,8 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from html import escape
 from math import isfinite
 from typing import Any
+
+from comet_moe.notebook import table, verdict_badge
 
 
 @dataclass(frozen=True)
@@ -103,8 +106,23 @@ class Report:
         """A table with one line per mixture, what concerns all of them, and the findings."""
         return "\n".join([*self._table(), "", *self._of_the_model(), *self._sentences()])
 
-    def _table(self) -> list[str]:
-        rows = [
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the findings above a row per mixture."""
+        heads, *rows = self._rows()
+        show = [verdict_badge if head == "verdict" else escape for head in heads]
+        cells = [[shown(cell) for shown, cell in zip(show, row, strict=True)] for row in rows]
+        findings = [
+            [f"<b>{escape(found.code)}</b>", escape(found.layer or "the model"), escape(found.message)]
+            for found in self.findings
+        ]
+        mixtures = table("Mixtures", heads, cells)
+        if not findings:
+            return f"<p>No findings.</p>{mixtures}"
+        return table("Findings, worst first", ["finding", "layer", "what to do"], findings) + mixtures
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        """Heads, and the cells of each mixture."""
+        rows: list[tuple[str, ...]] = [
             (
                 "layer",
                 "experts",
@@ -135,6 +153,10 @@ class Report:
                     "-" if ratio is None else f"{ratio:.2g}",
                 )
             )
+        return rows
+
+    def _table(self) -> list[str]:
+        rows = self._rows()
         widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
         lines = [
             "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()

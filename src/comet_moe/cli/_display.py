@@ -87,16 +87,10 @@ class RunRow:
 
 
 class LiveRuns:
-    """A live table of runs; without a terminal, one line per finished run.
+    """A live table of runs; without a terminal, one line per epoch and per finished run."""
 
-    Args:
-        rows: the runs.
-        log_epochs: without a terminal, also print one line per epoch.
-    """
-
-    def __init__(self, rows: list[RunRow], log_epochs: bool = False):
+    def __init__(self, rows: list[RunRow]):
         self.rows = rows
-        self.log_epochs = log_epochs
         self.console = Console(stderr=True)
 
     def __rich__(self) -> Table:
@@ -118,7 +112,7 @@ class LiveRuns:
                 function(record)
             for warning in record.warnings:
                 log(self.console, f"{row.name}: warning: {warning}")
-            if self.log_epochs and not self.console.is_terminal:
+            if not self.console.is_terminal:
                 log(
                     self.console,
                     f"{row.name}: epoch {record.epoch}/{row.epochs}, train {as_number(record.train_loss)}, "

@@ -185,7 +185,7 @@ def _train(
     name = folder.path.name
     teacher = {f"{name}/teacher": config.finetune.epochs} if stage is run_stages else {}
     epochs = teacher | {name: config.stage_training.epochs}
-    live = LiveRuns([RunRow(name, count) for name, count in epochs.items()], log_epochs=True)
+    live = LiveRuns([RunRow(name, count) for name, count in epochs.items()])
     with resume_hint(f"the same command with --out {shlex.quote(str(folder.path))} --resume"), live.showing():
         result = stage(config, folder, *map(live.callbacks, live.rows))
         live.finish(live.rows[-1], result)

@@ -1,120 +1,165 @@
-"""``comet-moe demo``: gates on two kinds of images, in under two minutes and without a download."""
+"""``comet-moe demo``: one table where routing pays and one where it does not, without a download."""
 
 import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from comet_moe.cli._study_options import Workers
 from comet_moe.cli._text import echo
 
 if TYPE_CHECKING:
-    from comet_moe.experiments.training.records import ResultRecord
+    from comet_moe.experiments.demo.tables import MadeTable
+    from comet_moe.experiments.studies.winner import Winner
 
-GATES = ("dense", "softmax", "topk", "topk+", "dselect", "comet", "comet+")
+GATES = ("dense", "dense-2x", "dense-4x", "topk", "comet")
+SETTINGS = (
+    "model.experts=4",
+    "model.numeric=scaled",
+    "model.units=[16]",
+    "model.head=[]",
+    "model.dropout=0",
+    "gates.topk.k=1",
+    "gates.comet.k=1",
+    "gates.comet.information=0.1",
+    "training.learning_rate=1e-2",
+    "training.schedule=cosine",
+    "training.threads=1",
+)
+SEEDS, EPOCHS = 3, 40
+TITLE = "Where routing pays, and where it does not: two made-up tables"
+ANSWERS = {
+    True: "a mixture pays, it beats the dense networks of its cost",
+    False: "a mixture does not pay, a dense network of its cost does as well",
+    None: "these seeds cannot tell whether a mixture pays",
+}
+TERMINAL_CELLS = (12, 30)
+PAGE_CELLS = (48, 48)
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What the demo shows of one table.
+
+    Attributes:
+        rows: of `compare_gates`.
+        gate: the mixture with the lowest validation loss, whose best run is drawn; None if all failed.
+        run: the folder of that run.
+    """
+
+    table: "MadeTable"
+    rows: list[dict[str, Any]]
+    decision: "Winner"
+    gate: str | None
+    run: Path | None
 
 
 def demo(
+    seeds: Annotated[int, typer.Option(min=1, max=100, help="Number of seeds per network.")] = SEEDS,
     epochs: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            help="Epochs per gate.",
-            min=1,
-            max=1_000_000,
-            show_default="as in the recipe multidigits",
-        ),
-    ] = None,
+        int, typer.Option(metavar="N", min=1, max=1_000_000, help="Largest number of epochs.")
+    ] = EPOCHS,
+    workers: Workers = None,
     page: Annotated[Path, typer.Option(metavar="FILE", help="HTML report to write.")] = Path("demo.html"),
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Train six gates and a dense network of the same cost on two overlapping digits, and compare them.
+    """Compare mixtures with dense networks on two made-up tables: on one of them routing pays.
 
-    Each image shows two of scikit-learn's bundled digits, one at the top left and one at the bottom right.
-    Half of the images are inverted, so that experts can specialise. A mixture of 8 small convolutional
-    experts classifies both digits, with one gate per digit. Nothing is downloaded.
+    In the first table each of four regions of a plane has a formula of its own, in the second one formula
+    holds everywhere. Dense networks of three widths and mixtures of four small experts with two gates are
+    trained with several seeds. The answers say why, and the regions of the experts are drawn.
     """
     from tempfile import TemporaryDirectory
 
+    from comet_moe.experiments.demo.tables import TABLES
     from comet_moe.experiments.report import check_extra, write_report
+    from comet_moe.files import require_file_path
 
     check_extra()  # before the training, not after it
+    require_file_path(page, ".html")
     with TemporaryDirectory(prefix="comet-moe-demo-") as scratch:
-        results = _train(scratch, epochs)
-        write_report([Path(scratch) / "runs"], page)
+        folder = Path(scratch)
+        shown = [_compare(table, folder, seeds, epochs, workers) for table in TABLES]
+        pictures = {found.table.name: _picture(found) for found in shown}
+        if not as_json:
+            for found in shown:
+                _print(found)
+            for found in shown:
+                echo(f"{found.table.name}: {ANSWERS[found.decision.pays]}")
+        write_report([folder / found.table.name for found in shown], page, TITLE, pictures)
     if as_json:
-        echo(json.dumps({"rows": results, "page": str(page)}))
+        tables = [{"name": found.table.name, "rows": found.rows, **asdict(found.decision)} for found in shown]
+        echo(json.dumps({"tables": tables, "page": str(page)}, allow_nan=False))
     else:
-        _print(results)
-        echo(f"report: {page}")
+        echo(f"page: {page}")
 
 
-def _train(scratch: str, epochs: int | None) -> list[dict[str, Any]]:
-    from comet_moe.cli._display import LiveRuns, RunRow
-    from comet_moe.experiments.config import load_train_config
-    from comet_moe.experiments.data import load
-    from comet_moe.experiments.training.recipe import build_trainer
-    from comet_moe.experiments.training.run import RunFolder, start_run
+def _compare(table: "MadeTable", folder: Path, seeds: int, epochs: int, workers: int | None) -> Shown:
+    """Train all networks on ``table``, as `comet-moe compare` does."""
+    from comet_moe.cli._study import train
+    from comet_moe.experiments.studies.definition import StudyOptions
+    from comet_moe.experiments.studies.frontier import best_by_validation, is_mixture
+    from comet_moe.experiments.studies.reading import rank_trials, read_studies
+    from comet_moe.experiments.studies.study import open_study
+    from comet_moe.experiments.studies.tables import compare_gates
+    from comet_moe.experiments.studies.winner import winner
 
-    dataset = load("multidigits", cache=Path(scratch) / "data")
-    settings = [] if epochs is None else [f"training.epochs={epochs}"]
-    configs = [load_train_config("multidigits", [f"gate={gate}", *settings]) for gate in GATES]
-    rows = [RunRow(config.gate.name, config.training.epochs) for config in configs]
-    results = []
-    runs = LiveRuns(rows)
-    with runs.showing():
-        for config, row in zip(configs, rows, strict=True):
-            folder = RunFolder(Path(scratch) / "runs" / config.gate.name)
-            start_run(folder, config, dataset)
-            result = build_trainer(config, dataset, folder, callbacks=runs.callbacks(row)).run()
-            runs.finish(row, result)
-            results.append(_summary(result))
-    return results
-
-
-def _summary(result: "ResultRecord") -> dict[str, Any]:
-    return {
-        "gate": result.gate,
-        "test_loss": result.test_loss,
-        "accuracy": {name: metrics["accuracy"] for name, metrics in result.tasks.items()},
-        "experts_per_sample": result.experts_per_sample,
-        "information": {name: gate.information for name, gate in result.routing.items()},
-        "routing": list(dict.fromkeys(gate.verdict for gate in result.routing.values())),
-        "seconds": result.seconds,
-    }
+    data = [f"data.path={table.write(folder)}", "data.options.targets=target"]
+    settings = [*data, *SETTINGS, f"training.epochs={epochs}"]
+    out = folder / table.name
+    train(open_study(StudyOptions("ablation", "table", out, list(GATES), seeds, settings=settings)), workers)
+    (study,) = read_studies([out])
+    rows = compare_gates(study)
+    best = best_by_validation([row for row in rows if is_mixture(row)])
+    gate = None if best is None else best["gate"]
+    ranked = rank_trials(study.trials)
+    run = None if gate is None else ranked[ranked["gate"] == gate].iloc[0]["run"]
+    return Shown(table, rows, winner(rows), gate, run)
 
 
-def _print(results: list[dict[str, Any]]) -> None:
+def _picture(found: Shown) -> str:
+    """The drawing of the page; empty without a mixture."""
+    from comet_moe.experiments.demo.planes import as_svg, experts_on_plane, grid
+
+    if found.run is None:
+        return ""
+    values = found.table.formula(grid(*PAGE_CELLS)).reshape(PAGE_CELLS)
+    title = f"{found.table.words} Right: the expert that {found.gate} gives each point."
+    drawing = as_svg(values, experts_on_plane(found.run, *PAGE_CELLS), title)
+    answer = ANSWERS[found.decision.pays]
+    words = f"{found.table.words} The regions are those of {found.gate}."
+    return f"<p><b>Here {answer}.</b> {words}</p>\n{drawing}"
+
+
+def _print(found: Shown) -> None:
+    """Print the table, the answers and the regions of the experts."""
+    from comet_moe.cli.table import print_tables
+    from comet_moe.experiments.demo.planes import as_letters, experts_on_plane
+    from comet_moe.experiments.report.answer import build_answer
+    from comet_moe.experiments.studies.text_tables import comparison_table
+
+    answer = build_answer(found.rows, found.decision)
+    table = comparison_table(f"{found.table.name}: {found.table.words}", found.rows, [])
+    print_tables([table], [*answer.details, answer.sentence], as_markdown=False)
+    if found.run is not None:
+        _print_plane(as_letters(experts_on_plane(found.run, *TERMINAL_CELLS)), found.gate)
+
+
+def _print_plane(lines: Sequence[str], gate: str | None) -> None:
     from rich.console import Console
-    from rich.table import Table
+    from rich.text import Text
 
-    from comet_moe.cli._display import as_number
+    from comet_moe.experiments.demo.planes import COLORS, LETTERS
 
-    title = "Two overlapping digits, half of them inverted; 8 experts, a gate per digit"
-    padding = (0, 1, 0, 0)  # so that all headings fit into 80 columns
-    table = Table(title=title, title_justify="left", box=None, header_style="bold", padding=padding)
-    table.add_column("gate", no_wrap=True)
-    for name in ("test loss x100", "top left %", "bottom right %", "experts", "nats", "seconds"):
-        table.add_column(name, justify="right")
-    table.add_column("does it route", no_wrap=True)
-    best = min((result["test_loss"] for result in results if result["test_loss"] is not None), default=None)
-    for result in results:
-        table.add_row(
-            result["gate"],
-            as_number(result["test_loss"]) or "failed",
-            *(f"{100 * value:.1f}" for value in result["accuracy"].values()),
-            *[""] * (2 - len(result["accuracy"])),
-            as_number(result["experts_per_sample"]),
-            as_number(fmean(result["information"].values()) if result["information"] else None),
-            f"{result['seconds']:.1f}",
-            " / ".join(result["routing"]),
-            style="bold" if best is not None and result["test_loss"] == best else None,
-        )
-    console = Console()
-    console.print(table)
-    console.print(
-        "experts: selected per sample, of 8. nats: information between image and expert, mean over the two "
-        "gates, at most log 8 = 2.08. dense: no mixture, one expert with the cost of two. +: local search. "
-        "One seed is too few to rank the gates."
-    )
+    console = Console(highlight=False)
+    console.print(f"The plane by the expert that {gate} gives each point:\n")
+    for line in lines:
+        shown = Text("  ")
+        for letter in line:
+            color = COLORS[LETTERS.index(letter) % len(COLORS)]
+            shown.append(letter, style=f"bold white on {color}")
+        console.print(shown)
+    console.print()

@@ -100,7 +100,7 @@ def _train(
         for line in describe_table(dataset.meta):
             echo(line, err=True)
     row = RunRow(folder.path.name, config.training.epochs)
-    runs = LiveRuns([row], log_epochs=True)
+    runs = LiveRuns([row])
     with ExitStack() as stack:
         followers = [] if board is None else [stack.enter_context(board).on_epoch]
         trainer.callbacks = runs.callbacks(row, *followers)

@@ -1,6 +1,7 @@
 """Mixtures of experts: one gate, or one gate per task over the same experts."""
 
 from collections.abc import Sequence
+from html import escape
 from math import prod
 
 import torch
@@ -14,6 +15,7 @@ from comet_moe.gates.joint import JointSelection
 from comet_moe.gates.losses import Regularizer
 from comet_moe.gates.ranks import Ranks
 from comet_moe.mixture.dispatch import Execution, check_execution, run_experts
+from comet_moe.notebook import table
 from comet_moe.routing import Routing
 
 SPARSE_SHARE = 0.5
@@ -178,6 +180,18 @@ class MultiGateMoE(nn.Module):
     def extra_repr(self) -> str:
         """Shown in ``repr(moe)``."""
         return f"execution={self.execution!r}"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the experts, the gates, and how many parameters each has."""
+        parts = [("experts", self.experts), *((f"gate {i}", gate) for i, gate in enumerate(self.gates))]
+        parts += [] if self.shared is None else [("shared", self.shared)]
+        counts = [sum(map(torch.numel, part.parameters())) for _, part in parts]
+        rows = [
+            [name, f"<code>{escape(repr(part))}</code>", f"{count:,}"]
+            for (name, part), count in zip(parts, counts, strict=True)
+        ]
+        caption = f"{type(self).__name__} of {self.experts.num_experts} experts, execution {self.execution}"
+        return table(caption, ["part", "module", "parameters"], rows)
 
 
 class MoE(MultiGateMoE):

@@ -15,7 +15,7 @@ from comet_moe.mixture.find import outermost_gates
 from comet_moe.mixture.moe import MultiGateMoE
 from comet_moe.monitor.hooks import Hook
 from comet_moe.monitor.pending_losses import PendingLosses
-from comet_moe.monitor.window import GateWindow, make_warning, summary_table
+from comet_moe.monitor.window import GateWindow, make_warning, summary_html, summary_table
 from comet_moe.monitor.writers import make_writer, scalars
 from comet_moe.routing import Routing
 
@@ -192,6 +192,10 @@ class RoutingMonitor:
         """The statistics of all gates as a table in text, one line per gate; empty without a batch."""
         statistics = self.statistics(evaluation)
         return summary_table(statistics) if statistics else ""
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the verdict and the statistics of each gate over its last batches."""
+        return summary_html(self.statistics())
 
     @torch.compiler.disable
     def _observe(self, name: str, routing: Routing, mask: Tensor | None) -> None:

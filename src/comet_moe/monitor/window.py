@@ -2,9 +2,11 @@
 
 from collections import deque
 from collections.abc import Iterable
+from html import escape
 from typing import Any, get_args
 
 from comet_moe.exceptions import RoutingWarning, StaticRoutingWarning
+from comet_moe.notebook import bars, table, verdict_badge
 from comet_moe.routing import Routing
 from comet_moe.statistics import RoutingStatistics
 from comet_moe.verdict import NUMBERS, Problem, describe_numbers, explain
@@ -100,13 +102,29 @@ COLUMNS = {
 }
 
 
-def summary_table(statistics: dict[str, dict[str, Any]]) -> str:
-    """One line per gate under a line of names, as text."""
+def _summary_rows(statistics: dict[str, dict[str, Any]]) -> list[list[str]]:
+    """Heads, and the cells of each gate."""
     rows = [["gate", *COLUMNS.values()]]
     for name, found in statistics.items():
         values = {**found, "dead_experts": len(found["dead_experts"])}
         cells = (values[column] for column in COLUMNS)
         rows.append([name, *(f"{cell:.2f}" if isinstance(cell, float) else str(cell) for cell in cells)])
+    return rows
+
+
+def summary_html(statistics: dict[str, dict[str, Any]]) -> str:
+    """One row per gate with a bar for the load of each expert, for notebooks."""
+    heads, *rows = _summary_rows(statistics)
+    cells = [
+        [escape(name), verdict_badge(verdict), *map(escape, numbers), bars(found["share_of_samples"])]
+        for (name, verdict, *numbers), found in zip(rows, statistics.values(), strict=True)
+    ]
+    return table("Do the gates route?", [*heads, "load"], cells)
+
+
+def summary_table(statistics: dict[str, dict[str, Any]]) -> str:
+    """One line per gate under a line of names, as text."""
+    rows = _summary_rows(statistics)
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join(
         "  ".join(

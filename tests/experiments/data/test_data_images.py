@@ -166,7 +166,7 @@ def test_a_size_that_is_not_a_positive_integer_is_an_error(tmp_path, size):
         prepare("multidigits", source=None, cache=tmp_path, train_size=size)
 
 
-def test_half_of_the_demo_images_are_inverted_and_say_so(tmp_path):
+def test_half_of_the_multidigits_images_are_inverted_and_say_so(tmp_path):
     dataset = prepare("multidigits", source=None, cache=tmp_path, **SMALL)
     assert dataset.meta["groups"] == {"kind": ["plain", "inverted"]}
     for split in (dataset.train, dataset.validation, dataset.test):

@@ -14,7 +14,7 @@ from made_tables import TASKS, customers, write_table
 
 RATING = {"name": "movielens", "num_users": 30, "num_items": 20, "rows": {"train": 100}}
 IMAGE = {"name": "x", "image_shape": [1, 36, 36], "classes": {"a": 10, "b": 10}, "rows": {"train": 100}}
-DEMO = IMAGE | {"image_shape": [1, 12, 12]}
+DIGITS_IMAGE = IMAGE | {"image_shape": [1, 12, 12]}
 DIGIT = IMAGE | {"image_shape": [3, 32, 32], "classes": {"digit": 10}}
 FACES = IMAGE | {"image_shape": [3, 109, 89], "classes": dict.fromkeys("abcdefghij", 2)}
 SHAPES = {
@@ -25,7 +25,7 @@ SHAPES = {
     "mnist-fashion": DIGIT,
     "multimnist": IMAGE,
     "multifashionmnist": IMAGE,
-    "multidigits": DEMO,
+    "multidigits": DIGITS_IMAGE,
     "celeba": FACES,
     "table": None,
 }

@@ -12,11 +12,11 @@ from comet_moe.experiments.data.raw_files import RequiredFile
 from comet_moe.experiments.data.sets.books import BOOKS_FILES, build_books
 from comet_moe.experiments.data.sets.celeba import CELEBA_FILES, CELEBA_OPTIONS, build_celeba
 from comet_moe.experiments.data.sets.images import (
-    DEMO_SIZES,
     DIGITS_FILES,
     MNIST_FASHION_FILES,
     MNIST_FASHION_SIZES,
     MNIST_FILES,
+    MULTIDIGITS_SIZES,
     PAPER_SIZES,
     SVHN_SHA256,
     build_digits,
@@ -220,7 +220,7 @@ _SPECS = (
         (),
         publisher="scikit-learn, which carries it",
         licence="UCI optical recognition of handwritten digits: CC BY 4.0.",
-        options=DEMO_SIZES,
+        options=MULTIDIGITS_SIZES,
     ),
     _MOVIELENS,
     replace(_MOVIELENS, name="movielens-200k", build=build_movielens_200k),

@@ -1,6 +1,6 @@
 """The page: sections, data, style and scripts in one HTML file that loads nothing else."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import date
 from importlib import import_module, resources
 from pathlib import Path
@@ -15,8 +15,16 @@ from comet_moe.files import write_text
 SCRIPTS = ("theme.js", "drawing.js", "loss_plots.js", "routing_plots.js", "trees.js", "groups.js", "page.js")
 
 
-def write_report(paths: Sequence[Path], out: Path) -> Path:
+def write_report(
+    paths: Sequence[Path], out: Path, title: str | None = None, pictures: Mapping[str, str] | None = None
+) -> Path:
     """Write the report of the runs, studies and ablations in ``paths`` to the file ``out``.
+
+    Args:
+        paths: folders of studies and runs.
+        out: the HTML file.
+        title: of the page; by default the name of the study, or the number of studies.
+        pictures: an SVG by name of a study, shown at the top of its section.
 
     Raises:
         StudyError: a folder has neither a study nor runs.
@@ -24,7 +32,7 @@ def write_report(paths: Sequence[Path], out: Path) -> Path:
         MissingExtraError: Jinja2 or plotly is not installed.
     """
     sections = [build_section(study, index) for index, study in enumerate(read_studies(paths))]
-    write_text(out, render_page(sections))
+    write_text(out, render_page(sections, title, pictures))
     return out
 
 
@@ -35,17 +43,21 @@ def check_extra() -> None:
         import_module("plotly.offline")
 
 
-def render_page(sections: list[Section]) -> str:
+def render_page(
+    sections: list[Section], title: str | None = None, pictures: Mapping[str, str] | None = None
+) -> str:
     """The HTML file."""
     check_extra()
     plotly = import_module("plotly.offline")
-    title = sections[0].study.title if len(sections) == 1 else f"{len(sections)} comparisons of gates"
+    several = f"{len(sections)} comparisons of gates"
+    title = title or (sections[0].study.title if len(sections) == 1 else several)
     return str(
         load_templates()
         .get_template("page.html")
         .render(
             title=title,
             sections=sections,
+            pictures=pictures or {},
             data={"sections": [section.data for section in sections]},
             style=read_asset("page.css"),
             plotly=plotly.get_plotlyjs(),

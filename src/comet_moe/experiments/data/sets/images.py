@@ -59,7 +59,7 @@ DIGITS_FILES = (
 )
 
 PAPER_SIZES = {"train_size": 100_000, "validation_size": 20_000, "test_size": 20_000}
-DEMO_SIZES = {"train_size": 6_000, "validation_size": 1_500, "test_size": 1_500}
+MULTIDIGITS_SIZES = {"train_size": 6_000, "validation_size": 1_500, "test_size": 1_500}
 MNIST_FASHION_SIZES = {"train_size": 20_000, "validation_size": 5_000, "test_size": 10_000}
 _FOLDERS = {"digits": "mnist", "clothes": "fashion-mnist"}
 MNIST_FASHION_FILES = tuple(
@@ -68,7 +68,7 @@ MNIST_FASHION_FILES = tuple(
     for file in MNIST_FILES
 )
 _MNIST_SHIFT = 4  # pixels, as in the paper
-_DEMO_SHIFT = 2
+_MULTIDIGITS_SHIFT = 2
 
 
 def build_multimnist(files: Mapping[str, Path], request: Request) -> RawDataset:
@@ -93,7 +93,7 @@ def build_multidigits(files: Mapping[str, Path], request: Request) -> RawDataset
         "not of the paper: MultiMNIST's construction with 8x8 digits shifted by 2 pixels, half of the images "
         "inverted"
     ]
-    return _build_overlays(sources, _DEMO_SHIFT, request, notes, invert=True)
+    return _build_overlays(sources, _MULTIDIGITS_SHIFT, request, notes, invert=True)
 
 
 def _build_overlays(
