@@ -122,23 +122,28 @@ def measure_peer(quick: bool) -> Iterator[Result]:
         layers = [MoE(experts=experts, gate=gate) for gate in (comet, keys)]
         lazy = LazyAdam(experts.parameters()), LazyAdam(comet.parameters())
         dense = torch.optim.Adam(keys.parameters(), fused=True)
-        steps = [_make_peer_step(layers[0], lazy), _make_peer_step(layers[1], (lazy[0], dense))]
+        step, peer_step = (
+            _make_peer_step(layer, p, optimizers)
+            for layer, optimizers in zip(layers, (lazy, (lazy[0], dense)), strict=True)
+        )
         case = f"n=2^{n.bit_length() - 1} p=u={p} k={K} width={WIDTH}"
-        ratio = measure_ratio(*steps, seconds)
+        ratio = measure_ratio(step, peer_step, seconds)
         yield timed_result("COMET / product keys, training step", f"{case} B={ROWS}", ratio, 0.5)
         for rows in (1, ROWS):
             x = torch.randn(rows, p)
-            calls = [torch.no_grad()(partial(layer.eval(), x)) for layer in layers]
-            ratio = measure_ratio(*calls, seconds / 3, 100 if rows == 1 else 1)
+            call, peer_call = (torch.no_grad()(partial(layer.eval(), x)) for layer in layers)
+            ratio = measure_ratio(call, peer_call, seconds / 3, 100 if rows == 1 else 1)
             yield timed_result("COMET / product keys, inference", f"{case} B={rows}", ratio, 0.5)
 
 
-def _make_peer_step(layer: MoE, optimizers: Sequence[torch.optim.Optimizer]) -> Callable[[], None]:
+def _make_peer_step(
+    layer: MoE, in_features: int, optimizers: Sequence[torch.optim.Optimizer]
+) -> Callable[[], None]:
     layer.train()
     generator = torch.Generator().manual_seed(0)
 
     def step() -> None:
-        x = torch.randn(ROWS, layer.gate.in_features, generator=generator)
+        x = torch.randn(ROWS, in_features, generator=generator)
         y, _ = layer(x)
         (y - x).square().mean().backward()
         for optimizer in optimizers:

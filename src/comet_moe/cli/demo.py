@@ -139,11 +139,11 @@ def _print(found: Shown) -> None:
     from comet_moe.cli.table import print_tables
     from comet_moe.experiments.demo.planes import as_letters, experts_on_plane
     from comet_moe.experiments.report.answer import build_answer
-    from comet_moe.experiments.studies.text_tables import comparison_table
+    from comet_moe.experiments.studies.comparison_table import comparison_table
 
     answer = build_answer(found.rows, found.decision)
-    table = comparison_table(f"{found.table.name}: {found.table.words}", found.rows, [])
-    print_tables([table], [*answer.details, answer.sentence], as_markdown=False)
+    table = comparison_table(f"{found.table.name}: {found.table.words}", found.rows, {})
+    print_tables([table], [*(" ".join(fact) for fact in answer.facts), answer.sentence], as_markdown=False)
     if found.run is not None:
         _print_plane(as_letters(experts_on_plane(found.run, *TERMINAL_CELLS)), found.gate)
 
