@@ -1,7 +1,5 @@
 """Tables as users have them: separators, names of files, dates, constants, other types, rare classes."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pyarrow as pa
 import pytest
