@@ -67,7 +67,9 @@ def compare_gates(study: Study, top_percent: float = TOP_PERCENT) -> list[Row]:
     p_existing in a tuning study and p_search elsewhere. ``lowest``: the gate has the lowest mean test loss of
     the study, which the paper's tables print bold. Which one to use is decided by `winner` alone.
 
-    ``p_routing_gain``: whether exchanged routes raise the loss. ``rows_error``: by the name of another row, the standard error over test rows of the difference of the
+    ``p_routing_gain``: whether exchanged routes raise the loss.
+
+    ``rows_error``: by the name of another row, the standard error over test rows of the difference of the
     two test losses. ``test_rows``: rows with a target by task, of each class or in all.
     ``predict_seconds_per_row``: time to predict one of many rows.
 
