@@ -61,6 +61,12 @@ def pages_of_studies():
     return sorted({path.relative_to(RESULTS).parts[0] for path in RESULTS.rglob("study.json")})
 
 
+def test_the_first_tutorial_has_what_the_committed_comparison_prints(capsys):
+    runpy.run_path(str(RESULTS / "digits" / "show.py"), run_name="__main__")
+    page = (ROOT / "docs" / "tutorials" / "own-table.md").read_text(encoding="utf-8")
+    assert f"```text\n{capsys.readouterr().out}```" in page
+
+
 def test_every_page_of_a_study_has_a_picture(frontiers):
     assert set(pages_of_studies()) <= frontiers.PAGES.keys()
 

@@ -219,7 +219,8 @@ def _what_it_does(row: Row) -> str:
         return ""
     if set(row["verdict"].split(" / ")) <= {"static", "blends"}:
         return f"But it does not route ({row['verdict']}): the gain has another cause."
-    return "It uses all experts." if row["verdict"] == "dense" else f"Routing: {row['verdict']}."
+    words = {"dense": "It uses all experts.", "routes": "It routes."}
+    return words.get(row["verdict"], f"Routing: {row['verdict']}.")
 
 
 def _beyond_the_widest(row: Row, rows: Sequence[Row]) -> str:
