@@ -1,7 +1,7 @@
 """Write a model whose router learns nothing, to audit it: the folder model, and texts.txt.
 
-It is a small, untrained Mixtral with one expert per token. Mixtral divides the weight of the expert by itself,
-so that it is 1, and its gradient 0.
+It is a small, untrained Mixtral with one expert per token. Mixtral divides the weight of the expert by
+itself, so that it is 1, and its gradient 0.
 """
 
 from pathlib import Path

@@ -5,7 +5,6 @@ import io
 import re
 import runpy
 import shlex
-import sys
 from pathlib import Path
 
 import pandas as pd
