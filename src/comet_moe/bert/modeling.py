@@ -29,6 +29,7 @@ from comet_moe.experts.grouped_linear import GroupedLinear
 from comet_moe.files import align_weights
 from comet_moe.gates.base import TrainableGate
 from comet_moe.gates.hash import HashGate
+from comet_moe.gates.warmup import WarmupGate
 from comet_moe.local_search import Permutation
 from comet_moe.mixture.dispatch import Execution
 from comet_moe.mixture.moe import MoE
@@ -174,7 +175,7 @@ class SparseModel:
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)  # type: ignore[misc]
-        if isinstance(module, TrainableGate | HashGate):
+        if isinstance(module, TrainableGate | HashGate | WarmupGate):
             module.reset_parameters()  # type: ignore[operator]
         elif isinstance(module, GroupedLinear):
             init.normal_(module.weight, std=self.config.initializer_range)  # type: ignore[attr-defined]
