@@ -170,6 +170,22 @@ def test_the_loss_includes_the_auxiliary_loss_in_training_only():
     )
 
 
+@pytest.mark.parametrize("kind", ["base", "classifier"])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_a_list_of_routings_gets_those_of_each_call_and_the_loss_is_of_one_call(kind, checkpointing):
+    student = sparse(tiny_bert(kind), "topk", load_balance=0.2).train()
+    if checkpointing:
+        student.gradient_checkpointing_enable({"use_reentrant": False})
+    arguments = inputs(batch())
+    routings = []
+    for call in (1, 2):
+        found = student(**arguments, routings=routings)
+        found.aux_loss.backward()
+        assert len(routings) == call * LAYERS
+        last = torch.stack([routing.aux_loss for routing in routings[-LAYERS:]]).sum()
+        torch.testing.assert_close(found.aux_loss, last)
+
+
 def test_top_1_weighs_by_the_probability_among_all_experts():
     student = far_from_uniform(sparse(tiny_bert(), "topk"))
     gate = student.bert.encoder.layer[0].moe.gate
