@@ -14,9 +14,9 @@ from comet_moe.routing import Routing
 class PermutedGate(GateWrapper):
     """Sends output i of ``gate`` to expert order[i] of ``search``.
 
-    In stage-1 training the weights are g(x) S with the soft matrix S. As its rows do not sum to 1 after a
-    finite number of Sinkhorn rounds, the weights are rescaled, so that each row keeps its sum. Each call
-    adds the gate's share of the entropy of S to the auxiliary loss. Otherwise the experts are only renumbered.
+    In stage-1 training the weights are g(x) S with the soft matrix S. After a finite number of Sinkhorn
+    rounds its rows do not sum to 1, so the weights are rescaled: each row keeps its sum. Each call adds the
+    gate's share of the entropy of S to the auxiliary loss. Otherwise the experts are only renumbered.
 
     Args:
         gate: any gate.
