@@ -367,3 +367,18 @@ def test_shared_experts_are_added_for_every_row_but_padding(execution):
     without = moe.flops([alone])
     moe.shared = shared
     assert moe.flops([routing]) == without + 4 * 2 * 8 * 5
+
+
+def test_a_layer_that_is_wrapped_is_run():
+    class Doubled(nn.Module):
+        def __init__(self, layer):
+            super().__init__()
+            self.layer = layer
+
+        def shared(self, x):
+            return 2 * self.layer.shared(x)
+
+    experts, x = MLPExperts(3, P, (9, 4), activation="identity"), torch.randn(5, P)
+    plain = experts.dense(x)
+    experts.layers[0] = Doubled(experts.layers[0])
+    torch.testing.assert_close(experts.dense(x), 2 * plain)

@@ -17,7 +17,7 @@ from comet_moe.audit.routes import RouteReader, Routes, group_information, group
 from comet_moe.audit.training import GradientNorms, measure_gradients
 from comet_moe.audit.value import can_exchange, have_same_gate, measure_exchange, measure_regret
 from comet_moe.exceptions import CometError
-from comet_moe.interventions import Loss, change_losses, collect_losses, evaluating, summarise_gain
+from comet_moe.interventions import Loss, collect_losses, evaluating, loss_differences, summarise_gain
 from comet_moe.mixture.visits import Mixture, find_mixtures, visiting
 
 COMPARED_ROWS = 256
@@ -107,7 +107,7 @@ def audit(
 
         def gain(kind: Any, chosen: list[str]) -> dict[str, Any]:
             options: dict[str, Any] = {"repeats": repeats, "seed": seed, "gates": chosen}
-            return summarise_gain(change_losses(model, batches, loss, before, kind, **options))
+            return summarise_gain(loss_differences(model, batches, loss, before, kind, **options))
 
         say("other routes in all mixtures")
         gains, gaps = {"": gain("shuffle", names)}, {"": gain("random", names)}

@@ -134,7 +134,7 @@ def compare(
         limit = parse_budget(budget)
     except ValueError as error:
         raise typer.BadParameter(f"--budget {error}") from None
-    given_table = Path(table.rstrip("/*"))
+    given_table = _without_pattern(table)
     out = out or Path("studies") / f"{given_table.stem.removesuffix(table_suffix(given_table))}-compare"
     options = _study_options(
         table, targets, features, exclude, tasks, weights, key, gates, settings, out, storage, resume
@@ -218,10 +218,10 @@ def _study_options(
     if weights is not None:
         given["loss.weights"] = _pairs("--weights", weights)
     for setting in settings or []:
-        key = setting.partition("=")[0].strip()
-        if any(key == name or key.startswith(f"{name}.") or name.startswith(f"{key}.") for name in given):
+        own = setting.partition("=")[0].strip()
+        if any(own == name or own.startswith(f"{name}.") or name.startswith(f"{own}.") for name in given):
             raise typer.BadParameter(
-                f"--set {key} is given by the table or another option, too: give it once"
+                f"--set {own} is given by the table or another option, too: give it once"
             )
     return StudyOptions(
         kind="ablation",
@@ -232,6 +232,12 @@ def _study_options(
         storage=storage,
         resume=resume,
     )
+
+
+def _without_pattern(table: str) -> Path:
+    """The file or folder that ``table`` names; for a pattern such as data/*.csv, its folder."""
+    path = Path(table).absolute()
+    return next(part for part in (path, *path.parents) if not any(mark in part.name for mark in "*?["))
 
 
 def _gates(given: str | None, num_targets: int, has_key: bool, resume: bool) -> list[str] | None:

@@ -145,13 +145,12 @@ class CometGate(SteppedGate):
         self.leaf_weight = nn.Parameter(torch.empty(k, num_experts, in_features))
         self.leaf_bias = nn.Parameter(torch.empty(k, num_experts))
         if self.gamma_steps is not None:
-            self.register_buffer("progress", torch.zeros((), dtype=torch.int64))
+            self.register_buffer("progress", torch.empty((), dtype=torch.int64))
         if self.max_paths is not None:
-            self.register_buffer("cut_trees", torch.zeros((), dtype=torch.int64))
-            self.register_buffer("walked_trees", torch.zeros((), dtype=torch.int64))
+            self.register_buffer("cut_trees", torch.empty((), dtype=torch.int64))
+            self.register_buffer("walked_trees", torch.empty((), dtype=torch.int64))
         self.reset_parameters()
 
-    @torch.no_grad()
     def reset_parameters(self) -> None:
         """Splits Uniform(±γ/100), leaves Uniform(±0.05): trees start soft and near uniform.
 
@@ -161,15 +160,14 @@ class CometGate(SteppedGate):
         if self.balance is None:
             limit = (self.gamma[0] if isinstance(self.gamma, tuple) else self.gamma) / 100
             for split in (self.split_weight, self.split_bias):
-                split.uniform_(-limit, limit)
+                nn.init.uniform_(split, -limit, limit)
         else:
             limit = (3 / self.in_features) ** 0.5
-            self.split_weight.uniform_(-limit, limit)
-            self.split_deviation.fill_(1)
-            for zero in (self.split_bias, self.split_steps, self.split_sums):
-                zero.zero_()
+            nn.init.uniform_(self.split_weight, -limit, limit)
         for leaf in (self.leaf_weight, self.leaf_bias):
-            leaf.uniform_(-0.05, 0.05)
+            nn.init.uniform_(leaf, -0.05, 0.05)
+        for name, buffer in self.named_buffers(recurse=False):
+            nn.init.constant_(buffer, float(name == "split_deviation"))
 
     @property
     def width(self) -> float | Tensor:
