@@ -42,7 +42,7 @@ def _gain(found: Mapping[str, Any] | None) -> str:
 
 
 def _plus_minus(value: float, interval: Sequence[float] | None) -> str:
-    """A value with half of its interval in one cell: with two cells each, the table was wider than the page."""
+    """A value with half of its interval: in cells of their own, they made the table wider than the page."""
     return f"{value:.4f}" if interval is None else f"{value:.4f} ± {(interval[1] - interval[0]) / 2:.4f}"
 
 
