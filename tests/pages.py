@@ -7,8 +7,8 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 
 NOT_RUN = {
-    "python -c \"from sklearn.datasets import load_digits; load_digits(as_frame=True).frame.to_csv('digits.csv', "
-    'index=False)"': "tests/test_readme.py makes the table",
+    'python -c "from sklearn.datasets import load_digits; '
+    "load_digits(as_frame=True).frame.to_csv('digits.csv', index=False)\"": "tests/test_readme.py makes it",
     "pip install --constraint constraints.txt '.[tune,report,hf]'": "installs",
     "pip install --constraint constraints.txt '.[tune,report]'": "installs",
     "pip install --constraint constraints.txt '.[tune]'": "installs",

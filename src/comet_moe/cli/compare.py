@@ -266,7 +266,6 @@ def _train_within(study: "StudyHandle", seeds: int, workers: int | None, end: fl
     from comet_moe.experiments.studies.budget import first_round, next_round
 
     size, gates = num_workers(workers), study.definition.gates
-    deadline = time.time() + end - time.monotonic()
     waiting = Counter(trial.gate for trial in study.trials if not trial.is_finished)
     is_new = waiting.total() == len(study.trials)
     first = first_round(list(waiting), waiting.total(), end - time.monotonic(), size)
@@ -274,7 +273,7 @@ def _train_within(study: "StudyHandle", seeds: int, workers: int | None, end: fl
     following: Round | None = first
     while following is not None:
         if following.runs:
-            train(study, size, following.runs, following.max_seconds, deadline)
+            train(study, size, following.runs, following.max_seconds, end)
         following = next_round(study.summarise(candidates), end - time.monotonic(), size)
         if following is None or (following.adds_seed and study.definition.trials >= seeds):
             break

@@ -108,7 +108,7 @@ class _Worker:
     def _seconds_left(self) -> float:
         """Until a trial that starts now would have to end, less the time that its end takes."""
         deadline = self.config.deadline
-        return math.inf if deadline is None else deadline - time.time() - self._finishing
+        return math.inf if deadline is None else deadline - time.monotonic() - self._finishing
 
     def _attempt(self, definition: StudyDefinition, claim: Claim) -> bool:
         """Run a trial until it has a result or is released; False if another process has its run folder."""
