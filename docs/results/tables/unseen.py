@@ -1,8 +1,8 @@
 """Comparisons of the tables of public.py, and what they took: python unseen.py [FOLDER [NAME ...]]
 
-FOLDER has the files of public.py. Each comparison has the defaults of `comet-moe compare`, but for its budget. Its
-answer, time and memory go to unseen.jsonl, in place of those of an earlier run. Without FOLDER the tables of unseen.md
-are printed from there.
+FOLDER has the files of public.py. Each comparison has the defaults of `comet-moe compare`, but for its
+budget. Its answer, time and memory go to unseen.jsonl, in place of those of an earlier run. Without FOLDER
+the tables of unseen.md are printed from there.
 """
 
 import json
@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from statistics import fmean
 
 import psutil
 import pyarrow.parquet as pq
@@ -86,13 +85,21 @@ def _watch(process: subprocess.Popen) -> tuple[float, float]:
         except psutil.Error:
             break
         most = max(most, total)
-        time.sleep(0.5)
+        time.sleep(1)
     return most, sum(seen.values())
 
 
 def _short(row: dict) -> dict:
     """What the page needs of a row of the answer."""
-    names = ("gate", "seeds", "converged", "validation_loss", "test_loss_mean", "seconds_per_row", "fit_seconds")
+    names = (
+        "gate",
+        "seeds",
+        "converged",
+        "validation_loss",
+        "test_loss_mean",
+        "seconds_per_row",
+        "fit_seconds",
+    )
     return {name: row.get(name) for name in names} | {"metrics": row["metrics"]}
 
 

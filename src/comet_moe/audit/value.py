@@ -99,9 +99,11 @@ def mean_interval(values: Tensor) -> list[float] | None:
     """The 95 % interval of a mean; None for a single value."""
     if len(values) < 2:
         return None
-    from scipy.stats import t
+    from scipy.special import stdtrit
 
-    half = float(t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * float(values.std()) / math.sqrt(len(values))
+    half = (
+        float(stdtrit(len(values) - 1, (1 + CONFIDENCE) / 2)) * float(values.std()) / math.sqrt(len(values))
+    )
     mean = float(values.mean())
     return [mean - half, mean + half]
 
