@@ -91,16 +91,9 @@ def _watch(process: subprocess.Popen) -> tuple[float, float]:
 
 def _short(row: dict) -> dict:
     """What the page needs of a row of the answer."""
-    names = (
-        "gate",
-        "seeds",
-        "converged",
-        "validation_loss",
-        "test_loss_mean",
-        "seconds_per_row",
-        "fit_seconds",
-    )
-    return {name: row.get(name) for name in names} | {"metrics": row["metrics"]}
+    names = ("gate", "trials_used", "converged", "validation_loss_mean", "test_loss_mean", "seconds_mean")
+    metrics = {name: value and value["mean"] for name, value in row["metrics"].items()}
+    return {name: row[name] for name in (*names, "predict_seconds_per_row")} | {"metrics": metrics}
 
 
 if __name__ == "__main__":
