@@ -107,16 +107,19 @@ def compare(
     those of `comet-moe tune`: it can be stopped, resumed, and run by several machines.
     """
     started = time.monotonic()  # imports take part of the budget
+    from comet_moe.experiments.studies.budget import BASELINE_SHARE, parse_budget, training_seconds
+    from comet_moe.experiments.studies.pool import start_server
+
+    try:
+        limit = parse_budget(budget)
+    except ValueError as error:
+        raise typer.BadParameter(f"--budget {error}") from None
+    start_server()
     from comet_moe.cli._study import explain_stop
     from comet_moe.cli.table import print_tables
     from comet_moe.experiments.data.table.text_file import table_suffix
     from comet_moe.experiments.report import check_extra, write_report
-    from comet_moe.experiments.studies.budget import (
-        BASELINE_SHARE,
-        RESERVED,
-        describe_reduction,
-        parse_budget,
-    )
+    from comet_moe.experiments.studies.budget import describe_reduction
     from comet_moe.experiments.studies.comparison import Comparison
     from comet_moe.experiments.studies.comparison_table import COMPARISON_NOTE
     from comet_moe.experiments.studies.evidence import few_rows
@@ -130,10 +133,6 @@ def compare(
     check_extra()  # before the training, not after it
     if page is not None:
         require_file_path(page, ".html")
-    try:
-        limit = parse_budget(budget)
-    except ValueError as error:
-        raise typer.BadParameter(f"--budget {error}") from None
     given_table = _without_pattern(table)
     out = out or Path("studies") / f"{given_table.stem.removesuffix(table_suffix(given_table))}-compare"
     options = _study_options(
@@ -142,6 +141,7 @@ def compare(
     given = [argument for argument in sys.argv[1:] if argument != "--resume"]
     trials = seeds if limit is None else 1  # within a limit rounds add the others
     is_known = resume and StudyFolder(out).contains_study()
+    end = None if limit is None else started + training_seconds(limit, time.monotonic() - started)
     options = replace(options, trials=None if is_known else trials, keep_models=keep_models)
     with explain_stop(shlex.join(["comet-moe", *given, "--resume"])), open_study(options) as study:
         comparison = Comparison(study)
@@ -152,10 +152,10 @@ def compare(
             share = None if limit is None else BASELINE_SHARE * limit
             comparison.fit_baselines(lambda name: echo(name, err=True), share)
         study.train_on(study.definition.gates)
-        if limit is None:
+        if end is None:
             _train_all(study, seeds, workers)
         else:
-            _train_within(study, seeds, workers, started + (1 - RESERVED) * limit)
+            _train_within(study, seeds, workers, end)
         comparison.measure_speed(None if limit is None else started + limit)
     reduced = "" if limit is None else describe_reduction(study.trials, study.definition.gates, seeds)
     (finished,) = read_studies([out])
