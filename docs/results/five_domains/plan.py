@@ -13,13 +13,13 @@ from typing import Any
 
 from models import MODELS
 
-STEPS = 3000
+STEPS = 900
 RATES = (2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2)
-FIRST_RATES = (1e-3, 2e-3)
+FIRST_RATES = (2e-3, 4e-3)
 GATE_FACTORS = (1.0, 3.0)
 SEEDS = (1, 2, 3)
-BLOCK = 8
-"""Models whose rates are chosen, and which then run with one new seed, before the next ones."""
+BLOCK = 6
+"""Models whose rates are chosen, and which then run with all seeds, before the next ones."""
 
 
 @dataclass(frozen=True)
@@ -92,19 +92,15 @@ def next_runs(records: list[dict[str, Any]], steps: int = STEPS) -> list[Run]:
         for model in block:
             wanted, chosen[model] = choose_rate(model, records, steps)
             runs += wanted
-        runs += _reported(block, chosen, steps, SEEDS[:1])
-    for seed in SEEDS[1:]:
-        runs += _reported(names, chosen, steps, (seed,))
+        runs += _reported(block, chosen, steps)
     names_of = [settings.name for settings in fields(Run)]
     finished = {Run(*(record[name] for name in names_of)) for record in records}
     return [run for run in runs if run not in finished]
 
 
-def _reported(
-    names: list[str], chosen: dict[str, Run | None], steps: int, seeds: Iterable[int]
-) -> Iterator[Run]:
+def _reported(names: list[str], chosen: dict[str, Run | None], steps: int) -> Iterator[Run]:
     """The runs of ``names`` with all steps, for the models whose rates are chosen."""
-    for seed in seeds:
+    for seed in SEEDS:
         for name in names:
             best = chosen[name]
             if best is not None:
