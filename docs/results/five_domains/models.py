@@ -42,7 +42,7 @@ class Model:
         settings: of the gate.
         gamma_share: share of the steps in which the width of the trees changes.
         grow_at: share of the steps after which the dense layers become copies.
-        rate_of: the model that has chosen the learning rate; "" for the model itself.
+        rate_of: the model that has chosen both learning rates; "" for the model itself.
     """
 
     label: str
@@ -71,17 +71,19 @@ GROWN_BALANCED = BALANCED | {"gamma": (1.0, 0.3)}
 LATE = {"grow_at": 0.5, "rate_of": "dense"}
 MODELS = {
     "dense": Model("dense"),
-    "hash": Model("hash, k=1", 1, 8, 1, "hash"),
     "grown": Model("COMET grown at 0.5, k=1", 1, 8, 1, "comet", PAPER, **LATE),
+    "hash": Model("hash, k=1", 1, 8, 1, "hash", rate_of="dense"),
     "grown-random": Model("fixed random router grown at 0.5", 1, 8, 1, "random", **LATE),
     "dense-2x": Model("dense, twice the width", 2, rate_of="dense"),
-    "balanced": Model("COMET, balanced, k=1", 1, 8, 1, "comet", BALANCED, 0.2),
-    "quantile": Model("Top-2, quantile balancing", 0.5, 16, 2, "topk", {"balance": "quantile"}),
-    "dense-0.5x": Model("dense, half the width", 0.5, rate_of="dense"),
+    "balanced": Model("COMET, balanced, k=1", 1, 8, 1, "comet", BALANCED, 0.2, rate_of="dense"),
     "grown-hash": Model("hash grown at 0.5, k=1", 1, 8, 1, "hash", **LATE),
+    "quantile": Model(
+        "Top-2, quantile balancing", 0.5, 16, 2, "topk", {"balance": "quantile"}, rate_of="dense"
+    ),
     "grown-balanced": Model(
         "COMET, balanced, grown at 0.5, k=1", 1, 8, 1, "comet", GROWN_BALANCED, 0.2, **LATE
     ),
+    "dense-0.5x": Model("dense, half the width", 0.5, rate_of="dense"),
     "topk": Model("Top-2, load balance 0.01", 0.5, 16, 2, "topk", {"load_balance": 0.01}),
     "comet": Model("COMET as in the paper, k=1", 1, 8, 1, "comet", PAPER),
     "relu": Model("ReMoE, 2 on average", 0.5, 16, 2, "relu"),
