@@ -58,7 +58,7 @@ NOT_RUN = {
 }
 """Commands that no test runs, as they stand in a page without comment and spaces at the end."""
 
-RESULT_SCRIPT = re.compile(r"(?:\w+=\S+ )?(?:python )?(docs/results/[\w/-]+\.(?:sh|py))\b")
+RESULT_SCRIPT = re.compile(r"(?:\w+=\S+ )?(?:python )?(docs/(?:results|drawings)/[\w/-]+\.(?:sh|py))\b")
 """Commands that make the results of a page: hours, on data that is not in the repository."""
 
 RUN_BY = {
@@ -114,10 +114,16 @@ def blocks(page, *languages):
 
 
 def commands(page):
-    """The commands in the blocks of ``page``, one per line, without comments."""
+    """The commands in the blocks of ``page``, one per line, without comments.
+
+    Where a block has lines that begin with a prompt, the others are what is printed.
+    """
     for block in blocks(page, "", "sh", "bash", "console"):
-        for line in block.replace("\\\n", " ").splitlines():
-            for command in re.sub(r"(^|\s)#\s.*", "", line).split("; "):
+        lines = block.replace("\\\n", " ").splitlines()
+        prompted = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
+        for line in prompted or lines:
+            without_comment = re.sub(r"(^|\s)#\s.*", "", line)
+            for command in re.split(r"; (?=comet-moe )", without_comment):
                 if command.strip():
                     yield " ".join(command.split())
 

@@ -25,8 +25,8 @@ import raw
 from studies import Row
 
 RESULTS = Path(__file__).parent
-WIDTH = 130
-"""Of the lines of text."""
+WIDTH = 95
+"""Of the lines of text: a block of the site is as wide at 1280 pixels."""
 
 Names = Mapping[str, str]
 """The networks to take, by their name in a study, with the name that they get here."""
@@ -163,6 +163,7 @@ PAGES: dict[str, list[Picture]] = {
             ],
         )
     ],
+    "digits": [Picture("Digits of 8 x 8 pixels: eight networks", [Source("digits")])],
     "jester": [Picture("Jester: ten networks", [Source("jester")])],
     "movielens": [
         Picture(

@@ -126,7 +126,7 @@ def test_four_test_rows_are_no_evidence_in_any_output(tmp_path):
     missing = "bought has 4 test rows, and a verdict takes at least 30"
     assert done.json["pays"] is None
     assert done.json["recommendation"].startswith(f"No verdict: {missing}.")
-    assert done.json["answer"].endswith(f"That cannot be told: {missing}.")
+    assert done.json["answer"].endswith(f"Not tested: {missing}.")
     assert "rest on few test rows: bought" in done.json["notes"][-1]
     assert missing in succeed("table", out).out
     assert missing in (out / "compare.html").read_text(encoding="utf-8")

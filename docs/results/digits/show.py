@@ -7,10 +7,10 @@ from pathlib import Path
 
 from rich.console import Console
 
+from comet_moe.experiments.studies.comparison_table import comparison_table
 from comet_moe.experiments.studies.reading import read_studies
 from comet_moe.experiments.studies.render import to_rich
 from comet_moe.experiments.studies.tables import compare_gates
-from comet_moe.experiments.studies.text_tables import comparison_table
 from comet_moe.experiments.studies.winner import winner
 
 WIDTH = 112
@@ -22,7 +22,7 @@ if __name__ == "__main__":
     decision = winner(rows)
     console = Console(width=WIDTH, color_system=None, force_terminal=True, highlight=False)
     with console.capture() as printed:
-        console.print(to_rich(comparison_table(TITLE, rows, [])))
+        console.print(to_rich(comparison_table(TITLE, rows, {}), WIDTH))
         for sentence in (decision.answer, decision.recommendation):
             console.print(sentence)
     print("\n".join(line.rstrip() for line in printed.get().strip().splitlines()))

@@ -78,6 +78,6 @@ def print_tables(tables: "Sequence[TextTable]", notes: Sequence[str], as_markdow
         echo("\n".join(paragraphs))
         return
     for table in tables:
-        console.print(to_rich(table))
+        console.print(to_rich(table, console.width))
     for note in notes:
         console.print(note, markup=False, highlight=False)

@@ -143,8 +143,9 @@ class _VisitTrees(torch.autograd.Function):
                 grads[first : first + 2] = _sparse_grads(weight, bias, node, row, grad, rows)
                 continue
             if needed[first]:
-                grads[first] = torch.zeros_like(weight, memory_format=torch.contiguous_format)
-                _add_by_target(node, row, grad, rows, grads[first])
+                by_weight = torch.zeros_like(weight, memory_format=torch.contiguous_format)
+                _add_by_target(node, row, grad, rows, by_weight)
+                grads[first] = by_weight
             if needed[first + 1]:
                 by_node = bias.new_zeros(bias.numel()).index_add_(0, node, grad)
                 grads[first + 1] = by_node.view(bias.shape)
@@ -162,17 +163,16 @@ def _split_grads(walk: Walk, gamma: float, grad_log_path: Tensor) -> Tensor:
 
 def _sparse_grads(
     weight: Tensor, bias: Tensor, node: Tensor, row: Tensor, grad: Tensor, rows: Tensor
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """The gradients of ``weight`` (k, m, p) and ``bias`` (k, m), Σ grad · x and Σ grad, of visited nodes."""
     visited, target = node.unique(return_inverse=True)
     values = weight.new_zeros(len(visited), weight.shape[-1])
     _add_by_target(target, row, grad, rows, values)
     by_node = bias.new_zeros(len(visited)).index_add_(0, target, grad)
     indices = torch.stack((visited // weight.shape[1], visited % weight.shape[1]))
-    known = {"check_invariants": False, "is_coalesced": True}
-    return (
-        torch.sparse_coo_tensor(indices, values, weight.shape, **known),
-        torch.sparse_coo_tensor(indices, by_node, bias.shape, **known),
+    return tuple(
+        torch.sparse_coo_tensor(indices, of_nodes, like.shape, check_invariants=False, is_coalesced=True)
+        for of_nodes, like in ((values, weight), (by_node, bias))
     )
 
 

@@ -50,7 +50,7 @@ TABLE = TextTable(
 
 def printed_on_terminal(table):
     text = io.StringIO()
-    Console(file=text, width=120).print(to_rich(table))
+    Console(file=text, width=120).print(to_rich(table, 120))
     return text.getvalue()
 
 
@@ -247,3 +247,19 @@ def test_curves_have_a_table_of_how_the_kept_trial_routes():
     assert [[cell.text for cell in row] for row in table.rows] == [["1", "0.50 (4.0)"], ["2", "0.00 (4.0)"]]
     without = made_study(lines[2:])
     assert kept_routing_table(without, compute_loss_curves(without, repeats=2)) is None
+
+
+def test_a_narrow_terminal_leaves_out_details_and_names_them():
+    columns = [
+        TextColumn("gate"),
+        TextColumn("loss"),
+        TextColumn("p", detail=1),
+        TextColumn("fit s", detail=2),
+    ]
+    table = TextTable("A title", columns, [[TextCell(text) for text in ("comet", "40.69", "0.010", "1.5")]])
+    for width, missing in ((40, []), (30, ["fit s"]), (10, ["p", "fit s"])):
+        printed = to_rich(table, width)
+        assert [str(column.header) for column in printed.columns] == [
+            column.name for column in columns if column.name not in missing
+        ]
+        assert printed.caption == (f"Too narrow for: {', '.join(missing)}." if missing else None)

@@ -30,10 +30,14 @@ class TextCell:
 
 @dataclass(frozen=True)
 class TextColumn:
-    """The heading of a column, and its heading in TeX; TeX leaves out a column without one."""
+    """The heading of a column, and its heading in TeX; TeX leaves out a column without one.
+
+    A terminal that is too narrow leaves out columns with a ``detail``, the largest one first.
+    """
 
     name: str
     tex: str | None = None
+    detail: int = 0
 
 
 @dataclass(frozen=True)
@@ -122,13 +126,26 @@ def flatten_row(row: dict[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def to_rich(table: TextTable) -> Table:
-    """A table that rich prints on a terminal."""
-    printed = Table(title=Text(table.title), title_justify="left", box=SIMPLE_HEAD)
-    for column in table.columns:
-        printed.add_column(Text(column.name), justify="right")
-    for row in table.rows:
-        printed.add_row(*map(_rich_cell, row))
+def to_rich(table: TextTable, width: int) -> Table:
+    """A table that rich prints on a terminal of ``width`` characters, without the details that do not fit."""
+    lines = [[Text(column.name) for column in table.columns]]
+    lines += [[_rich_cell(cell) for cell in row] for row in table.rows]
+    widths = [
+        max(text.cell_len for text in column) + 3 for column in zip(*lines, strict=True)
+    ]  # and a border
+    shown = list(range(len(widths)))
+    while sum(widths[place] for place in shown) + 2 > width:
+        place = max(shown, key=lambda place: table.columns[place].detail)
+        if not table.columns[place].detail:
+            break
+        shown.remove(place)
+    missing = [column.name for place, column in enumerate(table.columns) if place not in shown]
+    printed = Table(title=Text(table.title), title_justify="left", box=SIMPLE_HEAD, caption_justify="left")
+    printed.caption = f"Too narrow for: {', '.join(missing)}." if missing else None
+    for place in shown:
+        printed.add_column(lines[0][place], justify="right")
+    for line in lines[1:]:
+        printed.add_row(*(line[place] for place in shown))
     return printed
 
 

@@ -48,7 +48,7 @@ class Winner:
         winner: the gate of the row to use, that of a baseline among them; None if no run is complete.
         recommendation: what to use, and why, in a sentence.
         rival: the row that it was compared with, or that it is used in place of; None without any.
-        p: that the candidate's test loss does not beat its rival's; None without a test.
+        p: one-sided, of the test that the candidate's test loss is below its rival's; None without one.
         pays: whether the best mixture by validation loss beats the dense networks of its cost; None where
             that cannot be told.
         answer: the same as a sentence; "" without a mixture.
@@ -83,8 +83,8 @@ def winner(rows: Sequence[Row]) -> Winner:
 def _without_verdict(decision: Winner, missing: str) -> Winner:
     """The decision where the test rows cannot tell: what would be used, and what is missing."""
     used = BASELINES.get(str(decision.winner), decision.winner)
-    sentence = f"No verdict: {missing}. Until then {used} is used, which nothing was shown to beat."
-    question = f"Does a mixture pay on this data? That cannot be told: {missing}."
+    sentence = f"No verdict: {missing}. Until then {used} is used."
+    question = f"Does a mixture pay on this data? Not tested: {missing}."
     return replace(
         decision, recommendation=sentence, p=None, pays=None, answer=question if decision.answer else ""
     )
@@ -139,7 +139,7 @@ def _why_without_rival(rows: Sequence[Row], candidate: Row, others: list[Row]) -
         return "nothing else has converged" if has_result else "nothing else was trained"
     if candidate["flops_per_sample_mean"] is None:
         return "nothing simpler was trained"
-    return "nothing that costs less was trained"
+    return "no cheaper dense network was trained"
 
 
 def _advantage(rival: Row, candidate: Row) -> str:
@@ -193,24 +193,24 @@ def _does_a_mixture_pay(rows: Sequence[Row]) -> tuple[bool | None, str]:
     question = "Does a mixture pay on this data?"
     if judged is None:
         has_mixture = any(is_mixture(row) for row in rows)
-        why = "That cannot be told: no mixture has converged within the budget."
+        why = "Not tested: no mixture has converged within the budget."
         return None, f"{question} {why}" if has_mixture else ""
     gate, p = judged["gate"], judged["p_dense"]
     if judged["dense_rival"] is None:
         has_dense = any(is_dense(row["gate"]) and row["test_loss_mean"] is not None for row in rows)
         why = "operations were not recorded" if has_dense else "no dense network was trained"
-        return None, f"{question} That cannot be told: {why}."
+        return None, f"{question} Not tested: {why}."
     losses = f"the test loss of {gate}, the best mixture by validation loss, is "
     losses += f"{judged['test_loss_mean']:.2f} against {judged['dense_loss']:.2f} of {judged['dense_rival']}"
     if p is None:
-        return None, f"{question} That takes two seeds of each to test: {losses}."
+        return None, f"{question} Not tested, with one seed of one of them: {losses}."
     if judged["significant_dense"]:
         return True, f"{question} Yes: {losses} ({format_p_equation(p)}). {_what_it_does(judged)}".strip()
     if is_significant(p):
-        return None, f"{question} That cannot be told: no dense network of the cost of {gate} was trained."
+        return None, f"{question} Not tested: no dense network of the cost of {gate} was trained."
     if p > 1 - SIGNIFICANCE_LEVEL:
         return False, f"{question} No: {losses} ({format_p_equation(1 - p)})."
-    return False, f"{question} That is not shown: {losses} ({format_p_equation(p)})."
+    return False, f"{question} No significant difference: {losses} ({format_p_equation(p)})."
 
 
 def _what_it_does(row: Row) -> str:
@@ -218,7 +218,7 @@ def _what_it_does(row: Row) -> str:
     if row["verdict"] is None:
         return ""
     if set(row["verdict"].split(" / ")) <= {"static", "blends"}:
-        return f"But it does not route ({row['verdict']}): something else than its choice of experts pays."
+        return f"But it does not route ({row['verdict']}): the gain has another cause."
     return "It uses all experts." if row["verdict"] == "dense" else f"Routing: {row['verdict']}."
 
 
