@@ -34,7 +34,6 @@ class Model:
     """One model.
 
     Attributes:
-        label: in tables.
         width: of the feed-forward layer or of an expert, relative to ``Sizes.width``.
         experts: n; 1 for dense models.
         k: experts per token.
@@ -45,7 +44,6 @@ class Model:
         rate_of: the model that has chosen both learning rates; "" for the model itself.
     """
 
-    label: str
     width: float = 1.0
     experts: int = 1
     k: int = 1
@@ -70,26 +68,22 @@ BALANCED = {"balance": "normalize", "gamma": (4.0, 0.3)}
 GROWN_BALANCED = BALANCED | {"gamma": (1.0, 0.3)}
 LATE = {"grow_at": 0.5, "rate_of": "dense"}
 MODELS = {
-    "dense": Model("dense"),
-    "grown": Model("COMET grown at 0.5, k=1", 1, 8, 1, "comet", PAPER, **LATE),
-    "hash": Model("hash, k=1", 1, 8, 1, "hash", rate_of="dense"),
-    "grown-random": Model("fixed random router grown at 0.5", 1, 8, 1, "random", **LATE),
-    "dense-2x": Model("dense, twice the width", 2, rate_of="dense"),
-    "balanced": Model("COMET, balanced, k=1", 1, 8, 1, "comet", BALANCED, 0.2, rate_of="dense"),
-    "grown-hash": Model("hash grown at 0.5, k=1", 1, 8, 1, "hash", **LATE),
-    "quantile": Model(
-        "Top-2, quantile balancing", 0.5, 16, 2, "topk", {"balance": "quantile"}, rate_of="dense"
-    ),
-    "grown-balanced": Model(
-        "COMET, balanced, grown at 0.5, k=1", 1, 8, 1, "comet", GROWN_BALANCED, 0.2, **LATE
-    ),
-    "dense-0.5x": Model("dense, half the width", 0.5, rate_of="dense"),
-    "topk": Model("Top-2, load balance 0.01", 0.5, 16, 2, "topk", {"load_balance": 0.01}),
-    "comet": Model("COMET as in the paper, k=1", 1, 8, 1, "comet", PAPER),
-    "relu": Model("ReMoE, 2 on average", 0.5, 16, 2, "relu"),
-    "sigmoid": Model("sigmoid Top-2, balancing bias", 0.5, 16, 2, "sigmoid"),
-    "hash-k": Model("hash, k=2, learned weights", 0.5, 16, 2, "hash-k"),
-    "dense-8x": Model("dense, as large as all experts", 8, rate_of="dense"),
+    "dense": Model(),
+    "grown": Model(1, 8, 1, "comet", PAPER, **LATE),
+    "hash": Model(1, 8, 1, "hash", rate_of="dense"),
+    "grown-random": Model(1, 8, 1, "random", **LATE),
+    "dense-2x": Model(2, rate_of="dense"),
+    "balanced": Model(1, 8, 1, "comet", BALANCED, 0.2, rate_of="dense"),
+    "grown-hash": Model(1, 8, 1, "hash", **LATE),
+    "quantile": Model(0.5, 16, 2, "topk", {"balance": "quantile"}, rate_of="dense"),
+    "grown-balanced": Model(1, 8, 1, "comet", GROWN_BALANCED, 0.2, **LATE),
+    "dense-0.5x": Model(0.5, rate_of="dense"),
+    "topk": Model(0.5, 16, 2, "topk", {"load_balance": 0.01}),
+    "comet": Model(1, 8, 1, "comet", PAPER),
+    "relu": Model(0.5, 16, 2, "relu"),
+    "sigmoid": Model(0.5, 16, 2, "sigmoid"),
+    "hash-k": Model(0.5, 16, 2, "hash-k"),
+    "dense-8x": Model(8, rate_of="dense"),
 }
 """In the order in which they are run."""
 

@@ -4,7 +4,7 @@ Shapes: B samples with c slots, n experts of w neurons, p inputs, u outputs. A s
 
     y_b = Σ_s weight[b, s] V_e σ(U_e x_b),  e = expert[b, s]
 
-A call on one sample takes as long as its checks do, so arguments go by their addresses, and the loop itself
+A call on one sample takes as long as its checks do. So arguments go by their addresses, and the loop itself
 finds experts that do not exist.
 """
 
