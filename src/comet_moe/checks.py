@@ -88,8 +88,8 @@ def is_plain_eager(tensor: Tensor) -> bool:
 
 
 def in_functorch_transform() -> bool:
-    """Whether ``torch.vmap`` or another ``torch.func`` transform is active."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
+    """Whether ``torch.vmap`` or another ``torch.func`` transform is active, outside of compiled graphs."""
+    return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def is_batched(tensor: Tensor) -> bool:

@@ -29,6 +29,7 @@ def test_one_epoch_of_the_demo_prints_both_decisions_and_draws_both_planes(tmp_p
         assert all(f"{row['test_loss_mean']:.2f}" in page for row in table["rows"])
         assert table["recommendation"].startswith("Use ")
         assert table["rows"][-1]["routing_gain_mean"] is not None
+        assert {len(line) for line in table["plane"]} == {30}
     assert "comet 0: validation loss" in done.err
 
 

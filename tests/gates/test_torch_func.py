@@ -59,7 +59,7 @@ def check_all(loss, x):
     slope = torch.randn_like(x)
     by_backward = x.clone().requires_grad_()
     (first,) = torch.autograd.grad(loss(by_backward), by_backward, create_graph=True)
-    (first * slope).sum().backward()  # as a loss on the gradient does
+    (first * slope).sum().backward()  # as a loss on gradients does
     wanted = by_backward.grad
     hessians = {
         "functional.hessian": torch.autograd.functional.hessian(loss, x),

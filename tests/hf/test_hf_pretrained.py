@@ -200,7 +200,7 @@ def test_nothing_but_numbers_and_names_is_saved(tmp_path):
     assert not [path for path in tmp_path.iterdir() if path.suffix not in (".json", ".safetensors")]
     memory = json.loads((tmp_path / "config.json").read_text())["comet_moe"]
     gate = {"class": "CometGate", "in_features": P, "num_experts": 4, "k": 2, "gamma": 1.0, "entropy": 0.0}
-    gate |= {"balance": None, "scale": 1.0, "sparse": False, "gamma_steps": None}
+    gate |= {"balance": None, "scale": 1.0, "sparse": False, "gamma_steps": None, "max_paths": None}
     assert memory["gates"] == {f"layers.{layer}.mlp.gate": gate for layer in range(2)}
 
 

@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import comet_moe
-from comet_moe import LazyAdam, MoE, MultiGateMoE, Permutation, PermutedGate, grow
+from comet_moe import MoE, MultiGateMoE, Permutation, PermutedGate, grow
 from comet_moe.exceptions import MainProcessError, RunError
 from comet_moe.experiments.config import load_train_config
 from comet_moe.experiments.data import Dataset, Split
@@ -33,7 +33,6 @@ from comet_moe.experiments.training.run import RunFolder, dataset_facts
 from comet_moe.experiments.training.trainer import StepLoss, Trainer
 from comet_moe.experts import FeedForwardExperts, MLPExperts, NeuronExperts
 from comet_moe.gates import CometGate, RegularizedGate, TopKGate
-from comet_moe.kernels import jit
 from comet_moe.parallel import (
     clip_grad_norm_,
     data_parallel,
@@ -358,7 +357,7 @@ def bad_arguments(mesh):
         ("Linear has no experts", nn.Linear(2, 2), mesh),
         ("are sharded over ranks already", moe, mesh),
         (
-            "expert_parallel needs dense gradients: build the NeuronExperts with sparse=False",
+            "only dense gradients are summed over ranks: build NeuronExperts with sparse=False",
             MoE(experts=NeuronExperts(N, P, U, sparse=True), gate=TopKGate(P, N)),
             mesh,
         ),
@@ -428,41 +427,8 @@ def growing(mesh):
     compare_weights(whole, spread, 1e-5)
 
 
-def row_sparse_in_data_parallelism(mesh):
-    """DistributedDataParallel adds up row-sparse gradients of tree and experts; each rank moves its rows."""
-
-    def build(sparse):
-        torch.manual_seed(2)
-        gate = CometGate(P, 64, k=2, gamma=0.3, entropy=0.1, sparse=sparse)
-        nn.init.normal_(gate.split_weight)
-        return MoE(experts=NeuronExperts(64, P, U, width=2, sparse=sparse), gate=gate)
-
-    whole, spread = build(False), build(True)
-    join_ranks(spread)
-    before = jit.SMALL_WORK
-    jit.SMALL_WORK = 0  # so that rows walk
-    try:
-        parallel = DistributedDataParallel(spread)
-        x = torch.randn(B, P, generator=torch.Generator().manual_seed(3))
-        for run, rows in ((whole, x), (parallel, own_rows(x))):
-            y, routing = run(rows)
-            assert routing.in_pairs
-            (y.sin().sum(-1).mean() + routing.aux_loss).backward()
-    finally:
-        jit.SMALL_WORK = before
-    wanted = dict(whole.named_parameters())
-    for name, parameter in spread.named_parameters():
-        assert parameter.grad.is_sparse == name.endswith(("inner", "outer", "split_weight", "leaf_weight"))
-        close(parameter.grad.to_dense(), wanted[name].grad, name)
-    LazyAdam([p for p in spread.parameters() if p.grad.is_sparse], lr=0.1).step()
-    moved = spread.experts.inner.detach().clone()
-    dist.broadcast(moved, 0)
-    close(spread.experts.inner.detach(), moved, "experts after a lazy step")
-
-
 CHECKS_ON_2 = {
     "growing": growing,
-    "row-sparse gradients in data parallelism": row_sparse_in_data_parallelism,
     "fully_shard": fsdp,
     "fully_shard in evaluation": fsdp_in_evaluation,
     "static graph through a search": static_graph_through_a_search,

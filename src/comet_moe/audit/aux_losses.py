@@ -137,8 +137,8 @@ def _monitored(model: nn.Module) -> Iterator[RoutingMonitor]:
 def _keep(routings: list[Routing], k: int | None, mixture: Mixture, call: Call) -> None:
     """Keep the routing of a mixture of transformers, without padding.
 
-    The experts are those of the k largest logits, as in ``load_balancing_loss_func`` of transformers, also
-    where the router chooses by something else, such as logits with a bias.
+    The experts are those of the k largest logits, as in ``load_balancing_loss_func`` of transformers. A
+    router may choose by something else, such as logits with a bias.
     """
     logits = call.routing.logits
     if isinstance(mixture, RoutedExperts) and logits is not None:

@@ -120,6 +120,7 @@ def compare(
     from comet_moe.experiments.studies.comparison import Comparison
     from comet_moe.experiments.studies.comparison_table import COMPARISON_NOTE
     from comet_moe.experiments.studies.evidence import few_rows
+    from comet_moe.experiments.studies.folder import StudyFolder
     from comet_moe.experiments.studies.reading import read_studies
     from comet_moe.experiments.studies.study import open_study
     from comet_moe.experiments.studies.tables import compare_gates
@@ -139,8 +140,9 @@ def compare(
         table, targets, features, exclude, tasks, weights, key, gates, settings, out, storage, resume
     )
     given = [argument for argument in sys.argv[1:] if argument != "--resume"]
-    trials = None if resume else seeds if limit is None else 1
-    options = replace(options, trials=trials, keep_models=keep_models)
+    trials = seeds if limit is None else 1  # within a limit rounds add the others
+    is_known = resume and StudyFolder(out).contains_study()
+    options = replace(options, trials=None if is_known else trials, keep_models=keep_models)
     with explain_stop(shlex.join(["comet-moe", *given, "--resume"])), open_study(options) as study:
         comparison = Comparison(study)
         warnings = comparison.dataset.meta.get("warnings", [])

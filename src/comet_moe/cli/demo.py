@@ -48,6 +48,7 @@ class Shown:
         rows: of `compare_gates`.
         gate: the mixture with the lowest validation loss, whose best run is drawn; None if all failed.
         run: the folder of that run.
+        plane: its experts on the plane, one letter per point.
     """
 
     table: "MadeTable"
@@ -55,6 +56,7 @@ class Shown:
     decision: "Winner"
     gate: str | None
     run: Path | None
+    plane: list[str]
 
 
 def demo(
@@ -91,7 +93,16 @@ def demo(
                 echo(f"{found.table.name}: {ANSWERS[found.decision.pays]}")
         write_report([folder / found.table.name for found in shown], page, TITLE, pictures)
     if as_json:
-        tables = [{"name": found.table.name, "rows": found.rows, **asdict(found.decision)} for found in shown]
+        tables = [
+            {
+                "name": found.table.name,
+                "words": found.table.words,
+                "rows": found.rows,
+                "plane": found.plane,
+                **asdict(found.decision),
+            }
+            for found in shown
+        ]
         echo(json.dumps({"tables": tables, "page": str(page)}, allow_nan=False))
     else:
         echo(f"page: {page}")
@@ -100,6 +111,7 @@ def demo(
 def _compare(table: "MadeTable", folder: Path, seeds: int, epochs: int, workers: int | None) -> Shown:
     """Train all networks on ``table``, as `comet-moe compare` does."""
     from comet_moe.cli._study import train
+    from comet_moe.experiments.demo.planes import as_letters, experts_on_plane
     from comet_moe.experiments.studies.definition import StudyOptions
     from comet_moe.experiments.studies.frontier import best_by_validation, is_mixture
     from comet_moe.experiments.studies.reading import rank_trials, read_studies
@@ -117,7 +129,8 @@ def _compare(table: "MadeTable", folder: Path, seeds: int, epochs: int, workers:
     gate = None if best is None else best["gate"]
     ranked = rank_trials(study.trials)
     run = None if gate is None else ranked[ranked["gate"] == gate].iloc[0]["run"]
-    return Shown(table, rows, winner(rows), gate, run)
+    plane = [] if run is None else as_letters(experts_on_plane(run, *TERMINAL_CELLS))
+    return Shown(table, rows, winner(rows), gate, run, plane)
 
 
 def _picture(found: Shown) -> str:
@@ -137,15 +150,14 @@ def _picture(found: Shown) -> str:
 def _print(found: Shown) -> None:
     """Print the table, the answers and the regions of the experts."""
     from comet_moe.cli.table import print_tables
-    from comet_moe.experiments.demo.planes import as_letters, experts_on_plane
     from comet_moe.experiments.report.answer import build_answer
     from comet_moe.experiments.studies.comparison_table import comparison_table
 
     answer = build_answer(found.rows, found.decision)
     table = comparison_table(f"{found.table.name}: {found.table.words}", found.rows, {})
     print_tables([table], [*(" ".join(fact) for fact in answer.facts), answer.sentence], as_markdown=False)
-    if found.run is not None:
-        _print_plane(as_letters(experts_on_plane(found.run, *TERMINAL_CELLS)), found.gate)
+    if found.plane:
+        _print_plane(found.plane, found.gate)
 
 
 def _print_plane(lines: Sequence[str], gate: str | None) -> None:

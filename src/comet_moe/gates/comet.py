@@ -260,10 +260,14 @@ class CometGate(SteppedGate):
         return routing
 
     def _count_cut(self, cut: Tensor | int, rows: int) -> None:
-        """Count the trees that had more than ``max_paths`` for a row, in training."""
+        """Count the trees that had more than ``max_paths`` for a row, in training, over all ranks."""
         if self.training and self.max_paths is not None:
-            self.cut_trees.add_(cut)
-            self.walked_trees.add_(rows * self.k)
+            cut = torch.as_tensor(cut, device=self.cut_trees.device)
+            counts = torch.stack([cut, torch.full_like(cut, rows * self.k)])
+            if self.ranks is not None:
+                counts = sum_over_ranks(counts, self.ranks)
+            self.cut_trees.add_(counts[0])
+            self.walked_trees.add_(counts[1])
 
     def _route_by_walk(self, x: Tensor, mask: Tensor | None, width: float | Tensor) -> Routing | None:
         """The routing from visited nodes only, in pairs; None where every node is to be evaluated."""

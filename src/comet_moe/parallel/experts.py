@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from comet_moe import checks
 from comet_moe.experts.base import Experts, Slots, WeightedPairs, check_output
 from comet_moe.experts.neurons import NeuronExperts
-from comet_moe.gates import Gate
+from comet_moe.gates import CometGate, Gate
 from comet_moe.gates.ranks import Ranks
 from comet_moe.mixture.moe import MultiGateMoE
 from comet_moe.parallel.exchange import Exchange, Traffic
@@ -68,6 +68,7 @@ def expert_parallel(
         raise ValueError(f"{type(module).__name__} has no experts to shard over ranks")
     for stack in stacks:
         _check_stack(stack)
+    _require_dense_gradients(module)
     for stack in stacks:
         _shard(stack, mesh)
     join_ranks(module, batch_group)
@@ -84,17 +85,25 @@ def join_ranks(module: nn.Module, batch_group: dist.ProcessGroup | None = None) 
         module: a model with gates.
         batch_group: the ranks whose rows form one batch; None for all ranks.
     """
+    _require_dense_gradients(module)
     ranks = Ranks(batch_group)
     for part in module.modules():
         if isinstance(part, Gate | MultiGateMoE):
             part.ranks = ranks
 
 
+def _require_dense_gradients(module: nn.Module) -> None:
+    for part in module.modules():
+        stack, gate = isinstance(part, NeuronExperts), isinstance(part, CometGate)
+        if (stack and part.row_sparse) or (gate and part.sparse):
+            raise ValueError(
+                f"only dense gradients are summed over ranks: build {type(part).__name__} with sparse=False"
+            )
+
+
 def _check_stack(stack: Experts) -> None:
     if isinstance(stack, ExpertParallel):
         raise ValueError(f"the experts of {type(stack).__name__} are sharded over ranks already")
-    if isinstance(stack, NeuronExperts) and stack.row_sparse:
-        raise ValueError("expert_parallel needs dense gradients: build the NeuronExperts with sparse=False")
     n = stack.num_experts
     for name, parameter in stack.named_parameters():
         if parameter.dim() == 0 or len(parameter) != n:

@@ -1,7 +1,5 @@
 """Tables as users have them: separators, names of files, dates, constants, other types, rare classes."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -12,7 +10,8 @@ from comet_moe.experiments.data.table.inspect import inspect_table
 from comet_moe.experiments.data.table.schema import Feature, TableSchema
 from comet_moe.experiments.data.table.source import TableSource, find_tables
 from comet_moe.experiments.models import Task
-from comet_moe.experiments.training.boosted_trees import _as_output, _fit
+from comet_moe.experiments.training.boosted_trees import FAMILY
+from comet_moe.experiments.training.families import FitData
 
 
 def test_vertical_bars_are_recognised_and_told(tmp_path):
@@ -60,8 +59,8 @@ def test_lists_in_place_of_the_values_of_the_training_are_refused(kind):
 @pytest.mark.parametrize("held_out", [[0.0, 2.0, 1.0], [2.0, 2.0, np.nan]])
 def test_boosted_trees_pass_over_classes_that_only_validation_rows_have(held_out):
     task = Task("y", "multiclass", 1.0, outputs=3, has_missing=True)
-    targets = {"train": np.array([0.0, 1.0] * 20), "validation": np.array(held_out)}
-    inputs = {name: np.arange(len(own), dtype=float)[:, None] for name, own in targets.items()}
-    dataset = SimpleNamespace(**{name: SimpleNamespace(targets={"y": own}) for name, own in targets.items()})
-    model = _fit(task, dataset, inputs, np.array([False]))
-    assert _as_output(task, model, inputs["validation"]).shape == (3, 3)
+    schema = TableSchema(features=[Feature(name="a", column="a", kind="numeric")], targets=[])
+    inputs, held_out_inputs = (np.arange(rows, dtype=float)[:, None] for rows in (40, 3))
+    data = FitData(inputs, np.array([0.0, 1.0] * 20), held_out_inputs, np.array(held_out)).present()
+    model, _ = FAMILY.fit(task, data, schema, None)
+    assert FAMILY.outputs(task, model, held_out_inputs).shape == (3, 3)

@@ -49,36 +49,47 @@ def test_plots_are_drawn_when_they_come_into_view(page, study_page):
     assert page.run("return figures.filter((figure) => figure.isDrawn).length") < len(STUDY_PLOTS)
 
 
+COLUMN = """
+const [name, command] = arguments;
+for (const table of document.querySelectorAll("#study-1-summary table")) {
+  const buttons = [...table.querySelectorAll("thead button")];
+  const index = buttons.findIndex((button) => button.textContent === name);
+  if (index < 0) continue;
+  const header = buttons[index].parentElement;
+  if (command === "click") buttons[index].click();
+  if (command === "focus") buttons[index].focus();
+  if (command === "direction") return header.getAttribute("aria-sort");
+  return [...table.querySelectorAll("tbody tr")].map((row) => row.children[index].dataset.value);
+}
+"""
+
+
+def summary_column(page, name, command=""):
+    """The values of a column of the summary, which has several tables; or the direction it is sorted in."""
+    return page.run(COLUMN, name, command)
+
+
 def losses_in_table(page):
-    return [float(value) for value in table_column(page, 1)]
-
-
-def table_column(page, index):
-    return page.run(
-        "return [...document.querySelectorAll('#study-1-summary tbody tr')]"
-        ".map((row) => row.children[arguments[0]].dataset.value)",
-        index,
-    )
+    return [float(value) for value in summary_column(page, "test loss")]
 
 
 def test_the_table_sorts_both_ways_by_click_and_by_keyboard(page, study_page):
     page.open(study_page)
-    button = page.find("#study-1-summary th:nth-child(2) button")
     before = losses_in_table(page)
-    button.click()
+    summary_column(page, "test loss", "click")
     assert losses_in_table(page) == sorted(before) != before
-    assert page.find("#study-1-summary th:nth-child(2)").get_attribute("aria-sort") == "ascending"
-    button.send_keys("\n")
+    assert summary_column(page, "test loss", "direction") == "ascending"
+    summary_column(page, "test loss", "focus")
+    page.driver.switch_to.active_element.send_keys("\n")
     assert losses_in_table(page) == sorted(before, reverse=True)
-    assert page.find("#study-1-summary th:nth-child(2)").get_attribute("aria-sort") == "descending"
+    assert summary_column(page, "test loss", "direction") == "descending"
 
 
 def test_rows_without_a_value_sort_last_either_way(page, study_page):
     page.open(study_page)
-    column = page.texts("#study-1-summary thead button").index("p vs no search") + 1
     for _ in range(2):
-        page.find(f"#study-1-summary th:nth-child({column}) button").click()
-        values = table_column(page, column - 1)
+        summary_column(page, "p vs no search", "click")
+        values = summary_column(page, "p vs no search")
         assert values[-1] == ""
         assert values[0] != ""
 
@@ -289,11 +300,12 @@ def test_the_table_of_lifts_is_that_of_the_chosen_gate_and_task(page, trained_pa
         groups = GroupsRecord.model_validate(record)
         used = [expert for expert, lift in enumerate(groups.lift()[0]) if lift is not None]
         heading, *rows = lift_texts(page)
-        assert heading == [task, "samples", *map(str, used)]
+        first = ["samples", "routing gain"]
+        assert heading == [task, *first, *map(str, used)]
         assert [row[:2] for row in rows] == [
             [label, f"{count:,}"] for label, count in zip(groups.labels, groups.samples, strict=True)
         ]
-        shown = {text for row in rows for text in row[2:]}
+        shown = {text for row in rows for text in row[1 + len(first) :]}
         assert shown == {as_ratio(row[expert]) for row in groups.lift() for expert in used}
     assert page.console_messages() == []
 

@@ -3,6 +3,7 @@
 from math import exp, lgamma, pi, sqrt
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,6 +18,7 @@ from comet_moe.experiments.studies.significance import (
     summarise,
     welch_t_test,
 )
+from comet_moe.experiments.studies.tables import _p_routing_gain
 
 losses = st.lists(st.floats(10, 100), min_size=2, max_size=30)
 
@@ -170,3 +172,18 @@ def test_rounding_does_not_explain_the_asterisk_of_multifashionmnist():
 def test_significance_in_the_ablation_of_the_paper(searched, plain):
     """Table 1, 100 seeds per gate: every gate with local search has an asterisk."""
     assert is_significant(welch_t_test(Summary(*searched, 100), Summary(*plain, 100)))
+
+
+@pytest.mark.parametrize(
+    ("gains", "p"),
+    [
+        ([275.0, 300.0, 790.0], (0, 0.01)),  # 3.6 to 4.6 times as large on the scale of logarithms
+        ([0.0, 0.0, 0.0], None),
+        ([-0.2, 0.1, 0.2], (0.2, 0.5)),
+        ([5.0], None),
+    ],
+)
+def test_exchanged_routes_raise_the_loss_if_its_factor_is_above_1(gains, p):
+    trials = pd.DataFrame({"routing_gain": gains, "test_loss": [8.0] * len(gains)})
+    found = _p_routing_gain(trials)
+    assert found is None if p is None else p[0] < found < p[1]

@@ -125,7 +125,8 @@ def kept(tmp_path, written):
 
 
 def resume(folder, **changes):
-    return open_study(options(folder.path.parent, gates=None, trials=None, resume=True, **changes))
+    changes = {"resume": True} | changes
+    return open_study(options(folder.path.parent, gates=None, trials=None, **changes))
 
 
 def test_a_study_resumes_from_its_two_text_files(kept):
@@ -183,7 +184,7 @@ def test_settings_can_be_given_for_added_gates(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"add_gates": ["dense", "comet"]}, "gate comet is in the saved study already"),
+        ({"add_gates": ["dense", "comet"], "resume": False}, "gate comet is in the saved study already"),
         ({"add_gates": ["dense", "dense"]}, "gate dense is given twice"),
         ({"add_gates": ["dens"]}, "dens"),
         (

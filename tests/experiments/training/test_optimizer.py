@@ -80,9 +80,9 @@ def test_a_learning_rate_of_zero_in_all_groups_moves_nothing():
 def test_models_without_embeddings_and_the_default_have_plain_adam():
     assert not load_train_config("movielens").training.sparse_embeddings
     assert load_train_config("movielens", ["training.sparse_embeddings=true"]).training.sparse_embeddings
-    assert type(build_optimizer(nn.Linear(2, 1), 0.1, None, True)) is torch.optim.Adam
+    assert isinstance(build_optimizer(nn.Linear(2, 1), 0.1, None, True), torch.optim.Adam)
     model = made_model()
-    assert type(build_optimizer(model, 0.1, None, False)) is torch.optim.Adam
+    assert isinstance(build_optimizer(model, 0.1, None, False), torch.optim.Adam)
     assert not model[0].sparse
 
 

@@ -212,7 +212,7 @@ class TableModel(Model):
         return {name: module.example(rows, generator) for name, module in modules.items()}
 
     def weigh(self, losses: Sequence[Tensor]) -> Tensor:
-        """The loss to minimise, from the mean loss of each task.
+        """The loss to minimise, from the mean loss of each task; of each row, from those of the rows.
 
         It is Σ_t w_t L_t with fixed weights, or Σ_t w_t (e^{-s_t} L_t + s_t / 2) by uncertainty (Kendall et
         al. 2018). There s_t = log σ_t² is learned, and the squared error of a regression counts half.
@@ -223,7 +223,7 @@ class TableModel(Model):
             task.weight * ((-s).exp() * loss * (0.5 if task.kind == "regression" else 1.0) + s / 2)
             for task, s, loss in zip(self.tasks, self.log_variances, losses, strict=True)
         ]
-        return torch.stack(terms).sum()
+        return torch.stack(terms).sum(0)
 
     def trained_task_values(self) -> dict[str, dict[str, float]]:
         """The ``log_variance`` s_t of each task, if tasks are weighed by uncertainty."""

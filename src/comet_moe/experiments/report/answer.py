@@ -1,12 +1,11 @@
 """The box at the top of a study: what to use, whether a mixture pays and routes, and what it costs."""
 
 from dataclasses import dataclass
-from math import inf
 from typing import Any
 
 from comet_moe.experiments.report.format import format_error, format_scaled, round_number
 from comet_moe.experiments.studies.frontier import Row, best_by_validation, frontier, is_mixture
-from comet_moe.experiments.studies.significance import Summary, is_significant, welch_t_test
+from comet_moe.experiments.studies.significance import is_significant
 from comet_moe.experiments.studies.winner import Winner
 from comet_moe.experiments.training.records import TREES
 
@@ -16,6 +15,10 @@ MEANINGS = {
     "static": "it does not route, every sample gets the same experts with the same weights",
     "dense": "it does not choose, every sample uses all of its experts",
 }
+
+
+MATTERS = {True: "Yes. ", False: "No significant effect. ", None: ""}
+"""By whether exchanged routes raise the loss significantly; one seed cannot tell."""
 
 
 @dataclass(frozen=True)
@@ -58,16 +61,9 @@ def _does_routing_matter(shown: Row | None) -> str:
     gain, loss, error = shown["routing_gain_mean"], shown["test_loss_mean"], shown["routing_gain_se"]
     shift = f"{gain:+.2f}" + ("" if error is None else f" {format_error(error, 2)}")
     return (
-        f"Does routing matter? {_sign_of_gain(shown)} The loss of {shown['gate']}, {loss:.2f}, changes by "
-        f"{shift} ({gain / loss:+.0%}) when samples exchange their routes at random."
+        f"Does routing matter? {MATTERS[is_significant(shown['p_routing_gain'])]}The loss of "
+        f"{shown['gate']}, {loss:.2f}, changes by {shift} when samples exchange their routes at random."
     )
-
-
-def _sign_of_gain(shown: Row) -> str:
-    """Whether the mean gain over seeds differs from 0, by a one-sided t-test; nothing with one seed."""
-    gain = Summary(shown["routing_gain_mean"], shown["routing_gain_se"], shown["trials_used"])
-    p = welch_t_test(Summary(0.0, 0.0, 1, freedom=inf), gain)
-    return "" if p is None else "Yes." if is_significant(p) else "No significant effect."
 
 
 def _costs(rows: list[Row], decision: Winner) -> str:

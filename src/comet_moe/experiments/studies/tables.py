@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import inf, log
 from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
@@ -65,6 +66,8 @@ def compare_gates(study: Study, top_percent: float = TOP_PERCENT) -> list[Row]:
     what belongs to it: see `add_dense_tests`. ``asterisk``: the test that the paper marks is significant,
     p_existing in a tuning study and p_search elsewhere. ``lowest``: the gate has the lowest mean test loss of
     the study, which the paper's tables print bold. Which one to use is decided by `winner` alone.
+
+    ``p_routing_gain``: whether exchanged routes raise the loss.
 
     ``rows_error``: by the name of another row, the standard error over test rows of the difference of the
     two test losses. ``test_rows``: rows with a target by task, of each class or in all.
@@ -172,12 +175,24 @@ def _describe(study: Study, gate: _Gate) -> dict[str, Any]:
         **mean_and_se("experts_per_sample", summarise(_values(gate.selected, "experts_per_sample"))),
         "flops_per_sample_mean": _mean(gate.selected, "flops_per_sample"),
         **mean_and_se("routing_gain", summarise(_values(gate.selected, "routing_gain"))),
+        "p_routing_gain": _p_routing_gain(gate.selected),
         **_describe_routing(gate),
         "converged": not (gate.selected["converged"] == False).any(),  # noqa: E712 - None is unknown
         "seconds_mean": _mean(gate.selected, "seconds"),
         "test_rows": next(iter(gate.selected["test_rows"]), {}),
         "metrics": summarise_metrics(gate.selected["tasks"]),
     }
+
+
+def _p_routing_gain(trials: pd.DataFrame) -> float | None:
+    """Of a one-sided t-test whether exchanged routes raise the loss, by the logarithm of the factor.
+
+    The gain itself is skewed: a seed whose loss rises by more than that of the others would hide them.
+    """
+    known = trials.dropna(subset=["routing_gain", "test_loss"])
+    changed = (known["test_loss"] + known["routing_gain"]) / known["test_loss"]
+    factors = summarise([log(factor) for factor in changed if factor > 0])
+    return None if factors is None else welch_t_test(Summary(0.0, 0.0, 1, freedom=inf), factors)
 
 
 def _describe_routing(gate: _Gate) -> dict[str, Any]:

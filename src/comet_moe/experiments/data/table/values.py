@@ -120,7 +120,7 @@ def as_numbers(values: pa.Array, decimal: str = ".") -> Floats:
 
 
 def cast_numbers(values: pa.Array) -> Floats | None:
-    """The numbers (B,) of texts as programs write them, NaN for missing ones; None if one is no number."""
+    """The numbers (B,) of texts as programs write them, NaN for missing ones; None if one is not a number."""
     if not (pa.types.is_string(values.type) or pa.types.is_large_string(values.type)):
         return None
     try:
