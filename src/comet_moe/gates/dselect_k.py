@@ -28,15 +28,9 @@ class DSelectKGate(TrainableGate):
     the smooth-step of width ``gamma``. If n is no power of 2, the codes from n on reach no expert, and their
     mass is missing from the row. ``reachability`` makes it part of the loss.
 
-<<<<<<< HEAD
-    A hard bit has a derivative of exactly 0. Training on the CPU from 256 experts on therefore lists only the
-    codes that rows reach: 2 to the number of their soft bits. It makes no tensor of size (B, n). All bits are
-    soft at the start, whatever ``gamma`` is.
-=======
     A hard bit has a derivative of exactly 0. Training on the CPU therefore lists only the codes that rows
     reach, from 256 experts on: 2 to the number of their soft bits. It makes no tensor of size (B, n). All
     bits are soft at the start, whatever ``gamma`` is.
->>>>>>> main
 
     In training the auxiliary loss is the batch mean of ``entropy`` · Σ_ji -p_ji log(p_ji + 1e-6) plus
     ``reachability`` · Σ_j 1 / (1e-6 + Σ_i p_ji).

@@ -135,15 +135,9 @@ class ProductKeyGate(SteppedGate):
     def _best(self, by_row: Tensor, by_column: Tensor) -> tuple[Tensor, Tensor]:
         """Scores and experts of the best k cells, (rows, h, k) each, from the scores of all sub-keys.
 
-<<<<<<< HEAD
-        The best cells of the full rows are in the best rows and columns. For the cell of the i-th best row
-        and the j-th best column, i · j - 1 cells are at least as good. So i · j <= k is enough. A last row
-        that is shorter has its own best columns.
-=======
         The best cells of the full rows are in the best rows and columns. The cell of the i-th best row and
         the j-th best column has i · j - 1 cells that are at least as good. So cells with i · j <= k are
         enough. A last row that is shorter has its own best columns.
->>>>>>> main
         """
         k, (full, rest) = self.k_per_head, divmod(self.num_experts, self.columns)
         of_row, row = by_row[..., :full].topk(min(k, full))

@@ -4,13 +4,8 @@ Shapes: B samples with c slots, n experts of w neurons, p inputs, u outputs. A s
 
     y_b = Σ_s weight[b, s] V_e σ(U_e x_b),  e = expert[b, s]
 
-<<<<<<< HEAD
-A call on one sample takes as long as its checks do. So arguments go by their addresses, and the loop itself
-finds experts that do not exist.
-=======
 A call on one sample takes as long as its checks do, so arguments go by their addresses. The loop itself finds
 experts that do not exist.
->>>>>>> main
 """
 
 import math
