@@ -6,9 +6,9 @@ By default the gate is a hash of the byte, with a learning rate of 1e-3: one exp
 lowest loss of the models in docs/results/causal_lm. ``--gate comet+`` is another gate.
 
 The model is a Mixtral of transformers over bytes, with about 5 million parameters. It has 8 experts per layer
-and uses at most 2 of them per token. The gate "topk" is the model's own router with its load-balancing loss. "dense"
-is a Llama with the compute of two experts per token, and "dense-wide" a Llama as large as all eight. Other
-gates replace the router. A tenth of the text is held out. ``--quick`` trains a smaller model in seconds.
+and uses at most 2 of them per token. The gate "topk" is the model's own router with its load-balancing loss.
+"dense" is a Llama with the compute of two experts per token, and "dense-wide" a Llama as large as all eight.
+Other gates replace the router. A tenth of the text is held out. ``--quick`` trains a small model in seconds.
 
 ``--grow-at 0.5`` starts with the dense model. After half of the steps each of its feed-forward layers becomes
 eight copies behind the gate, with one expert per token.
