@@ -13,15 +13,17 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks.gates import hard_gate as hard_comet
+from benchmarks.neurons import ROWS, WIDTH, make_layer_step
 from benchmarks.timing import Function, measure_ratios
-from comet_moe import MoE
-from comet_moe.experts import DenseExperts
+from comet_moe import LazyAdam, MoE
+from comet_moe.experts import DenseExperts, NeuronExperts
 from comet_moe.experts.grouped_linear import grouped_linear
-from comet_moe.gates import HashGate
+from comet_moe.gates import HashGate, ProductKeyGate
 from comet_moe.kernels.descent import descend, read_trees
 from comet_moe.kernels.grouped_mm import grouped_mm, grouped_mm_backward
 from comet_moe.kernels.mix import gather_rows, mix
 from comet_moe.mixture.dispatch import plan_from_routings
+from comet_moe.routing import Routing
 
 Part = tuple[str, Function]
 
@@ -30,11 +32,13 @@ Part = tuple[str, Function]
 def one_row() -> Iterator[Part]:
     """The COMET gate on one row, k=2, p=256, n=16; the reference is Top-k's three operators."""
     gate, x = hard_comet(256, 16), torch.randn(1, 256)
+    width = gate.gamma
+    assert isinstance(width, float)
     weight, bias = torch.randn(16, 256), torch.randn(16)
     parameters = (gate.split_weight, gate.split_bias, gate.leaf_weight, gate.leaf_bias)
     trees = read_trees(parameters, x.dtype)
     yield "the gate", lambda: gate(x)
-    yield "its descent, with the arrays it returns", lambda: descend(x, trees, gate.gamma)
+    yield "its descent, with the arrays it returns", lambda: descend(x, trees, width)
     yield "two arrays, and tensors that share their memory", lambda: _two_tensors(1)
     yield "reading its parameters", lambda: read_trees(parameters, x.dtype)
     yield "reference", lambda: F.linear(x, weight, bias).topk(2, dim=-1)[0].softmax(-1)
@@ -88,6 +92,19 @@ def uneven_products() -> Iterator[Part]:
     yield "reference", lambda: rows @ weight[0].t()
 
 
+def small_experts() -> Iterator[Part]:
+    """A step of 65,536 small experts, p=u=64, k=2, width 4; the reference is that behind product keys."""
+    n, p = 2**16, 64
+    experts, keys = NeuronExperts(n, p, p, WIDTH, sparse=True), ProductKeyGate(p, n, k=2)
+    fixed = ProductKeyGate(p, n, k=2)
+    expert, weight = torch.randint(n, (ROWS, 2)), torch.full((ROWS, 2), 0.5)
+    routing = Routing.from_slots(expert, weight, torch.Size([ROWS]), n)
+    fixed.forward = lambda x, keys=None, mask=None: routing  # type: ignore[method-assign]
+    lazy, dense = LazyAdam(experts.parameters()), torch.optim.Adam(keys.parameters(), fused=True)
+    yield "with fixed choices", make_layer_step(MoE(experts=experts, gate=fixed), p, [lazy])
+    yield "reference", make_layer_step(MoE(experts=experts, gate=keys), p, [lazy, dense])
+
+
 def show_ratios(title: str | None, parts: Sequence[Part], seconds: float, calls: int = 1) -> None:
     """Print the times of ``parts`` divided by the time of the last one, as a Markdown table."""
     print(f"| {title} | ratio | quartiles |\n|---|---|---|")
@@ -101,6 +118,8 @@ if __name__ == "__main__":
     with torch.no_grad():
         show_ratios(one_row.__doc__, list(one_row()), 8, 200)
         show_ratios(uneven_products.__doc__, list(uneven_products()), 10)
+        with torch.enable_grad():
+            show_ratios(small_experts.__doc__, list(small_experts()), 8)
         for shape in ((8, 256, 256), (16, 512, 512), (8, 768, 1024)):
             show_ratios(
                 f"{dispatch.__doc__} n={shape[0]} p={shape[1]} u={shape[2]}", list(dispatch(*shape)), 15

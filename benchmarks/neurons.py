@@ -1,5 +1,9 @@
-"""Layers of small experts: a training step and inference at a thousand and at a million experts."""
+"""Layers of small experts: a training step and inference at a thousand and at a million experts.
 
+Times are those of the processor with one thread.
+"""
+
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from math import prod
@@ -10,7 +14,7 @@ from torch import Tensor, nn
 from benchmarks.gates import K, hard_gate
 from benchmarks.memory import measure_peak
 from benchmarks.result import Result, timed_result
-from benchmarks.timing import measure_ratio
+from benchmarks.timing import Function, Ratio, measure_ratio
 from comet_moe import LazyAdam, MoE
 from comet_moe.experiments.training.optimizer import build_optimizer
 from comet_moe.experts import NeuronExperts
@@ -23,6 +27,15 @@ CHOICES = {"hash": (1, 1), "product keys k=2": (2, 1), "product keys k=16 heads=
 """k and heads of each gate. A row of the last reads and moves 32 experts, of which few are shared at 2^20."""
 
 STEP = "layer of small experts, step with LazyAdam, n=2^20 / n=2^10"
+
+
+def _measure(function: Function, reference: Function, seconds: float, calls: int = 1) -> Ratio:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return measure_ratio(function, reference, seconds, calls, time.process_time)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def make_gate(kind: str, n: int) -> Gate:
@@ -73,7 +86,7 @@ def measure_neurons(quick: bool) -> Iterator[Result]:
     seconds = 2 if quick else 8
     for kind, make in zip(CHOICES, (make_hash_step, make_narrow_step, make_wide_step), strict=True):
         case = f"{kind}, p=u={P} width={WIDTH} B={ROWS}"
-        ratio = measure_ratio(make_step(kind, MANY), make_step(kind, FEW), seconds)
+        ratio = _measure(make_step(kind, MANY), make_step(kind, FEW), seconds)
         yield timed_result(STEP, case, ratio, 4.0)
         yield from _measure_memory(case, make)
         yield from _measure_one_row(kind, seconds)
@@ -104,7 +117,7 @@ def _row_by_dense(name: str, gate: Gate, neurons: int, seconds: float) -> Result
     layer = MoE(experts=NeuronExperts(MANY, P, P, WIDTH), gate=gate).eval()
     dense = nn.Sequential(nn.Linear(P, neurons, bias=False), nn.GELU(), nn.Linear(neurons, P, bias=False))
     x, key = torch.randn(1, P), torch.tensor([7])
-    ratio = measure_ratio(lambda: layer(x, keys=key), lambda: dense(x), seconds, calls=100)
+    ratio = _measure(lambda: layer(x, keys=key), lambda: dense(x), seconds, calls=100)
     case = f"{name}, p=u={P} width={WIDTH}"
     return timed_result("inference of one row at n=2^20 / dense layer of its neurons", case, ratio, 3.0)
 
@@ -123,22 +136,23 @@ def measure_peer(quick: bool) -> Iterator[Result]:
         lazy = LazyAdam(experts.parameters()), LazyAdam(comet.parameters())
         dense = torch.optim.Adam(keys.parameters(), fused=True)
         step, peer_step = (
-            _make_peer_step(layer, p, optimizers)
+            make_layer_step(layer, p, optimizers)
             for layer, optimizers in zip(layers, (lazy, (lazy[0], dense)), strict=True)
         )
         case = f"n=2^{n.bit_length() - 1} p=u={p} k={K} width={WIDTH}"
-        ratio = measure_ratio(step, peer_step, seconds)
+        ratio = _measure(step, peer_step, seconds)
         yield timed_result("COMET / product keys, training step", f"{case} B={ROWS}", ratio, 0.5)
         for rows in (1, ROWS):
             x = torch.randn(rows, p)
             call, peer_call = (torch.no_grad()(partial(layer.eval(), x)) for layer in layers)
-            ratio = measure_ratio(call, peer_call, seconds / 3, 100 if rows == 1 else 1)
+            ratio = _measure(call, peer_call, seconds / 3, 100 if rows == 1 else 1)
             yield timed_result("COMET / product keys, inference", f"{case} B={rows}", ratio, 0.5)
 
 
-def _make_peer_step(
+def make_layer_step(
     layer: MoE, in_features: int, optimizers: Sequence[torch.optim.Optimizer]
 ) -> Callable[[], None]:
+    """A training step of ``layer`` with these optimisers."""
     layer.train()
     generator = torch.Generator().manual_seed(0)
 
@@ -159,7 +173,7 @@ def _measure_embeddings(seconds: float) -> Iterator[Result]:
         many, few = (_make_embedding_step(rows, sparse) for rows in (10**6, 10**3))
         name = "training.sparse_embeddings" if sparse else "dense Adam"
         case = f"{name}, width 32, B={ROWS}"
-        ratio = measure_ratio(many, few, seconds)
+        ratio = _measure(many, few, seconds)
         target = 2.0 if sparse else float("inf")
         yield timed_result("step of 10^6 categories / of 10^3", case, ratio, target)
 

@@ -105,17 +105,18 @@ def _draw_panel(
     tick = low
     while tick <= high:
         parts.append(_line([(left, y(tick)), (left + width, y(tick))], colours["line"], 1))
-        label = f"{tick:,.0f} µs" if tick < 1000 else f"{tick / 1000:,.0f} ms"
+        factor, unit = next(pair for pair in ((1e6, "s"), (1e3, "ms"), (1, "µs")) if tick >= pair[0])
+        label = f"{tick / factor:.0f} {unit}"
         parts.append(_text(left - 6, y(tick) + 4, label, colours["ink"], "end"))
         tick *= 10
     for n in experts:
         parts.append(_text(x(n), top + height + 18, f"{n:,}", colours["ink"], size=11))
     parts.append(_text(left + width / 2, top + height + 38, "experts", colours["ink"]))
-    highest = max(line[max(line)] for line in times.values())
+    lowest = min(line[max(line)] for line in times.values())
     for gate, line in times.items():
         path = [(x(n), y(1e6 * line[n])) for n in sorted(line)]
         parts.append(_line(path, colours[LINES[gate]], 2.5))
-        below = -8 if line[max(line)] == highest else 24
+        below = 24 if line[max(line)] == lowest else -8
         parts.append(_text(path[-1][0], path[-1][1] + below, gate, colours[LINES[gate]], "end", 14))
     return parts
 

@@ -11,6 +11,7 @@ P, U = 4, 3
 GATES = {
     "comet": lambda n: CometGate(P, n, k=2, gamma=0.5, entropy=0.1, sparse=True),
     "balanced": lambda n: CometGate(P, n, k=2, gamma=0.01, balance="median", sparse=True),
+    "normalised": lambda n: CometGate(P, n, k=2, gamma=0.01, balance="normalize", max_paths=4, sparse=True),
     "few paths": lambda n: CometGate(P, n, k=2, max_paths=2, sparse=True),
     "product keys": lambda n: ProductKeyGate(P, n, k=2, heads=2),
 }

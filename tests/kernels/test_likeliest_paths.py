@@ -18,6 +18,7 @@ P = 5
 def _walk_at_any_size(monkeypatch):
     monkeypatch.setattr(jit, "SMALL_WORK", 0)
     monkeypatch.setattr(comet, "WALK_EXPERTS", 1)
+    monkeypatch.setattr(comet, "NORMALIZED_EXPERTS", 1)
 
 
 def trees(n, k, max_paths, gamma=5.0, dtype=torch.float64, seed=0, **settings):
@@ -67,6 +68,13 @@ def test_a_walk_equals_the_definition_and_counts_what_it_drops(n, k, most, gamma
     assert int(gate.walked_trees) == 4 * 12 * k
 
 
+@given(n=st.integers(1, 9), most=st.integers(1, 5), seed=st.integers(0, 99))
+def test_limited_trees_with_normalised_splits_equal_the_definition(n, most, seed):
+    gate = trees(n, 2, most, 3.0, seed=seed, entropy=0.3, balance="normalize")
+    x = torch.randn(100, P, dtype=torch.float64)  # many per node: a single one halves it, which is a tie
+    assert_equal(results(gate, x), results(gate, x, walks=False))
+
+
 @given(n=st.integers(1, 40), gamma=st.sampled_from([1e-4, 2.0, 30.0]), seed=st.integers(0, 99))
 def test_nothing_changes_where_the_limit_is_not_reached(n, gamma, seed):
     x = torch.randn(9, P, dtype=torch.float64)
@@ -106,9 +114,10 @@ def test_second_derivatives_are_those_of_finite_differences():
     assert int(gate.cut_trees) > 0
 
 
+@pytest.mark.parametrize("balance", ["normalize", "median"])
 @pytest.mark.parametrize("masked", [False, True])
-def test_the_statistics_of_balanced_splits_are_of_the_rows_that_keep_them(masked):
-    gate, x = trees(21, 2, 3, 4.0, balance="median"), torch.randn(50, P, dtype=torch.float64)
+def test_the_statistics_of_balanced_splits_are_of_the_rows_that_keep_them(masked, balance):
+    gate, x = trees(21, 2, 3, 4.0, balance=balance), torch.randn(50, P, dtype=torch.float64)
     mask, sums = torch.rand(50) > 0.4 if masked else None, []
     for walks in (True, False):
         gate.split_sums.zero_()

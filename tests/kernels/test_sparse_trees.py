@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.checkpoint import checkpoint
 
+import comet_moe
 import comet_moe.gates.comet as comet
 from comet_moe import LazyAdam, MoE
 from comet_moe.experts import DenseExperts
@@ -24,6 +25,7 @@ P = 7
 def _walk_at_any_size(monkeypatch):
     monkeypatch.setattr(jit, "SMALL_WORK", 0)
     monkeypatch.setattr(comet, "WALK_EXPERTS", 1)
+    monkeypatch.setattr(comet, "NORMALIZED_EXPERTS", 1)
     monkeypatch.setattr(tree_walk, "WALK_SHARE", 1.0)
 
 
@@ -63,11 +65,13 @@ def assert_equal(got, wanted, tolerance=1e-5):
     k=st.integers(1, 4),
     gamma=st.sampled_from([1e-4, 1.0, 5.0, 30.0]),
     rows=st.integers(0, 40),
+    balance=st.sampled_from([None, "normalize"]),
     dtype=st.sampled_from([torch.float32, torch.float64]),
     seed=st.integers(0, 99),
 )
-def test_a_walk_equals_a_pass_over_all_nodes(n, k, gamma, rows, dtype, seed):
-    gate = trees(n, k, gamma, dtype, seed, entropy=0.3, scale=1.5)
+def test_a_walk_equals_a_pass_over_all_nodes(n, k, gamma, rows, balance, dtype, seed):
+    dtype = torch.float64 if balance else dtype  # else a row beside the edge of a split may be on either side
+    gate = trees(n, k, gamma, dtype, seed, entropy=0.3, scale=1.5, balance=balance)
     x, mask = torch.randn(rows, P, dtype=dtype), torch.rand(rows) > 0.3
     for given_mask in (None, mask):
         assert_equal(results(gate, x, given_mask), results(gate, x, given_mask, walks=False))
@@ -134,6 +138,20 @@ def test_second_derivatives_are_those_of_finite_differences():
     assert torch.autograd.gradcheck(first, (x, *gate.parameters()))
 
 
+def test_second_derivatives_of_normalised_trees_are_those_of_all_nodes():
+    """Finite differences would move the probabilities to reach a node too, which are constants."""
+    gate = trees(9, 2, 3.0, entropy=0.1, balance="normalize")
+    x, found = torch.randn(20, P, dtype=torch.float64, requires_grad=True), []
+    for walks in (True, False):
+        gate.keeps_contributions = not walks
+        loss = gate(x).weights.square().sum()
+        inputs = [x, *gate.parameters()]
+        first = torch.autograd.grad(loss, inputs, create_graph=True)
+        second = torch.autograd.grad(sum(grad.square().sum() for grad in first), inputs)
+        found.append({str(i): grad for i, grad in enumerate(second)})
+    assert_equal(*found)
+
+
 @given(n=st.integers(1, 30), gamma=st.sampled_from([1e-4, 2.0, 20.0]), seed=st.integers(0, 99))
 def test_the_torch_definition_has_the_values_of_the_walk(n, gamma, seed):
     gate, x = trees(n, 2, gamma, seed=seed), torch.randn(6, P, dtype=torch.float64)
@@ -155,9 +173,10 @@ def test_threads_change_nothing(gamma, monkeypatch):
     assert_equal(*found)
 
 
+@pytest.mark.parametrize("balance", ["normalize", "median"])
 @pytest.mark.parametrize("masked", [False, True])
-def test_the_statistics_of_balanced_splits_are_those_of_all_nodes(masked):
-    gate, x = trees(21, 2, 2.0, balance="median"), torch.randn(50, P, dtype=torch.float64)
+def test_the_statistics_of_balanced_splits_are_those_of_all_nodes(masked, balance):
+    gate, x = trees(21, 2, 2.0, balance=balance), torch.randn(50, P, dtype=torch.float64)
     mask, sums = torch.rand(50) > 0.4 if masked else None, []
     for walks in (True, False):
         gate.split_sums.zero_()
@@ -166,9 +185,13 @@ def test_the_statistics_of_balanced_splits_are_those_of_all_nodes(masked):
     torch.testing.assert_close(*sums)
 
 
+@pytest.mark.parametrize("balance", [None, "normalize"])
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpointing_changes_no_gradient(reentrant):
-    gate, x = trees(40, 2, entropy=0.1), torch.randn(30, P, dtype=torch.float64, requires_grad=True)
+def test_checkpointing_changes_no_gradient(reentrant, balance):
+    gate, x = (
+        trees(40, 2, entropy=0.1, balance=balance),
+        torch.randn(30, P, dtype=torch.float64, requires_grad=True),
+    )
     found = []
     for run in (gate, lambda x: checkpoint(lambda x: gate(x).weights, x, use_reentrant=reentrant)):
         gate.zero_grad()
@@ -179,10 +202,11 @@ def test_checkpointing_changes_no_gradient(reentrant):
     assert_equal(*found)
 
 
-def test_sparse_gradients_hold_the_visited_rows_and_equal_the_dense_ones():
+@pytest.mark.parametrize("settings", [{}, {"balance": "normalize", "max_paths": 2}])
+def test_sparse_gradients_hold_the_visited_rows_and_equal_the_dense_ones(settings):
     x = torch.randn(3, P, dtype=torch.float64)
-    wanted = results(trees(64, 2, 0.5, entropy=0.1), x)
-    gate = trees(64, 2, 0.5, entropy=0.1, sparse=True)
+    wanted = results(trees(64, 2, 0.5, entropy=0.1, **settings), x)
+    gate = trees(64, 2, 0.5, entropy=0.1, sparse=True, **settings)
     assert_equal(results(gate, x), wanted)
     for parameter in gate.parameters():
         assert parameter.grad.is_sparse
@@ -225,18 +249,20 @@ def test_soft_trees_of_many_experts_are_refused_with_the_memory_and_the_setting(
     median = 'use max_paths=16, balance="median" with gamma=0.01'
     for balance, remedy in (
         (None, median),
-        ("normalize", 'use balance="median" with gamma=0.01'),
+        ("normalize", "use max_paths=16, a gamma below 1000"),
         ("median", "use max_paths=16, a gamma below 1000"),
     ):
         gate = CometGate(4, 2**16, k=1, gamma=1e3, balance=balance)
         with pytest.raises(ValueError, match=rf"65536 experts, which needs 3\.0 GB of memory, .* {remedy}"):
             gate(x)
-    assert CometGate(4, 2**16, k=1, gamma=0.01, balance="median")(x).in_pairs
+    for balance in ("normalize", "median"):
+        assert CometGate(4, 2**16, k=1, gamma=0.01, balance=balance)(x).in_pairs
 
 
+@pytest.mark.parametrize("balance", [None, "normalize"])
 @pytest.mark.parametrize("n", [1, 2, 33, 100])
-def test_empty_and_masked_batches_are_right(n):
-    gate = trees(n, 3, entropy=0.1)
+def test_empty_and_masked_batches_are_right(n, balance):
+    gate = trees(n, 3, entropy=0.1, balance=balance)
     for rows, mask in itertools.product((0, 1, 5), (None, False)):
         x = torch.randn(rows, P, dtype=torch.float64)
         mask = None if mask is None else torch.zeros(rows, dtype=torch.bool)
@@ -244,8 +270,24 @@ def test_empty_and_masked_batches_are_right(n):
         assert_equal(got, wanted)
 
 
-def test_nan_in_the_input_or_a_parameter_is_not_hidden():
-    gate = trees(40, 1)
+@pytest.mark.parametrize("grad", [True, False])
+def test_normalised_trees_walk_in_evaluation_too(grad):
+    gate, x = trees(40, 2, 2.0, balance="normalize", sparse=True), torch.randn(9, P, dtype=torch.float64)
+    gate(x)
+    comet_moe.step(gate)
+    gate.eval()
+    with torch.set_grad_enabled(grad):
+        walked = gate(x)
+        assert walked.in_pairs
+        gate.keeps_contributions = True
+        torch.testing.assert_close(walked.weights, gate(x).weights)
+    if grad:
+        assert_equal(*(results(gate, x, walks=walks) for walks in (True, False)))
+
+
+@pytest.mark.parametrize("balance", [None, "normalize"])
+def test_nan_in_the_input_or_a_parameter_is_not_hidden(balance):
+    gate = trees(40, 1, balance=balance)
     x = torch.randn(6, P, dtype=torch.float64)
     x[2, 3] = float("nan")
     with pytest.raises(ValueError, match="must be finite, got 1 NaN"):

@@ -64,7 +64,7 @@ class Corpus:
 
 def load_corpus(source: Path, folder: Path, vocabulary: int) -> Corpus:
     """The corpus of the Parquet file ``source``, from ``folder`` if it is there already."""
-    path = folder / "corpus.npz"
+    path = folder / f"corpus-{vocabulary}.npz"
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / "corpus.lock"):
         if not path.exists():

@@ -16,14 +16,14 @@ from comet_moe.local_search import GateFactory
 class Sizes:
     """Sizes that all models share; ``width`` is that of the feed-forward layers of the model ``dense``."""
 
-    vocabulary: int = 4096
-    hidden: int = 160
-    layers: int = 4
+    vocabulary: int = 2048
+    hidden: int = 64
+    layers: int = 3
     heads: int = 4
-    width: int = 320
+    width: int = 192
     length: int = 128
     batch: int = 16
-    test_rows: int = 400  # per domain
+    test_rows: int = 200  # per domain
 
 
 QUICK = Sizes(vocabulary=300, hidden=16, layers=2, heads=2, width=16, length=16, batch=4, test_rows=8)
@@ -34,7 +34,6 @@ class Model:
     """One model.
 
     Attributes:
-        label: in tables.
         width: of the feed-forward layer or of an expert, relative to ``Sizes.width``.
         experts: n; 1 for dense models.
         k: experts per token.
@@ -42,10 +41,9 @@ class Model:
         settings: of the gate.
         gamma_share: share of the steps in which the width of the trees changes.
         grow_at: share of the steps after which the dense layers become copies.
-        rate_of: the model that has chosen the learning rate; "" for the model itself.
+        rate_of: the model that has chosen both learning rates; "" for the model itself.
     """
 
-    label: str
     width: float = 1.0
     experts: int = 1
     k: int = 1
@@ -70,24 +68,22 @@ BALANCED = {"balance": "normalize", "gamma": (4.0, 0.3)}
 GROWN_BALANCED = BALANCED | {"gamma": (1.0, 0.3)}
 LATE = {"grow_at": 0.5, "rate_of": "dense"}
 MODELS = {
-    "dense": Model("dense"),
-    "hash": Model("hash, k=1", 1, 16, 1, "hash"),
-    "grown": Model("COMET grown at 0.5, k=1", 1, 16, 1, "comet", PAPER, **LATE),
-    "topk": Model("Top-2, load balance 0.01", 0.5, 32, 2, "topk", {"load_balance": 0.01}),
-    "dense-2x": Model("dense, twice the width", 2, rate_of="dense"),
-    "grown-random": Model("fixed random router grown at 0.5", 1, 16, 1, "random", **LATE),
-    "balanced": Model("COMET, balanced, k=1", 1, 16, 1, "comet", BALANCED, 0.2),
-    "dense-0.5x": Model("dense, half the width", 0.5, rate_of="dense"),
-    "quantile": Model("Top-2, quantile balancing", 0.5, 32, 2, "topk", {"balance": "quantile"}),
-    "grown-hash": Model("hash grown at 0.5, k=1", 1, 16, 1, "hash", **LATE),
-    "grown-balanced": Model(
-        "COMET, balanced, grown at 0.5, k=1", 1, 16, 1, "comet", GROWN_BALANCED, 0.2, **LATE
-    ),
-    "comet": Model("COMET as in the paper, k=1", 1, 16, 1, "comet", PAPER),
-    "relu": Model("ReMoE, 2 on average", 0.5, 32, 2, "relu"),
-    "sigmoid": Model("sigmoid Top-2, balancing bias", 0.5, 32, 2, "sigmoid"),
-    "hash-k": Model("hash, k=2, learned weights", 0.5, 32, 2, "hash-k"),
-    "dense-16x": Model("dense, as large as all experts", 16, rate_of="dense"),
+    "dense": Model(),
+    "grown": Model(1, 8, 1, "comet", PAPER, **LATE),
+    "hash": Model(1, 8, 1, "hash", rate_of="dense"),
+    "grown-random": Model(1, 8, 1, "random", **LATE),
+    "dense-2x": Model(2, rate_of="dense"),
+    "balanced": Model(1, 8, 1, "comet", BALANCED, 0.2, rate_of="dense"),
+    "grown-hash": Model(1, 8, 1, "hash", **LATE),
+    "quantile": Model(0.5, 16, 2, "topk", {"balance": "quantile"}, rate_of="dense"),
+    "grown-balanced": Model(1, 8, 1, "comet", GROWN_BALANCED, 0.2, **LATE),
+    "dense-0.5x": Model(0.5, rate_of="dense"),
+    "topk": Model(0.5, 16, 2, "topk", {"load_balance": 0.01}),
+    "comet": Model(1, 8, 1, "comet", PAPER),
+    "relu": Model(0.5, 16, 2, "relu"),
+    "sigmoid": Model(0.5, 16, 2, "sigmoid"),
+    "hash-k": Model(0.5, 16, 2, "hash-k"),
+    "dense-8x": Model(8, rate_of="dense"),
 }
 """In the order in which they are run."""
 

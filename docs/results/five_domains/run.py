@@ -35,7 +35,7 @@ from comet_moe.gates import Gate
 from comet_moe.statistics import GroupStatistics
 
 SAVE_EVERY = 200
-COUNT_EVERY = 100
+COUNT_EVERY = 50
 """Steps between two forward passes whose operations are counted."""
 WAIT_SECONDS = 20
 TEST_BATCH = 32

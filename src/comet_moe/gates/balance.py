@@ -18,7 +18,11 @@ MOMENTUM = 0.1
 
 
 def balance_splits(
-    splits: Tensor, width: float | Tensor, mask: Tensor | None, normalize: bool
+    splits: Tensor,
+    width: float | Tensor,
+    mask: Tensor | None,
+    normalize: bool,
+    max_paths: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Logits d (B, k, n-1), normalised over the rows that reach each node, and r (B, k, n-1).
 
@@ -29,12 +33,14 @@ def balance_splits(
         width: width of the smooth step.
         mask: (B,) bool, False where a row is padding: it reaches nothing.
         normalize: False returns ``splits`` as they are.
+        max_paths: nodes of a level that a row reaches at most, the likeliest ones; None has no limit.
     """
     rows = splits.new_ones(len(splits)) if mask is None else mask.to(splits.dtype)
     reached = rows[:, None, None].expand(-1, splits.shape[1], 1)
     by_level, reach_by_level = [splits[..., :0]], [splits[..., :0]]
     for first, last in _levels(splits.shape[-1]):
-        level, reached = splits[..., first:last], reached[..., : last - first]
+        level, leaves = splits[..., first:last], reached[..., last - first :]
+        reached = reached[..., : last - first]
         if normalize:
             total = reached.sum(0).clamp_min(torch.finfo(splits.dtype).tiny)
             centred = level - (reached * level).sum(0) / total
@@ -43,8 +49,24 @@ def balance_splits(
         by_level.append(level)
         reach_by_level.append(reached)
         sides = torch.stack(smooth_step_sides(level.detach(), width), -1)
-        reached = (reached.unsqueeze(-1) * sides).flatten(-2)
+        reached = torch.cat(((reached.unsqueeze(-1) * sides).flatten(-2), leaves), -1)
+        if max_paths is not None and reached.shape[-1] > max_paths:
+            order = reached.argsort(dim=-1, descending=True, stable=True)
+            reached = reached.scatter(-1, order[..., max_paths:], 0.0)
     return torch.cat(by_level, -1), torch.cat(reach_by_level, -1)
+
+
+def normalized(logit: Tensor, reached: Tensor, node: Tensor) -> Tensor:
+    """The logits (M,) of visits, normalised over those of the same ``node`` with the weights ``reached``."""
+    distinct, group = node.unique(return_inverse=True)
+
+    def sum_by_node(values: Tensor) -> Tensor:
+        return values.new_zeros(len(distinct)).index_add(0, group, values)
+
+    total = sum_by_node(reached).clamp_min(torch.finfo(logit.dtype).tiny)
+    centred = logit - (sum_by_node(reached * logit) / total)[group]
+    variance = sum_by_node(reached * centred.square()) / total
+    return centred * (variance + EPSILON).rsqrt()[group]
 
 
 def _levels(internal: int) -> Iterator[tuple[int, int]]:

@@ -10,12 +10,13 @@ from comet_moe import checks
 from comet_moe.gates.balance import EPSILON, balance_splits, move_statistics, node_sums
 from comet_moe.gates.base import SteppedGate
 from comet_moe.gates.losses import masked_mean
+from comet_moe.gates.normalized_walk import NORMALIZED_EXPERTS, walk_normalized
 from comet_moe.gates.ranks import sum_over_ranks
 from comet_moe.gates.registry import NotNegative, Positive, Size, register_gate
 from comet_moe.kernels.descent import descend, descend_again, descent_work, read_trees
 from comet_moe.kernels.descent_op import descend_op
 from comet_moe.kernels.jit import can_run_compiled, is_plain_cpu, needs_operator
-from comet_moe.kernels.likeliest_paths import likeliest_trees_torch, visited_nodes
+from comet_moe.kernels.likeliest_paths import likeliest_trees_torch
 from comet_moe.kernels.soft_trees import soft_trees, soft_trees_torch
 from comet_moe.kernels.sparse_trees import renormalized, softmax_by_row, visit_trees
 from comet_moe.kernels.tree_walk import WALK_EXPERTS, walk_trees
@@ -39,8 +40,8 @@ class CometGate(SteppedGate):
 
     computed as one softmax over trees and leaves of α + log v, times ``scale``. Once every tree is one-hot,
     at most k weights are nonzero. Evaluation under ``torch.no_grad()`` descends the trees: O(k p log n) per
-    sample, no tensor of size (B, n), and no ``selectors``. So does training on the CPU from 32 experts on,
-    where rows visit both sides of soft splits (:mod:`comet_moe.kernels.sparse_trees`). In training the
+    sample, no tensor of size (B, n), and no ``selectors``. So does training on the CPU from 32 experts on
+    (256 with normalised splits), where rows visit both sides of soft splits. In training the
     auxiliary loss is ``entropy`` · mean_b Σ_j Σ_i -v log(v + 1e-6).
 
     ``balance`` makes every node halve the rows that reach it, so that loads are even without a loss. The
@@ -268,20 +269,25 @@ class CometGate(SteppedGate):
 
     def _route_by_walk(self, x: Tensor, mask: Tensor | None, width: float | Tensor) -> Routing | None:
         """The routing from visited nodes only, in pairs; None where every node is to be evaluated."""
-        is_small = self.num_experts < WALK_EXPERTS or self.keeps_contributions
+        normalizes = self.training and self.balance == "normalize" and self.num_experts > 1
+        fewest = NORMALIZED_EXPERTS if normalizes else WALK_EXPERTS
+        is_small = self.num_experts < fewest or self.keeps_contributions
         # A dispatch mode, such as the FLOP counter, sees operators only.
         if is_small or isinstance(width, Tensor) or not checks.is_plain_eager(x):
             return None
-        parameters = [self.split_weight, self.split_bias, self.leaf_weight, self.leaf_bias]
+        own = [self.split_weight, self.split_bias, self.leaf_weight, self.leaf_bias]
+        parameters = own if normalizes else self._read_parameters()
         is_plain = all(is_plain_cpu(tensor) and tensor.dtype == x.dtype for tensor in parameters)
         if not (is_plain and can_run_compiled(descent_work(x, parameters[-1]), x)):
             return None
         rows, row_mask = x.reshape(-1, self.in_features), None if mask is None else mask.flatten()
-        if self.balance == "normalize":
-            self._require_dense_memory(rows)
-            return None
-        with_sums = self.training and self.balance is not None
-        walk = walk_trees(rows, parameters, width, row_mask, with_sums, self.max_paths)
+        is_own = normalizes or self.balance != "normalize"  # else they are products, with dense gradients
+        sparse = self.sparse and is_own
+        if normalizes:
+            walk = walk_normalized(rows, parameters, width, row_mask, self.max_paths, sparse)
+        else:
+            with_sums = self.training and self.balance is not None
+            walk = walk_trees(rows, parameters, width, row_mask, with_sums, self.max_paths)
         if walk is None:
             self._require_dense_memory(rows)
         if walk is None or not walk.finite:
@@ -289,7 +295,9 @@ class CometGate(SteppedGate):
         if walk.sums is not None:
             self.split_sums.add_(walk.sums)
         self._count_cut(walk.cut, len(rows))
-        visited = visit_trees(walk, rows, parameters, width, self.sparse)
+        visited = walk.leaf_logit, walk.leaf_log_path
+        if not normalizes:
+            visited = visit_trees(walk, rows, parameters, width, sparse)
         leaf_logit, log_path = renormalized(walk, *visited, len(rows), self.k, self.num_experts)
         tree, expert = walk.leaf_node // self.num_experts, walk.leaf_node % self.num_experts
         contribution = self.scale * softmax_by_row(leaf_logit, walk.leaf_row, len(rows))
@@ -305,15 +313,13 @@ class CometGate(SteppedGate):
         """Refuse to evaluate every node where that needs too much memory, and another setting avoids it."""
         needed = DENSE_TENSORS * len(rows) * self.leaf_bias.numel() * rows.element_size()
         if needed > MOST_DENSE_BYTES:
-            reason = "balance is normalize" if self.balance == "normalize" else "the splits are soft"
             remedy = 'balance="median" with gamma=0.01, which starts hard'
-            if self.balance != "normalize":
-                hard = f"a gamma below {self.width:g}" if self.balance == "median" else remedy
-                remedy = f"max_paths=16, {hard}"
+            if self.balance is not None:
+                remedy = f"a gamma below {self.width:g}"
             raise ValueError(
-                f"{reason}, so that {len(rows)} rows visit most nodes of {self.num_experts} experts, which "
-                f"needs {in_words(needed)} of memory, more than {in_words(MOST_DENSE_BYTES)}: use {remedy}, "
-                "or fewer rows"
+                f"the splits are soft, so that {len(rows)} rows visit most nodes of {self.num_experts} "
+                f"experts, which needs {in_words(needed)} of memory, more than "
+                f"{in_words(MOST_DENSE_BYTES)}: use max_paths=16, {remedy}, or fewer rows"
             )
 
     def _balance(self, splits: Tensor, mask: Tensor | None, width: float | Tensor) -> Tensor:
@@ -322,10 +328,8 @@ class CometGate(SteppedGate):
         if self.balance is None or not self.training:
             return splits * self._running_rate(splits) if normalize else splits
         rows = None if mask is None else mask.flatten()
-        balanced, reached = balance_splits(splits, width, rows, normalize)
+        balanced, reached = balance_splits(splits, width, rows, normalize, self.max_paths)
         with torch.no_grad():
-            if self.max_paths is not None:
-                reached = reached * visited_nodes(balanced, width, self.max_paths)
             sums = node_sums(splits.detach(), reached, normalize)
             self.split_sums.add_(torch.stack([values.sum(0) for values in sums]))
         return balanced

@@ -37,7 +37,7 @@ def likeliest_trees_torch(
         most: r.
     """
     left, right = log_smooth_step_sides(splits, gamma)
-    kept, _, is_cut = _keep_likeliest(left.detach(), right.detach(), most)
+    kept, is_cut = _keep_likeliest(left.detach(), right.detach(), most)
     log_paths = path_sums(left, right).masked_fill(~kept, -torch.inf)
     log_total = log_paths.logsumexp(-1, keepdim=True)
     log_paths = torch.where(is_cut.unsqueeze(-1), log_paths - log_total, log_paths)
@@ -47,25 +47,17 @@ def likeliest_trees_torch(
     return SoftTrees(contributions.sum(-2), contributions, paths, entropy), is_cut
 
 
-@torch.no_grad()
-def visited_nodes(splits: Tensor, gamma: float | Tensor, most: int) -> Tensor:
-    """Which splits rows visit, (B, k, n-1) bool, where they keep ``most`` nodes of each level."""
-    return _keep_likeliest(*log_smooth_step_sides(splits, gamma), most)[1]
-
-
-def _keep_likeliest(left: Tensor, right: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The leaves (B, k, n) and splits (B, k, n-1) that rows keep, and whether they dropped any (B, k).
+def _keep_likeliest(left: Tensor, right: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """The leaves (B, k, n) that rows keep, and whether they dropped any (B, k).
 
     ``left`` and ``right`` are the logs of the probabilities of the two sides.
     """
     internal = left.shape[-1]
     log_v = left.new_zeros(*left.shape[:-1], 1)
     is_cut = torch.zeros(left.shape[:-1], dtype=torch.bool, device=left.device)
-    by_level = [is_cut.unsqueeze(-1)[..., :0]]
     first, width = 0, 1
     while first < internal:
         splits = min(width, internal - first)
-        by_level.append(log_v[..., :splits] > -torch.inf)
         edges = torch.stack((left[..., first : first + splits], right[..., first : first + splits]), -1)
         children = (log_v[..., :splits].unsqueeze(-1) + edges).flatten(-2)
         log_v = torch.cat((children, log_v[..., splits:]), -1)
@@ -75,7 +67,7 @@ def _keep_likeliest(left: Tensor, right: Tensor, most: int) -> tuple[Tensor, Ten
             is_kept = torch.zeros_like(log_v, dtype=torch.bool).scatter(-1, order[..., :most], True)
             log_v = log_v.masked_fill(~is_kept, -torch.inf)
         first, width = first + width, 2 * width
-    return log_v > -torch.inf, torch.cat(by_level, -1), is_cut
+    return log_v > -torch.inf, is_cut
 
 
 @jit

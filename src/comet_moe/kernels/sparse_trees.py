@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from comet_moe.kernels.autograd import differentiable_backward
+from comet_moe.kernels.gathered import dot, pairing
 from comet_moe.kernels.jit import jit
 from comet_moe.kernels.members import in_order
 from comet_moe.kernels.soft_trees import log_smooth_step_sides
@@ -56,6 +57,25 @@ def visit_trees_torch(walk: Walk, gamma: float, x: Tensor, *parameters: Tensor) 
     edge = walk.leaf_edge.clamp_min(0)
     leaf_log_path = torch.where(walk.leaf_edge >= 0, sides[edge] + log_path[edge // 2], 0.0)
     return alphas + leaf_log_path, leaf_log_path
+
+
+def node_logits(x: Tensor, weight: Tensor, bias: Tensor, row: Tensor, node: Tensor, sparse: bool) -> Tensor:
+    """The logits of rows of ``x`` (B, p) at nodes, (M,), differentiable.
+
+    Args:
+        x: (B, p).
+        weight, bias: (k, m, p), (k, m).
+        row, node: (M,) int64; rows are ascending, and node q of tree j is j m + q.
+        sparse: whether the gradients of ``weight`` and ``bias`` are sparse tensors of the visited nodes.
+    """
+    with torch.no_grad():
+        table = weight.flatten(0, 1).unsqueeze(1)
+        dots = dot(x.unsqueeze(1), table, pairing(row, node, len(x), len(table))).flatten()
+        logit = dots + bias.flatten()[node]
+    none, edge = node[:0], torch.full_like(node, -1)
+    visits = none, none, none, logit[:0], row, node, edge, logit, torch.zeros_like(logit)
+    walk = Walk(*visits, sums=None, visited=len(node), finite=True, cut=0)
+    return visit_trees(walk, x, (weight.detach(), bias.detach(), weight, bias), 1.0, sparse)[0]
 
 
 def softmax_by_row(logits: Tensor, row: Tensor, rows: int) -> Tensor:

@@ -74,6 +74,12 @@ class Walk(NamedTuple):
     cut: int
 
 
+def most_visits(rows: int, k: int, n: int) -> int:
+    """Nodes and leaves that a row may visit on average; beyond it all nodes are evaluated."""
+    share = min(int(WALK_SHARE * k * (2 * n - 1)), MOST_VISITS // max(rows, 1))
+    return max(2 * k * n.bit_length(), share)
+
+
 def walk_trees(
     x: Tensor,
     parameters: Sequence[Tensor],
@@ -96,8 +102,7 @@ def walk_trees(
     flat = [in_order(tensor.detach()).view(-1) for tensor in (x, *parameters)]
     rows = x.detach()
     k, n, p = parameters[2].shape
-    share = min(int(WALK_SHARE * k * (2 * n - 1)), MOST_VISITS // max(len(rows), 1))
-    loop, limit = _walk, max(2 * k * n.bit_length(), share)  # visits of a row on average
+    loop, limit = _walk, most_visits(len(rows), k, n)  # visits of a row on average
     bound = limit
     if max_paths is not None:
         loop, limit = walk_likeliest, min(max_paths, n)
