@@ -11,6 +11,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from comet_moe.exceptions import DivergedError
+from comet_moe.experiments.config import load_train_config
 from comet_moe.sklearn import MoEClassifier, MoERegressor, MultiTaskMoE
 
 FAST = {"experts": 4, "units": (16,), "epochs": 12, "learning_rate": 0.02, "random_state": 0}
@@ -255,6 +256,17 @@ def test_routing_tells_what_the_gate_does(gate, per_sample, verdicts):
     routing = MoEClassifier(gate, **FAST).fit(X, y).routing_["y"]
     assert routing["experts_per_sample"] == pytest.approx(per_sample)
     assert routing["verdict"] in verdicts
+
+
+@pytest.mark.parametrize("gate", ["comet", "comet+", "dselect", "topk"])
+def test_gates_have_the_information_of_the_recipe_for_tables(gate):
+    X, y, _ = make_numbers()
+    of_recipe = load_train_config("table", [f"gate={gate}"]).gate.information
+    (trained, own) = (
+        MoEClassifier(gate, **FAST | {"epochs": 1}, **given).fit(X, y) for given in ({}, {"information": 0.2})
+    )
+    assert trained._config.gate.information == of_recipe
+    assert own._config.gate.information == 0.2
 
 
 def test_a_gate_with_search_and_warm_up_trains():

@@ -59,7 +59,7 @@ class BaseMoE(BaseEstimator):
     gamma: float = 1.0
     entropy: float = 0.01
     load_balance: float | None = None
-    information: float = 0.0
+    information: float | None = None
     warmup_epochs: int = 0
     gate_settings: Mapping[str, Any] | None = None
     search_epochs: int = 3

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from comet_moe.devices import Placement, make_placement
 from comet_moe.exceptions import DivergedError, RecipeError
+from comet_moe.experiments.config.loader import read_recipe
 from comet_moe.experiments.config.schema import TrainConfig, rows_per_step
 from comet_moe.experiments.data import Split
 from comet_moe.experiments.data.table.schema import TableSchema
@@ -50,6 +51,9 @@ def make_config(
         raise ValueError(f"gate is {gate!r}: choose one of {', '.join(gate_names())}")
     fields = TrainConfig.gate_section(gate).model_fields
     settings = {key: values[key] for key in fields if key in values} | _own_settings(gate, values, fields)
+    recipe = read_recipe("table")
+    if "information" in settings and settings["information"] is None:
+        settings["information"] = recipe["gates"].get(gate.removesuffix("+"), {}).get("information", 0.0)
     try:
         return TrainConfig.model_validate(
             {
@@ -61,7 +65,8 @@ def make_config(
                 "search": {"epochs": values["search_epochs"]},
                 "loss": {"weights": dict(weights or {})},
                 "training": {key: values[key] for key in _TRAINING}
-                | {"batch_size": batch_size, "threads": values["n_threads"]},
+                | {"batch_size": batch_size, "threads": values["n_threads"]}
+                | {"gate_lr_factor": recipe["training"]["gate_lr_factor"]},
             }
         )
     except ValidationError as error:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from comet_moe.experiments.config import list_recipes, load_train_config
+from comet_moe.experiments.data.table.schema import FIRST_CATEGORY
 from comet_moe.experiments.models.build import build_model
 from comet_moe.experiments.models.mixture import fit_widths, parameters
 from comet_moe.experiments.studies.frontier import SAME_COST
@@ -98,6 +99,16 @@ def test_each_task_trains_only_its_own_expert():
         assert kernel.grad[1].any()
     assert [routing.weights[0].tolist() for routing in routings] == [[1.0, 0.0], [0.0, 1.0]]
     assert [routing.statistics()["num_choices"] for routing in routings] == [1, 1]  # nothing to choose
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_hash_gate_has_an_expert_for_each_of_few_categories(table, seed):
+    settings, meta = table
+    cities = {"table": meta["table"] | {"key": "city"}}
+    model = build_model(load_train_config("table", [*settings, "gate=hash", f"seed={seed}"]), meta | cities)
+    for gate in model.moe.gates:
+        assert len(set(gate.assignment[FIRST_CATEGORY:].tolist())) == 4
+    assert not torch.equal(*(gate.assignment for gate in list(model.moe.gates)[:2]))
 
 
 def test_a_joint_choice_of_experts_leaves_networks_without_a_gate_alone():

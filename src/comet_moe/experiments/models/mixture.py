@@ -13,10 +13,10 @@ import torch
 
 from comet_moe.experiments.config.gate_sections import DenseConfig, MixtureGateConfig
 from comet_moe.experiments.config.schema import TrainConfig, steps_per_epoch
-from comet_moe.experiments.data.table.schema import TableSchema
-from comet_moe.experiments.models.base import read_schema
+from comet_moe.experiments.data.table.schema import FIRST_CATEGORY, TableSchema
+from comet_moe.experiments.models.base import make_generator, read_schema
 from comet_moe.experts import Experts
-from comet_moe.gates import Gate, Regularizer, RescaledGate, SubsetGate, build_gate
+from comet_moe.gates import Gate, HashGate, Regularizer, RescaledGate, SubsetGate, build_gate
 from comet_moe.gates.registry import check_z_loss, dense_width, find_gate
 from comet_moe.local_search import Permutation, PermutedGate
 
@@ -129,7 +129,23 @@ def build_one_gate(
         num_keys=num_keys(meta),
         seed=config.seed + index,
     )
+    if "table" in meta:
+        _deal_categories(gate, config.seed + index)
     return RescaledGate(gate) if config.dense_epochs and not gate.sums_to_one else gate
+
+
+def _deal_categories(gate: Gate, seed: int) -> None:
+    """Deal the categories of a key column to the experts of a hash gate in turn, frequent ones first.
+
+    Up to n categories then have an expert each. Drawn independently, eight of them leave a third of eight
+    experts without any.
+    """
+    for module in gate.modules():
+        if isinstance(module, HashGate) and module.k == 1:
+            experts = torch.randperm(module.num_experts, generator=make_generator(seed), device="cpu")
+            turns = (torch.arange(module.num_keys, device="cpu") - FIRST_CATEGORY) % module.num_experts
+            with torch.no_grad():
+                module.assignment.copy_(experts[turns])
 
 
 def build_regularizer(config: TrainConfig) -> Regularizer:

@@ -39,7 +39,7 @@ AT_ITS_COST = "dense networks with as many operations"
 DENSE_TEST = (
     "Welch's one-sided t-tests against each dense network that costs no more, and against what dense "
     "networks reach at the gate's own operations; the largest p-value, corrected by Holm's method but for "
-    "the mixture with the lowest validation loss"
+    "the mixture with the lowest validation loss of those of their cost"
 )
 
 Row = dict[str, Any]
@@ -154,27 +154,36 @@ def test_against_dense(row: Row, rows: Sequence[Row]) -> DenseTest | None:
 def add_dense_tests(rows: Sequence[Row]) -> list[Row]:
     """``rows`` with the results of `test_against_dense`, None where there is none.
 
-    ``p_dense`` is the p-value, as it is for the mixture with the lowest validation loss, which is the one
-    that is judged. Those of all other rows are corrected by Holm's method. ``dense_rival``, ``dense_loss``
-    and ``dense_reaches`` are the other fields of the test. ``significant_dense``: p is below 0.05, and the
-    dense networks reach the cost.
+    ``p_dense`` is the p-value, as it is for the `judged_mixture`. Those of all other rows are corrected by
+    Holm's method. ``dense_rival``, ``dense_loss`` and ``dense_reaches`` are the other fields of the test.
+    ``significant_dense``: p is below 0.05, and the dense networks reach the cost.
     """
     tests = {row["gate"]: test_against_dense(row, rows) for row in rows if row["gate"] not in BASELINES}
-    mixtures = [row for row in rows if is_mixture(row)]
-    judged = best_by_validation([row for row in mixtures if row["converged"]] or mixtures)
+    found = []
+    for row in rows:
+        test = tests.get(row["gate"])
+        names = ("rival", "loss", "reaches")
+        found.append(row | {f"dense_{name}": None if test is None else getattr(test, name) for name in names})
+    judged = judged_mixture([row for row in found if row["converged"]]) or judged_mixture(found)
     p_values = {gate: test.p for gate, test in tests.items() if test is not None and test.p is not None}
     others = {gate: p for gate, p in p_values.items() if judged is None or gate != judged["gate"]}
     p_values |= correct_p_values(others)
-    found = []
-    for row in rows:
+    for row in found:
         test, p = tests.get(row["gate"]), p_values.get(row["gate"])
-        fields: Row = {"p_dense": p, "significant_dense": None}
+        row |= {"p_dense": p, "significant_dense": None}
         if p is not None and test is not None:
-            fields["significant_dense"] = bool(is_significant(p)) and test.is_comparable
-        for name in ("rival", "loss", "reaches"):
-            fields[f"dense_{name}"] = None if test is None else getattr(test, name)
-        found.append(row | fields)
+            row["significant_dense"] = bool(is_significant(p)) and test.is_comparable
     return found
+
+
+def judged_mixture(rows: Sequence[Row]) -> Row | None:
+    """The mixture that says whether mixtures pay: of those whose cost dense networks reach, the best one.
+
+    It has the lowest validation loss. Where they reach the cost of none, it is the best of all.
+    """
+    mixtures = [row for row in rows if is_mixture(row)]
+    reached = [row for row in mixtures if row["dense_reaches"] is not None]
+    return best_by_validation([row for row in reached if row["dense_reaches"] <= SAME_COST] or mixtures)
 
 
 def _rows_error_of(row: Row, shares: Sequence[tuple[str, float]]) -> float | None:

@@ -27,6 +27,7 @@ from comet_moe.experiments.studies.frontier import (
     best_by_validation,
     frontier,
     is_mixture,
+    judged_mixture,
     p_below,
 )
 from comet_moe.experiments.studies.reading import Study, rank_trials
@@ -188,19 +189,21 @@ def _costs_less(row: Row, candidate: Row) -> bool:
 
 
 def _does_a_mixture_pay(rows: Sequence[Row]) -> tuple[bool | None, str]:
-    """Of the mixture with the lowest validation loss: yes, no or not to be told, and a sentence."""
-    judged = best_by_validation([row for row in _ranked(rows)[0] if is_mixture(row)])
+    """Of the mixture that is judged: yes, no or not to be told, and a sentence."""
+    judged = judged_mixture(_ranked(rows)[0])
     question = "Does a mixture pay on this data?"
     if judged is None:
         has_mixture = any(is_mixture(row) for row in rows)
         why = "Not tested: no mixture has converged within the budget."
         return None, f"{question} {why}" if has_mixture else ""
     gate, p = judged["gate"], judged["p_dense"]
+    is_best = best_by_validation([row for row in _ranked(rows)[0] if is_mixture(row)]) is judged
     if judged["dense_rival"] is None:
         has_dense = any(is_dense(row["gate"]) and row["test_loss_mean"] is not None for row in rows)
         why = "operations were not recorded" if has_dense else "no dense network was trained"
         return None, f"{question} Not tested: {why}."
-    losses = f"the test loss of {gate}, the best mixture by validation loss, is "
+    which = "mixture" if is_best else "mixture of their cost"
+    losses = f"the test loss of {gate}, the best {which} by validation loss, is "
     losses += f"{judged['test_loss_mean']:.2f} against {judged['dense_loss']:.2f} of {judged['dense_rival']}"
     if p is None:
         return None, f"{question} Not tested, with one seed of one of them: {losses}."
