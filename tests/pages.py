@@ -10,7 +10,6 @@ NOT_RUN = {
     'python -c "from sklearn.datasets import load_digits; '
     "load_digits(as_frame=True).frame.to_csv('digits.csv', index=False)\"": "tests/test_readme.py makes it",
     "pip install --constraint constraints.txt '.[tune,report,hf]'": "installs",
-    "pip install --constraint constraints.txt '.[tune,report]'": "installs",
     "pip install --constraint constraints.txt '.[tune]'": "installs",
     "make demo": "tests/cli/test_demo.py runs its command",
     "comet-moe compare digits.csv --targets target --budget none": "24 networks; README's command is run",
