@@ -155,7 +155,8 @@ def add_dense_tests(rows: Sequence[Row]) -> list[Row]:
     """``rows`` with the results of `test_against_dense`, None where there is none.
 
     ``p_dense`` is the p-value, uncorrected for the best mixture and the `judged_mixture`. Those of all other
-    rows are corrected by Holm's method. ``dense_rival``, ``dense_loss`` and ``dense_reaches`` are the other fields of the test.
+    rows are corrected by Holm's method. ``dense_rival``, ``dense_loss`` and ``dense_reaches`` are the other
+    fields of the test.
     ``significant_dense``: p is below 0.05, and the dense networks reach the cost.
     """
     tests = {row["gate"]: test_against_dense(row, rows) for row in rows if row["gate"] not in BASELINES}
