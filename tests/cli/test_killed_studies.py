@@ -81,7 +81,7 @@ def command(verb, folder):
 def without_changing(value):
     """Without times and names of processes; the rest of a result does not depend on them."""
     if isinstance(value, dict):
-        changing = ("seconds", "worker", "attempts", "study", "page", "path", "name")
+        changing = ("seconds", "predict_seconds", "worker", "attempts", "study", "page", "path", "name")
         return {key: without_changing(of) for key, of in value.items() if not key.startswith(changing)}
     return [without_changing(of) for of in value] if isinstance(value, list) else value
 
