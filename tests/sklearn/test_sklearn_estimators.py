@@ -10,7 +10,7 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from comet_moe.exceptions import DivergedError
+from comet_moe.exceptions import DivergedError, RoutingWarning
 from comet_moe.sklearn import MoEClassifier, MoERegressor, MultiTaskMoE
 
 FAST = {"experts": 4, "units": (16,), "epochs": 12, "learning_rate": 0.02, "random_state": 0}
@@ -255,6 +255,19 @@ def test_routing_tells_what_the_gate_does(gate, per_sample, verdicts):
     routing = MoEClassifier(gate, **FAST).fit(X, y).routing_["y"]
     assert routing["experts_per_sample"] == pytest.approx(per_sample)
     assert routing["verdict"] in verdicts
+
+
+def test_a_gate_that_does_not_route_at_the_end_warns_and_stands_in_the_notes(recwarn):
+    X, y, _ = make_numbers()
+    settings = FAST | {"epochs": 1, "learning_rate": 1e-9}
+    with pytest.warns(RoutingWarning, match="gate y ") as warned:
+        still = MoEClassifier("comet", **settings).fit(X, y)
+    assert still.routing_["y"]["verdict"] in ("static", "blends")
+    assert still.result_["notes"] == [str(warning.message) for warning in warned]
+    assert {warning.filename for warning in warned} == {__file__}
+    recwarn.clear()
+    assert MoEClassifier("dense", **settings).fit(X, y).result_["notes"] == []
+    assert len(recwarn) == 0
 
 
 def test_a_gate_with_search_and_warm_up_trains():
