@@ -64,20 +64,21 @@ def show_terminal(text: str) -> str:
     return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
 
 
-def take(page: Path, name: str) -> None:
-    """Screenshots of a page in both themes."""
+def take(page: Path, name: str, skip: int = 0) -> None:
+    """Screenshots of a page in both themes, without its first ``skip`` pixels."""
     for theme in ("light", "dark"):
         out = FOLDER / f"screen-{name}-{theme}.png"
         dark = ["--blink-settings=preferredColorScheme=0"] if theme == "dark" else []
-        size = f"--window-size={SIZE[0]},{SIZE[1]}"
+        size = f"--window-size={SIZE[0]},{SIZE[1] + skip}"
         options = ["--headless", "--no-sandbox", "--hide-scrollbars", size, *dark, f"--screenshot={out}"]
         subprocess.run(["chromium", *options, page.absolute().as_uri()], check=True, capture_output=True)
-        Image.open(out).convert("RGB").quantize(COLORS).save(out, optimize=True)
+        shot = Image.open(out).convert("RGB").crop((0, skip, SIZE[0], SIZE[1] + skip))
+        shot.quantize(COLORS).save(out, optimize=True)
 
 
 def main(demo: Path) -> None:
     """Take all of them."""
-    take(demo / "demo.html", "page")
+    take(demo / "demo.html", "page", skip=370)  # the list of comparisons
     cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
     bodies = {
         "terminal": show_terminal((demo / "demo.txt").read_text(encoding="utf-8")),

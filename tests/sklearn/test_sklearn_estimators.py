@@ -10,7 +10,7 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from comet_moe.exceptions import DivergedError
+from comet_moe.exceptions import DivergedError, RoutingWarning
 from comet_moe.experiments.config import load_train_config
 from comet_moe.sklearn import MoEClassifier, MoERegressor, MultiTaskMoE
 
@@ -267,6 +267,19 @@ def test_gates_have_the_information_of_the_recipe_for_tables(gate):
     )
     assert trained._config.gate.information == of_recipe
     assert own._config.gate.information == 0.2
+
+
+def test_a_gate_that_does_not_route_at_the_end_warns_and_stands_in_the_notes(recwarn):
+    X, y, _ = make_numbers()
+    settings = FAST | {"epochs": 1, "learning_rate": 1e-9}
+    with pytest.warns(RoutingWarning, match="gate y ") as warned:
+        still = MoEClassifier("comet", **settings).fit(X, y)
+    assert still.routing_["y"]["verdict"] in ("static", "blends")
+    assert still.result_["notes"] == [str(warning.message) for warning in warned]
+    assert {warning.filename for warning in warned} == {__file__}
+    recwarn.clear()
+    assert MoEClassifier("dense", **settings).fit(X, y).result_["notes"] == []
+    assert len(recwarn) == 0
 
 
 def test_a_gate_with_search_and_warm_up_trains():
