@@ -42,7 +42,7 @@ def measure(run_folder: Path) -> dict:
     known = joint > 0
     independent = joint.sum(1, keepdims=True) * joint.sum(0, keepdims=True)
     information = float((joint[known] * np.log(joint[known] / independent[known])).sum())
-    return {"weights": shares.round(3).tolist(), "information": round(information, 2)}
+    return {"weights": shares.astype(float).round(3).tolist(), "information": round(information, 2)}
 
 
 def draw(found: list[dict], theme: str) -> str:

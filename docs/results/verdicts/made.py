@@ -40,10 +40,8 @@ def make(name: str, draw: int, rows: int = ROWS) -> pd.DataFrame:
     noise = NOISE * random.normal(size=(2, rows))
     words = np.array(["no", "yes"])
     table = pd.DataFrame({f"x{index}": values for index, values in enumerate(x.T)})
-    if name == "keys":
-        table = table.assign(shop=SHOPS[shop])
-    else:
-        table = table.assign(left=words[left], up=words[up])
+    columns = {"shop": SHOPS[shop]} if name == "keys" else {"left": words[left], "up": words[up]}
+    table = table.assign(**columns)
     if name == "noise":
         return table.assign(y=random.normal(size=rows))
     if name == "conflict":
