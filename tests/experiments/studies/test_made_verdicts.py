@@ -60,7 +60,7 @@ def test_experts_are_the_regimes_after_a_few_epochs(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_mixture_pays_where_regimes_have_other_formulas(tmp_path, monkeypatch):
-    """The networks that the verdict rests on: what costs no more than COMET, and its own cost between the two."""
+    """With the networks that the verdict rests on: those that cost no more than COMET, and its own cost."""
     monkeypatch.setenv("COMET_MOE_CACHE", str(tmp_path / "cache"))
     networks, runner, trials = ("dense-0.5x", "dense", "comet"), RecipeRunner(), []
     for network, seed in product(networks, range(3)):
