@@ -71,7 +71,7 @@ def test_every_page_of_a_study_has_a_picture(frontiers):
     assert set(pages_of_studies()) <= frontiers.PAGES.keys()
 
 
-@pytest.mark.parametrize("page", [*pages_of_studies(), "routing", "tables"])
+@pytest.mark.parametrize("page", [*pages_of_studies(), "routing", "tables", "verdicts"])
 def test_a_page_has_the_picture_and_the_decision_of_its_runs(frontiers, page):
     text = (RESULTS / page / "README.md").read_text(encoding="utf-8")
     for name, picture in frontiers.drawn(page):

@@ -14,7 +14,7 @@ from made import TARGETS, make
 
 SEEDS = 3
 NEEDED = {
-    "regimes": ["comet", "dense", "dense-0.5x", "dense-2x"],
+    "regimes": ["comet", "dense", "dense-0.5x"],
     "keys": ["hash", "dense", "dense-0.5x"],
     "noise": ["comet", "dense"],
     "formula": ["comet", "dense"],

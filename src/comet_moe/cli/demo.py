@@ -21,11 +21,10 @@ SETTINGS = (
     "model.numeric=scaled",
     "model.units=[16]",
     "model.head=[]",
-    "model.dropout=0",
     "gates.topk.k=1",
     "gates.comet.k=1",
-    "gates.comet.information=0.1",
     "training.learning_rate=1e-2",
+    "training.gate_lr_factor=1",
     "training.schedule=cosine",
     "training.threads=1",
 )
