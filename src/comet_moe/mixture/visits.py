@@ -394,8 +394,8 @@ def _first_arguments(forward: Callable[..., Any]) -> tuple[str, str, str] | None
 def _find_router(modules: dict[str, nn.Module], name: str, num_experts: int) -> str:
     """The name of the router beside the experts, or beside their parent; or "".
 
-    A child is the router if its name is ``gate`` or ``router``, if it contains a gate of this library, or if
-    it has a matrix with one row per expert.
+    A child is the router if its name is ``gate`` or ``router``. So is one that contains a gate of this
+    library, or that has a matrix with one row per expert.
     """
     own = name
     while own:
