@@ -214,6 +214,16 @@ def test_the_model_is_as_before(capsys):
     assert capsys.readouterr().out == ""
 
 
+def test_a_list_of_experts_has_as_many_experts_as_modules():
+    class ExpertList(nn.ModuleList):
+        def forward(self, hidden_states, top_k_index, top_k_weights):
+            return hidden_states
+
+    model = nn.ModuleDict({"gate": nn.Linear(8, 3), "experts": ExpertList(nn.Linear(8, 8) for _ in range(3))})
+    (found,) = find_mixtures(model)
+    assert found.num_experts == 3
+
+
 def test_a_model_without_mixtures_is_refused():
     with pytest.raises(ValueError, match="Linear has no mixtures"):
         audit(nn.Linear(2, 2), [1], lambda model, batch: torch.zeros(1))

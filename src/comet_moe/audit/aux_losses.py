@@ -72,7 +72,7 @@ def measure_aux_losses(
     """
     coefficient = 0.0 if total is None and not _has_loss(model) else _coefficient(model)
     sources = [COEFFICIENT] if coefficient else []
-    if total is not None and any(mixture.gate_of_ours for mixture in mixtures):
+    if total is not None and any(mixture.library_gate for mixture in mixtures):
         sources.append(GATES)
     gates = dict.fromkeys(weight for mixture in mixtures for weight in mixture.gate_parameters.values())
     weights = [weight for weight in gates if weight.requires_grad]

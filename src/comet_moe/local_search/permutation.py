@@ -191,7 +191,7 @@ class Permutation(nn.Module, Stepped):
         self._cache.was_loaded = False
 
     @_run_eagerly
-    def shared_soft(self) -> tuple[Tensor, Tensor]:
+    def soft_matrix_and_loss(self) -> tuple[Tensor, Tensor]:
         """What a gate uses in stage-1 training.
 
         Returns:

@@ -82,7 +82,7 @@ class PermutedGate(GateWrapper):
         return self._renumber(routing)
 
     def _permute_softly(self, routing: Routing) -> Routing:
-        soft, aux_loss = self.search.shared_soft()
+        soft, aux_loss = self.search.soft_matrix_and_loss()
         with checks.no_autocast(soft):
             if self.search.trees is None:
                 weights = routing.weights

@@ -8,7 +8,7 @@ import torch
 from comet_moe.experiments.config import list_recipes, load_train_config
 from comet_moe.experiments.data.table.schema import FIRST_CATEGORY
 from comet_moe.experiments.models.build import build_model
-from comet_moe.experiments.models.mixture import fit_widths, parameters
+from comet_moe.experiments.models.mixture import count_parameters, fit_widths
 from comet_moe.experiments.studies.frontier import SAME_COST
 from comet_moe.experiments.training.batches import load_dataset
 from made_tables import TASKS, customers, write_table
@@ -87,7 +87,9 @@ def test_a_wide_network_has_the_parameters_of_all_experts(recipe, meta):
         build_model(load_train_config(recipe, [f"gate={gate}"]), meta).moe for gate in ("topk", "dense-wide")
     )
     assert wide.experts.num_experts == 1
-    assert parameters(wide.experts) == pytest.approx(parameters(mixture.experts), rel=SAME_COST - 1)
+    assert count_parameters(wide.experts) == pytest.approx(
+        count_parameters(mixture.experts), rel=SAME_COST - 1
+    )
 
 
 def test_each_task_trains_only_its_own_expert():

@@ -17,7 +17,7 @@ from comet_moe.experiments.data.table.schema import FIRST_CATEGORY, TableSchema
 from comet_moe.experiments.models.base import make_generator, read_schema
 from comet_moe.experts import Experts
 from comet_moe.gates import Gate, HashGate, Regularizer, RescaledGate, SubsetGate, build_gate
-from comet_moe.gates.registry import check_z_loss, dense_width, find_gate
+from comet_moe.gates.registry import check_z_loss, dense_width, find_gate, replaces_entropy
 from comet_moe.local_search import Permutation, PermutedGate
 
 ExpertsType = TypeVar("ExpertsType", bound=Experts)
@@ -70,13 +70,16 @@ def build_experts(
     if not isinstance(gate, DenseConfig):
         return build(n, widths)
 
-    def shape(count: int, widths: Sequence[int]) -> ExpertsType:
+    def build_on_meta(count: int, widths: Sequence[int]) -> ExpertsType:
         with torch.device("meta"):  # shapes only
             return build(count, widths)
 
-    one = shape(1, widths)
+    one = build_on_meta(1, widths)
     if gate.name == "dense-wide":
-        return build(1, fit_widths(widths, lambda of: parameters(shape(1, of)), n * parameters(one)))
+        return build(
+            1,
+            fit_widths(widths, lambda of: count_parameters(build_on_meta(1, of)), n * count_parameters(one)),
+        )
     count = len(around.outputs) if gate.name == "dense-per-task" else 1
 
     def flops(experts: ExpertsType, used: int) -> int:
@@ -84,7 +87,7 @@ def build_experts(
 
     of_mixture = flops(one, min(gate.k, n)) + around.gate_flops(n)
     target = round((dense_width(gate.name) or 1.0) * of_mixture)
-    return build(count, fit_widths(widths, lambda of: flops(shape(count, of), count), target))
+    return build(count, fit_widths(widths, lambda of: flops(build_on_meta(count, of), count), target))
 
 
 def build_task_gates(
@@ -117,7 +120,7 @@ def build_one_gate(
     """
     settings = config.gate.model_dump(exclude={"name", "warmup_epochs"})
     if config.loss.balance == "together":
-        if settings.get("information") and "entropy" in settings:
+        if replaces_entropy(config.gate.name, settings.get("information", 0.0)):
             settings["entropy"] = 0.0
         settings |= {"load_balance": 0.0, "z_loss": 0.0, "information": 0.0}
     gate = build_gate(
@@ -231,6 +234,6 @@ def _neighbours(widths: Sequence[int]) -> Iterator[tuple[int, ...]]:
             yield (*widths[:layer], changed, *widths[layer + 1 :])
 
 
-def parameters(experts: Experts) -> int:
+def count_parameters(experts: Experts) -> int:
     """Number of parameters."""
     return sum(parameter.numel() for parameter in experts.parameters())
