@@ -24,7 +24,6 @@ SETTINGS = (
     "gates.topk.k=1",
     "gates.comet.k=1",
     "training.learning_rate=1e-2",
-    "training.gate_lr_factor=1",
     "training.schedule=cosine",
     "training.threads=1",
 )
