@@ -46,6 +46,13 @@ def test_the_page_of_a_study_has_the_rows_of_its_table(study, run_script):
     assert [row for row in rows if row not in page] == []
 
 
+def test_the_page_of_unseen_tables_has_the_rows_of_its_script(run_script):
+    rows = rows_of(run_script(RESULTS / "tables" / "unseen.py"))
+    page = (RESULTS / "tables" / "unseen.md").read_text(encoding="utf-8")
+    assert rows
+    assert [row for row in rows if row not in page] == []
+
+
 @pytest.fixture(scope="module")
 def frontiers():
     with pytest.MonkeyPatch.context() as patch:

@@ -96,6 +96,57 @@ def _short(row: dict) -> dict:
     return {name: row[name] for name in (*names, "predict_seconds_per_row")} | {"metrics": metrics}
 
 
+METRICS = ("auc", "r2", "accuracy")
+"""Of a target, the first that it has."""
+
+
+def print_tables(records: list[dict]) -> None:
+    """Time and memory, and the mean of the metric over the targets."""
+    columns = ["table", "rows", "columns", "targets", "budget", "seconds", "CPU seconds", "MB", "load"]
+    _print_row([*columns, "networks: not trained, cut, converged"], is_header=True)
+    for record in records:
+        networks = [row for row in record["rows"] if row["gate"] not in BASELINES]
+        trained = [row for row in networks if row["trials_used"]]
+        converged = sum(row["converged"] for row in trained)
+        targets = len(TABLES[record["table"]][0].split(","))
+        sizes = [f"{record['rows_of_table']:,}", f"{record['columns']:,}", targets, record["budget"]]
+        costs = [f"{record[name]:,.0f}" for name in ("seconds", "cpu_seconds", "megabytes")]
+        load = " to ".join(f"{value:.0f}" for value in record["load"])
+        states = f"{len(networks) - len(trained)}, {len(trained) - converged}, {converged}"
+        _print_row([record["table"], *sizes, *costs, load, states])
+    print()
+    columns = ["table", "mean over targets of", "linear", "LightGBM", "best dense", "best mixture"]
+    _print_row([*columns, "recommended"], is_header=True)
+    for record in records:
+        rows = {row["gate"]: row for row in record["rows"] if row["trials_used"]}
+        metric = next(name for name in METRICS if _mean_metric(rows["linear"], name) is not None)
+        networks = [row for gate, row in rows.items() if gate not in BASELINES]
+        dense = [row for row in networks if row["gate"].startswith("dense")]
+        shown = [rows.get("linear"), rows.get("lightgbm")]
+        for group in (dense, [row for row in networks if row not in dense]):
+            shown.append(min(group, key=lambda row: row["validation_loss_mean"], default=None))
+        _print_row([record["table"], metric, *(_cell(row, metric) for row in shown), record["winner"]])
+
+
+def _mean_metric(row: dict, metric: str) -> float | None:
+    found = [value for name, value in row["metrics"].items() if name.endswith(f".{metric}")]
+    known = [value for value in found if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _cell(row: dict | None, metric: str) -> str:
+    if row is None:
+        return ""
+    name = "" if row["gate"] in BASELINES else f" ({row['gate']})"
+    return f"{_mean_metric(row, metric):.4f}{name}{'' if row['converged'] else ', cut'}"
+
+
+def _print_row(cells: list, is_header: bool = False) -> None:
+    print(f"| {' | '.join(map(str, cells))} |")
+    if is_header:
+        print(f"|{'---|' * len(cells)}")
+
+
 if __name__ == "__main__":
     known = [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
     records = {record["table"]: record for record in known}
@@ -106,3 +157,4 @@ if __name__ == "__main__":
             lines = [json.dumps(records[table]) for table in TABLES if table in records]
             RESULTS.write_text("\n".join(lines) + "\n")
             print(name, record["seconds"], record["megabytes"], record["recommendation"], flush=True)
+    print_tables(list(records.values()))

@@ -269,6 +269,15 @@ def test_a_mixture_alone_cannot_be_said_to_pay():
     assert winner(rows).answer.endswith("Not tested: no mixture has converged within the budget.")
 
 
+def test_boosted_trees_whose_time_was_over_are_ranked_and_networks_are_not():
+    rows = rows_of({"dense": (5.0, 5.0, 1.0), "topk": (1.0, 1.0, 2.0), "trees": (2.0, 2.0, None)})
+    rows = [row | {"converged": row["gate"] == "dense"} for row in rows]
+    decision = winner(rows)
+    assert decision.winner == TREES
+    assert "More time may lower the loss of boosted trees. Not converged" in decision.recommendation
+    assert decision.recommendation.endswith("and not ranked: topk.")
+
+
 def test_a_network_that_converged_alone_is_not_called_the_only_one():
     rows = [row | {"converged": row["gate"] == TREES} for row in rows_of(DENSE | {"trees": (2.0, 2.0, None)})]
     sentence = "Use boosted trees: they have the lowest validation loss of 1, and nothing else has converged."

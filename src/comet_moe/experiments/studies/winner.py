@@ -92,15 +92,19 @@ def _without_verdict(decision: Winner, missing: str) -> Winner:
 
 
 def _ranked(rows: Sequence[Row]) -> tuple[list[Row], str]:
-    """The rows to choose from, those that have converged if any has; and a sentence about the others."""
+    """The rows to choose from, and a sentence about those that ran out of time.
+
+    These are all networks that have converged, if any has. A baseline is one of them in any case: boosted
+    trees whose time was over are a smaller model, whose best round was chosen like that of others.
+    """
     complete = [row for row in rows if row["test_loss_mean"] is not None]
-    converged = [row for row in complete if row["converged"]]
-    others = ", ".join(_name(row) for row in complete if not row["converged"])
-    if not others:
-        return complete, ""
-    if converged:
-        return converged, f" Not converged within the budget, and not ranked: {others}."
-    return complete, " No network has converged within the budget: the ranking may change with more time."
+    chosen = [row for row in complete if row["converged"] or row["gate"] in BASELINES]
+    others = ", ".join(_name(row) for row in complete if row not in chosen)
+    cut = ", ".join(_name(row) for row in chosen if not row["converged"])
+    more = f" More time may lower the loss of {cut}." if cut else ""
+    if not chosen:
+        return complete, " No network has converged within the budget: the ranking may change with more time."
+    return chosen, more + (f" Not converged within the budget, and not ranked: {others}." if others else "")
 
 
 def _decide(
