@@ -1,8 +1,8 @@
-"""Pages that ``comet-moe report`` draws of the studies in docs/results, and those of audits, made with the site.
+"""Pages that ``comet-moe report`` and ``comet-moe audit`` draw of docs/results, made with the site.
 
 A folder with a ``study.json``, in itself or in its folders, gets one ``report.html`` of these studies beside
-its page, and its page a link to it. So does each audit in ``results/audit``. The pages are large and follow from the files of studies, so they are not
-in the repository.
+its page, and its page a link to it. So does each audit in ``results/audit``. The pages are large and follow
+from files that are committed, so they are not in the repository.
 """
 
 import json
