@@ -125,12 +125,18 @@ def print_table(heads: list[str], rows: list[list[str]]) -> None:
 
 
 COSTS = ("training", "evaluation")
+RIVALS = ("dense", "hash", "grown-random")
 
 
 def print_losses(records: Records) -> None:
     """Losses, what they are against rivals of the same seeds, and what they cost."""
     heads = ["model", "seeds", "test loss, nats per token", "less dense at its operations", "less dense"]
-    heads += ["less hash", "operations per token: training, evaluation", "tokens per CPU second"]
+    heads += [
+        "less hash",
+        "less random router grown",
+        "operations per token: training, evaluation",
+        "tokens per CPU second",
+    ]
     rows = []
     for name, of_seed in records.items():
         loss = mean_loss(records, name)
@@ -142,8 +148,7 @@ def print_losses(records: Records) -> None:
                 str(loss.count),
                 f"{loss.mean:.4f}" + (f" ± {loss.se:.4f}" if loss.se else ""),
                 "" if is_dense else format_p(from_dense(records, name)),
-                "" if name == "dense" else format_p(differences(records, name, "dense")),
-                "" if name == "hash" else format_p(differences(records, name, "hash")),
+                *("" if name == rival else format_p(differences(records, name, rival)) for rival in RIVALS),
                 ", ".join(costs),
                 f"{fmean(r['tokens_per_cpu_second'] for r in of_seed.values()):,.0f}",
             ]
