@@ -168,8 +168,8 @@ def _walk(
     """Walk rows first..last-1 of x, groups of them one level at a time.
 
     Visits are written from index first · capacity on. ``summary`` (parts, 7) gets the numbers of soft splits
-    and leaves, DONE, FULL or TOO_SOFT, whether all logits are finite, nodes visited, that index, and the
-    number of trees that were cut, here 0.
+    and leaves, DONE, FULL or TOO_SOFT, whether all logits are finite, nodes visited, and that index. The last
+    number, of trees that were cut, stays 0.
     """
     n = len(leaf_bias) // k
     kind = x.dtype.type
