@@ -2,9 +2,9 @@
 
 Rounds as in successive halving. The first has one seed of each network, in equal shares of 40 % of the time.
 There are fewer networks where a share would be too short. Every later round has the better half of the last
-mixtures, by validation loss, and the dense networks, or their better half where one has not converged. Those
-that have not are trained on, in half of the time that is left. If all have, the round has one more seed of
-each, as long as that fits into what is left.
+mixtures, by validation loss, and the dense networks. Where one of these has not converged, only their better
+half stays. Networks that have not converged are trained on, in half of the time that is left. If all have, the
+round has one more seed of each, as long as that fits into what is left.
 """
 
 import re
