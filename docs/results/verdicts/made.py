@@ -22,7 +22,7 @@ import pandas as pd
 ROWS = 8000
 NUMBERS, DIRECTIONS, FREQUENCY, NOISE = 3, 16, 3.0, 0.05
 STEEPER = 1.5
-"""Factor on the frequency of the waves of `conflict`: one network of both tasks must be too narrow for them."""
+"""Factor on the frequency in `conflict`: one network of both tasks must be too narrow for the waves."""
 TARGETS = {"regimes": "y", "formula": "y", "conflict": "y,z", "keys": "y", "noise": "y"}
 SHOPS = np.array([f"shop {letter}" for letter in "ABCDEFGH"])
 
