@@ -6,7 +6,7 @@ names. A wave is the sum of the sines of 16 directions in the numbers, of varian
 
 regimes   y is another wave in each of four regimes, chosen by `left` and `up`: a mixture must pay
 formula   y has one formula: a mixture must not pay
-conflict  y and z are waves of other directions in the same numbers: one expert per task must pay
+conflict  y and z are steeper waves of other directions in the same numbers: one expert per task must pay
 keys      y is another wave in each shop, and the shops have no order: hash routing must pay
 noise     y has nothing to do with the columns: nothing must pay
 
@@ -21,6 +21,8 @@ import pandas as pd
 
 ROWS = 8000
 NUMBERS, DIRECTIONS, FREQUENCY, NOISE = 3, 16, 3.0, 0.05
+STEEPER = 1.5
+"""Factor on the frequency in `conflict`: one network of both tasks must be too narrow for the waves."""
 TARGETS = {"regimes": "y", "formula": "y", "conflict": "y,z", "keys": "y", "noise": "y"}
 SHOPS = np.array([f"shop {letter}" for letter in "ABCDEFGH"])
 
@@ -45,7 +47,7 @@ def make(name: str, draw: int, rows: int = ROWS) -> pd.DataFrame:
     if name == "noise":
         return table.assign(y=random.normal(size=rows))
     if name == "conflict":
-        return table.assign(y=wave(x, 0) + noise[0], z=wave(x, 1) + noise[1])
+        return table.assign(y=wave(STEEPER * x, 0) + noise[0], z=wave(STEEPER * x, 1) + noise[1])
     if name == "formula":
         return table.assign(y=np.sin(2 * x[:, 0]) + np.cos(2 * x[:, 1]) * x[:, 2] + noise[0])
     which = {"regimes": 2 * left + up, "keys": shop}[name]
