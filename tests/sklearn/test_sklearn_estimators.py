@@ -270,10 +270,12 @@ def test_gates_have_the_information_of_the_recipe_for_tables(gate):
 
 
 def test_a_gate_that_does_not_route_at_the_end_warns_and_stands_in_the_notes(recwarn):
-    X, y, _ = make_numbers()
-    settings = FAST | {"epochs": 1, "learning_rate": 1e-9}
+    _, y, _ = make_numbers()
+    X = np.zeros((240, 1))
+    X[::60] = 1  # nearly all rows are equal, so that no gate can part them
+    settings = FAST | {"epochs": 1}
     with pytest.warns(RoutingWarning, match="gate y ") as warned:
-        still = MoEClassifier("comet", **settings).fit(X, y)
+        still = MoEClassifier("topk", **settings).fit(X, y)
     assert still.routing_["y"]["verdict"] in ("static", "blends")
     assert still.result_["notes"] == [str(warning.message) for warning in warned]
     assert {warning.filename for warning in warned} == {__file__}

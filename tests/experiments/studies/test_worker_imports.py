@@ -15,7 +15,7 @@ from comet_moe.experiments.studies.trial import RecipeRunner
 from comet_moe.experiments.training.trainer import Callbacks
 
 runner = RecipeRunner()
-for gate in ("dense", "topk", "comet+"):
+for gate in ("dense", "topk"):  # a local search calls torch.autograd.grad, which imports sympy
     settings = ["training.epochs=2", *sys.argv[2:], *network_settings(gate)]
     folder = runner.folder(__import__("pathlib").Path(sys.argv[1], gate))
     assert runner.run(runner.base("table", settings), folder, Callbacks()).status == "complete"

@@ -1,10 +1,10 @@
 """A comparison within a time budget: fewer candidates, then fewer seeds, then fewer epochs.
 
 Rounds as in successive halving. The first has one seed of each network, in equal shares of 40 % of the time.
-There are fewer networks where a share would be too short. Every later round has the better half of the last
-mixtures, by validation loss, and the dense networks. Where one of these has not converged, only their better
-half stays. Networks that have not converged are trained on, in half of the time that is left. If all have, the
-round has one more seed of each, as long as that fits into what is left.
+There are fewer networks where a share would be too short. Every later round has the dense networks, and the
+better half of the last mixtures by validation loss. Where a dense network has not converged, only the better
+half of those goes on as well. Networks that have not converged are trained on, in half of the time that is
+left. If all have, the round has one more seed of each, as long as that fits into what is left.
 """
 
 import re
@@ -54,8 +54,8 @@ class Trained:
 def training_seconds(budget: float, started: float) -> float:
     """The time from the start of the command to the end of training.
 
-    What follows training takes about as long as the ``started`` seconds of the imports. Both are the same
-    work in every comparison, and take longer on a busy machine.
+    What follows training takes about as long as the imports, which took ``started`` seconds. Both are the
+    same work in every comparison, and take longer on a busy machine.
     """
     return budget - min(max(RESERVED * budget, started), MOST_RESERVED * budget)
 

@@ -1,7 +1,7 @@
 """What the server of workers imports before it forks them; see `comet_moe.experiments.studies.pool`.
 
 Nothing here starts a thread, which a fork would lose. The garbage collector of a worker leaves these modules
-alone. It would write to all of them, and the worker would need memory of its own for each.
+alone. It would write to all of them, and what a worker writes to takes memory of its own.
 """
 
 import gc

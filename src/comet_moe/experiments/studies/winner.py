@@ -94,8 +94,8 @@ def _without_verdict(decision: Winner, missing: str) -> Winner:
 def _ranked(rows: Sequence[Row]) -> tuple[list[Row], str]:
     """The rows to choose from, and a sentence about those that ran out of time.
 
-    These are all networks that have converged, if any has. A baseline is one of them in any case: boosted
-    trees whose time was over are a smaller model, whose best round was chosen like that of others.
+    These are the networks that have converged, and all baselines; all rows where there are none of these.
+    Boosted trees whose time was over are a smaller model, whose best round was chosen like that of others.
     """
     complete = [row for row in rows if row["test_loss_mean"] is not None]
     chosen = [row for row in complete if row["converged"] or row["gate"] in BASELINES]
