@@ -29,7 +29,7 @@ def make_pass(gate: Gate) -> Function:
     def run() -> None:
         gate.zero_grad()
         routing = gate(x)
-        (routing.held_weights.square().sum() + routing.aux_loss).backward()
+        (routing.stored_weights.square().sum() + routing.aux_loss).backward()
 
     return on_threads(1, run)
 

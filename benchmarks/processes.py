@@ -106,6 +106,9 @@ class Samples:
                 found |= {f"{name}_first": round(float(first), 1), f"{name}_last": round(float(last), 1)}
                 growth = 100 * (last / first - 1) if first else 0.0
                 found[f"{name}_growth_percent"] = round(float(growth), 3)
+                found[f"{name}_by_fifth"] = [
+                    round(float(part.mean()), 1) for part in np.array_split(values, min(5, len(values)))
+                ]
             elif name in ("files", "threads"):
                 first, last = np.median(values[:fifth]), np.median(values[-fifth:])
                 found |= {f"{name}_first": int(first), f"{name}_last": int(last)}

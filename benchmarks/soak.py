@@ -80,7 +80,7 @@ def soak_tune(minutes: float, cluster: Cluster | None = None) -> dict[str, Any]:
 
     The server ``cluster`` is restarted every five minutes, in turn after a shutdown and as after a crash.
     """
-    with scratch_folder() as scratch, TemporaryDirectory() as studies:
+    with TemporaryDirectory() as studies, scratch_folder() as scratch:  # the study itself grows by its trials
         study_folder, restarts = Path(studies) / "study", 0
         command = [sys.executable, "-m", "comet_moe", "tune", "multidigits", "--gates", "topk,comet"]
         command += ["--trials", "2000", "--workers", "2", "--out", str(study_folder)]

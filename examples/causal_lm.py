@@ -159,7 +159,7 @@ def build_model(options: argparse.Namespace, sizes: dict[str, int], steps: int) 
         num_local_experts=sizes["experts"],
         num_experts_per_tok=sizes["k"],
         output_router_logits=options.gate == "topk",  # adds the model's own load-balancing loss
-        router_aux_loss_coef=0.01,
+        router_aux_loss_coef=0.01 if options.gate == "topk" else 0.0,
     )
     model = MixtralForCausalLM(config)
     if options.gate == "topk":

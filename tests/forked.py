@@ -15,6 +15,8 @@ from pathlib import Path
 from subprocess import TimeoutExpired
 from unittest import mock
 
+from comet_moe.experiments.studies.pool import START_METHOD
+
 PRELOADED = [
     "comet_moe.cli.app",
     "comet_moe.experiments.studies.worker",
@@ -50,8 +52,12 @@ class Workers:
 
     @staticmethod
     def get_context(method):
-        assert method == "spawn"
+        assert method == START_METHOD
         return Workers
+
+    @staticmethod
+    def set_forkserver_preload(modules):
+        """That of the tests' own server has them."""
 
     @staticmethod
     def Pipe(duplex):

@@ -63,6 +63,12 @@ def test_own_gate_in_train_compare_an_estimator_and_a_model_of_transformers(run)
     assert re.search(r"compare: test losses {'dense': [\d.]+, 'nearest': [\d.]+}", printed)
 
 
+def test_idle_router(run, tmp_path):
+    pytest.importorskip("transformers")
+    run("idle_router.py")  # tests/test_readme.py audits what it writes
+    assert {path.name for path in tmp_path.iterdir()} == {"model", "texts.txt"}
+
+
 def test_bert_student(run):
     pytest.importorskip("transformers")
     assert re.search(r"agrees with the teacher on [\d.]+ % of the rows", run("bert_student.py"))

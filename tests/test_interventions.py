@@ -172,6 +172,25 @@ def test_batches_may_be_a_generator_and_losses_means():
     assert found["samples"] == 4
 
 
+def test_batches_in_another_order_on_every_pass_are_compared_row_by_row():
+    moe, x, y = regimes()
+    moe = MoE(experts=moe.experts, gate=CometGate(4, 2), return_routing=False)
+    rows = torch.utils.data.TensorDataset(x, y)
+
+    def measure(batches):
+        return routing_gain(moe, batches, squared, kind="mean", repeats=2)
+
+    shuffled = torch.utils.data.DataLoader(rows, batch_size=len(rows), shuffle=True)
+    assert measure(shuffled)["interval"] == pytest.approx(measure([(x, y)])["interval"], rel=1e-4)
+
+
+def test_one_mixture_may_be_given_by_its_name():
+    moe, x, _ = regimes()
+    with intervene(moe, "mean", gates="gates.0"):
+        changed = moe(x)
+    assert not torch.equal(changed, moe(x))
+
+
 def test_the_mode_of_every_module_is_restored():
     moe, x, y = regimes()
     moe.train()
@@ -189,8 +208,8 @@ def test_the_mode_of_every_module_is_restored():
             "kind is 'swap': choose one of",
         ),
         (
-            lambda moe: intervene(moe, "mean", gates=["g"]).__enter__(),
-            "no mixture 'g' in the model: choose",
+            lambda moe: intervene(moe, "mean", gates=["h", "g"]).__enter__(),
+            "no mixture 'g', 'h' in the model: choose",
         ),
         (lambda moe: intervene(nn.Linear(2, 2), "mean").__enter__(), "has no mixtures of experts: give a"),
         (lambda moe: routing_gain(moe, [], squared), "batches is empty"),

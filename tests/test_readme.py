@@ -5,7 +5,6 @@ import io
 import re
 import runpy
 import shlex
-import sys
 from pathlib import Path
 
 import pandas as pd
@@ -16,10 +15,9 @@ from pages import commands, commands_to_run
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-DIGITS = ROOT / "docs" / "results" / "digits"
 DRAWINGS = ROOT / "docs" / "drawings"
 QUICK = ("--set", "training.epochs=1", "--seeds", "1", "--gates", "dense,comet", "--workers", "1")
-MOST_LINES = 190
+MOST_LINES = 201
 """One screen and a half of prose, with the outputs."""
 
 
@@ -55,31 +53,24 @@ def test_the_table_is_made_compared_and_predicted():
     assert made[:2] == ["python", "-c"]
     exec(compile(made[2], "README.md", "exec"), {})
     pd.read_csv("digits.csv").head(300).to_csv("digits.csv", index=False)
-    assert "Use " in succeed(*compared[1:], *QUICK).out  # fewer epochs, seeds and gates
+    assert "No verdict: " in succeed(*compared[1:], *QUICK).out  # fewer epochs, seeds, gates and rows
     assert re.search(
         r"using .*(dense-000|comet-000|linear\.skops|lightgbm\.skops)", succeed(*predicted[1:]).err
     )
     assert len(pd.read_csv("predictions.csv")) == 300
 
 
-def test_the_comparison_and_its_picture_are_those_of_the_committed_runs(tmp_path, monkeypatch, capsys):
-    for script, arguments in (
-        (DIGITS / "show.py", []),
-        (DRAWINGS / "frontier.py", [str(DIGITS), str(tmp_path)]),
-    ):
-        monkeypatch.setattr(sys, "argv", [str(script), *arguments])
-        monkeypatch.setattr(sys, "path", [*sys.path])
-        runpy.run_path(str(script), run_name="__main__")
-    sys.modules.pop("svg", None)
-    assert capsys.readouterr().out == blocks("text")[0]
-    for theme in ("light", "dark"):
-        drawn = (tmp_path / f"frontier-{theme}.svg").read_text(encoding="utf-8")
-        assert drawn == (DRAWINGS / f"frontier-{theme}.svg").read_text(encoding="utf-8")
+def test_the_comparison_and_its_picture_are_those_of_the_committed_demo():
+    script = runpy.run_path(str(DRAWINGS / "demo.py"))
+    table = script["read_table"]()
+    assert script["show"](table) + "\n" == blocks("text")[0]
+    for name, drawn in script["draw"](table).items():
+        assert (DRAWINGS / name).read_text(encoding="utf-8") == drawn
 
 
 def test_the_audit_finds_what_readme_shows():
     pytest.importorskip("transformers")
-    run(blocks("python")[0])
+    runpy.run_path(str(ROOT / "examples" / "idle_router.py"))
     (command,) = (line for line in commands_to_run("README.md") if line[:2] == ["comet-moe", "audit"])
     printed = succeed(*command[1:]).out
     codes = re.findall(r"^- ([\w-]+):", blocks("text")[1], re.MULTILINE)
@@ -88,7 +79,7 @@ def test_the_audit_finds_what_readme_shows():
 
 
 def test_the_model_with_a_monitor_prints_the_verdict_that_readme_shows():
-    printed, _ = run(blocks("python")[1])
+    printed, _ = run(blocks("python")[0])
     verdict = re.compile(r"(\S+): (\w+), [\d.]+ experts per sample\n")
     assert verdict.fullmatch(printed)
     assert verdict.fullmatch(printed).groups() == verdict.fullmatch(blocks("text")[2]).groups()

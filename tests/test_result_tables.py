@@ -46,6 +46,13 @@ def test_the_page_of_a_study_has_the_rows_of_its_table(study, run_script):
     assert [row for row in rows if row not in page] == []
 
 
+def test_the_page_of_unseen_tables_has_the_rows_of_its_script(run_script):
+    rows = rows_of(run_script(RESULTS / "tables" / "unseen.py"))
+    page = (RESULTS / "tables" / "unseen.md").read_text(encoding="utf-8")
+    assert rows
+    assert [row for row in rows if row not in page] == []
+
+
 @pytest.fixture(scope="module")
 def frontiers():
     with pytest.MonkeyPatch.context() as patch:
@@ -61,11 +68,17 @@ def pages_of_studies():
     return sorted({path.relative_to(RESULTS).parts[0] for path in RESULTS.rglob("study.json")})
 
 
+def test_the_first_tutorial_has_what_the_committed_comparison_prints(capsys):
+    runpy.run_path(str(RESULTS / "digits" / "show.py"), run_name="__main__")
+    page = (ROOT / "docs" / "tutorials" / "own-table.md").read_text(encoding="utf-8")
+    assert f"```text\n{capsys.readouterr().out}```" in page
+
+
 def test_every_page_of_a_study_has_a_picture(frontiers):
     assert set(pages_of_studies()) <= frontiers.PAGES.keys()
 
 
-@pytest.mark.parametrize("page", [*pages_of_studies(), "routing", "tables"])
+@pytest.mark.parametrize("page", [*pages_of_studies(), "routing", "tables", "verdicts"])
 def test_a_page_has_the_picture_and_the_decision_of_its_runs(frontiers, page):
     text = (RESULTS / page / "README.md").read_text(encoding="utf-8")
     for name, picture in frontiers.drawn(page):

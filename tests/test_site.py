@@ -76,3 +76,13 @@ def test_every_study_has_the_page_of_its_report(site):
         page = (site / "results" / name / "README.html").read_text(encoding="utf-8")
         assert 'href="report.html"' in page
         assert "plotly" in (site / "results" / name / "report.html").read_text(encoding="utf-8")
+
+
+def test_every_audit_has_its_page(site):
+    folder = site / "results" / "audit"
+    page = (folder / "README.html").read_text(encoding="utf-8")
+    names = [path.stem for path in (ROOT / "docs" / "results" / "audit").glob("*.json")]
+    assert names
+    for name in names:
+        assert f'href="{name}.html"' in page
+        assert "What the routes are worth" in (folder / f"{name}.html").read_text(encoding="utf-8")

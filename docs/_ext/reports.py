@@ -1,15 +1,17 @@
-"""Pages that ``comet-moe report`` draws of the studies in docs/results, made with the site.
+"""Pages that ``comet-moe report`` and ``comet-moe audit`` draw of docs/results, made with the site.
 
 A folder with a ``study.json``, in itself or in its folders, gets one ``report.html`` of these studies beside
-its page, and its page a link to it. The pages are large and follow from the files of studies, so they are not
-in the repository.
+its page, and its page a link to it. So does each audit in ``results/audit``. The pages are large and follow
+from files that are committed, so they are not in the repository.
 """
 
+import json
 from pathlib import Path
 
 from sphinx.application import Sphinx
 
 from comet_moe.experiments.report import write_report
+from comet_moe.experiments.report.audit_page import write_audit_page
 
 DOCS = Path(__file__).parents[1]
 LINK = '\n\n<p><a href="report.html">The page of <code>comet-moe report</code> about this study</a></p>\n'
@@ -20,12 +22,20 @@ def studies_of(folder: Path) -> list[Path]:
     return [file.parent for file in (*folder.glob("study.json"), *sorted(folder.glob("*/study.json")))]
 
 
+def audits_of(folder: Path) -> list[Path]:
+    """The audits of a folder of results."""
+    return sorted(folder.glob("*.json")) if folder.name == "audit" else []
+
+
 def add_link(app: Sphinx, name: str, source: list[str]) -> None:
     """Link the page of a study to its report."""
     page = Path(app.env.doc2path(name))
     if page.match("results/*/README.md") and studies_of(page.parent):
         heading, end, rest = source[0].partition("\n")
         source[0] = heading + end + LINK + rest
+    elif page.match("results/audit/README.md"):
+        links = (f'<a href="{file.stem}.html">{file.stem}</a>' for file in audits_of(page.parent))
+        source[0] += f"\n\n<p>The pages of <code>comet-moe audit</code>: {', '.join(links)}</p>\n"
 
 
 def draw(app: Sphinx, error: Exception | None) -> None:
@@ -35,6 +45,9 @@ def draw(app: Sphinx, error: Exception | None) -> None:
     for page in sorted(DOCS.glob("results/*/README.md")):
         if studies := studies_of(page.parent):
             write_report(studies, Path(app.outdir, page.parent.relative_to(DOCS), "report.html"))
+        for audit in audits_of(page.parent):
+            out = Path(app.outdir, page.parent.relative_to(DOCS), f"{audit.stem}.html")
+            write_audit_page(json.loads(audit.read_text()), audit.stem, out)
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

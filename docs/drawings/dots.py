@@ -7,7 +7,7 @@ from svg import THEMES, Drawing
 
 WIDTH, LEFT, RIGHT, TOP, STEP = 600, 240, 36, 64, 50
 SIDES = {"light": ("#1f7a4d", "#b4471a"), "dark": ("#5fc98f", "#f08a5d")}
-"""Colors of the two sides of zero, for intervals that do not reach it."""
+"""Colours of the two sides of zero, for intervals that do not reach it."""
 
 
 @dataclass(frozen=True)

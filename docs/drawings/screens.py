@@ -1,7 +1,7 @@
 """Take the pictures of the first page of the site, light and dark: python docs/drawings/screens.py DEMO
 
-DEMO is a folder with the page and what a terminal of 108 columns shows:
-COLUMNS=108 script -qec 'comet-moe demo --page DEMO/demo.html 2>/dev/null' DEMO/demo.txt
+DEMO is a folder with the page and what a terminal of 82 columns shows:
+COLUMNS=82 script -qec 'comet-moe demo --page DEMO/demo.html 2>/dev/null' DEMO/demo.txt
 The notebook is examples/quickstart.ipynb, whose cells are run. Needs chromium.
 """
 
@@ -22,9 +22,9 @@ from rich.text import Text
 
 FOLDER = Path(__file__).parent
 NOTEBOOK = FOLDER.parents[1] / "examples" / "quickstart.ipynb"
-SIZE = (1000, 750)
+SIZE = (760, 570)
 COLORS = 128
-WIDTH = 108
+WIDTH = 82
 STYLE = """
 :root { color-scheme: light dark; }
 body { margin: 1.2rem; font: 15px/1.45 system-ui, sans-serif; background: light-dark(#ffffff, #14181d);
@@ -57,27 +57,28 @@ def run_cells(cells: list[dict[str, Any]], last: int) -> str:
 
 
 def show_terminal(text: str) -> str:
-    """What a terminal shows, with its colors."""
+    """What a terminal shows, with its colours."""
     console = Console(record=True, width=WIDTH, file=io.StringIO())
     lines = [line for line in text.splitlines() if not line.startswith("Script ")]
     console.print(Text.from_ansi("\n".join(["$ comet-moe demo", *lines])))
     return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
 
 
-def take(page: Path, name: str) -> None:
-    """Screenshots of a page in both themes."""
+def take(page: Path, name: str, skip: int = 0) -> None:
+    """Screenshots of a page in both themes, without its first ``skip`` pixels."""
     for theme in ("light", "dark"):
         out = FOLDER / f"screen-{name}-{theme}.png"
         dark = ["--blink-settings=preferredColorScheme=0"] if theme == "dark" else []
-        size = f"--window-size={SIZE[0]},{SIZE[1]}"
+        size = f"--window-size={SIZE[0]},{SIZE[1] + skip}"
         options = ["--headless", "--no-sandbox", "--hide-scrollbars", size, *dark, f"--screenshot={out}"]
         subprocess.run(["chromium", *options, page.absolute().as_uri()], check=True, capture_output=True)
-        Image.open(out).convert("RGB").quantize(COLORS).save(out, optimize=True)
+        shot = Image.open(out).convert("RGB").crop((0, skip, SIZE[0], SIZE[1] + skip))
+        shot.quantize(COLORS).save(out, optimize=True)
 
 
 def main(demo: Path) -> None:
     """Take all of them."""
-    take(demo / "demo.html", "page")
+    take(demo / "demo.html", "page", skip=370)  # the list of comparisons
     cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
     bodies = {
         "terminal": show_terminal((demo / "demo.txt").read_text(encoding="utf-8")),

@@ -12,7 +12,7 @@ from pathlib import Path
 from textwrap import fill
 
 from comet_moe.experiments.report.frontier_picture import THEMES, draw_frontier
-from comet_moe.experiments.studies.defaults import TOP_PERCENT
+from comet_moe.experiments.studies.defaults import FRONTIER, TOP_PERCENT
 from comet_moe.experiments.studies.frontier import add_dense_tests
 from comet_moe.experiments.studies.reading import Study, read_studies, to_frame
 from comet_moe.experiments.studies.records import TrialRecord
@@ -124,6 +124,9 @@ NINE = {
 }
 
 
+WIDTHS = {gate: gate for gate in FRONTIER}
+
+
 def _under(folder: str, names: Names) -> dict[str, str]:
     return {f"{folder}/{name}": gate for name, gate in names.items()}
 
@@ -219,6 +222,18 @@ PAGES: dict[str, list[Picture]] = {
             "MovieLens-100K: the best five trials of each network",
             [Source("tuning"), Source("tuning/control", {"dense": "dense-1.5x"}, top_percent=12.5)],
         )
+    ],
+    "verdicts": [
+        Picture(
+            "Four regimes: COMET and dense networks",
+            [Source("verdicts/runs.jsonl", _under("0/regimes", {"comet": "comet"} | WIDTHS))],
+            "frontier-regimes",
+        ),
+        Picture(
+            "A formula per shop: hash routing and dense networks",
+            [Source("verdicts/runs.jsonl", _under("0/keys", {"hash": "hash"} | WIDTHS))],
+            "frontier-keys",
+        ),
     ],
 }
 

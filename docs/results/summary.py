@@ -120,7 +120,7 @@ def show_loss(loss: Summary) -> str:
 
 def print_table(comparisons: list[Comparison]) -> None:
     """Print the six rows, with links as they are in docs/results.md."""
-    print_heads("data", "best gate", "best dense at its cost", "does it route", "p", "runs")
+    print_heads("data", "best gate", "best dense", "does it route", "p", "runs")
     for found in comparisons:
         gate, rival = (
             f"{found.gate}, {show_loss(found.loss)}",

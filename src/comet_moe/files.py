@@ -196,7 +196,7 @@ def read_json(
 
     A damaged file raises ``error``, and ``remedy`` is what the user can do about it.
     """
-    return parse_json(read_text(path, error, remedy), str(path), kind, error, remedy)
+    return parse_json(read_text(path, error, remedy), str(path), kind, error, remedy, path.parent)
 
 
 def read_json_lines(
@@ -204,18 +204,24 @@ def read_json_lines(
 ) -> list[Content]:
     """The content of a file with one JSON value per line; see :func:`read_json`."""
     return [
-        parse_json(line, f"line {number} of {path}", kind, error, remedy)
+        parse_json(line, f"line {number} of {path}", kind, error, remedy, path.parent)
         for number, line in enumerate(read_text(path, error, remedy).split("\n"), start=1)
         if line.strip()
     ]
 
 
 def parse_json(
-    text: str | bytes, source: str, kind: type[Content], error: type[CometError], remedy: str
+    text: str | bytes,
+    source: str,
+    kind: type[Content],
+    error: type[CometError],
+    remedy: str,
+    run: Path | None = None,
 ) -> Content:
     """``text``, which is from ``source``, as a value of type ``kind``.
 
-    Pydantic parses it, which refuses deep nesting and numbers of any length by itself.
+    A value of another type may be from another version: the error names that of the folder ``run``. Pydantic
+    parses it, which refuses deep nesting and numbers of any length by itself.
     """
     from pydantic import ValidationError
 
@@ -227,8 +233,23 @@ def parse_json(
             reason = describe(problem).removeprefix("Invalid JSON: ")
             message = f"{source} is not JSON ({reason}): it is truncated or damaged, {remedy}"
         else:
-            message = f"{source} is not valid ({describe(problem)}): {remedy}"
+            writer = "" if run is None else written_by(run)
+            message = f"{source} is not valid ({describe(problem)}): {remedy}{writer}"
         raise error(message) from problem
+
+
+def written_by(run: Path) -> str:
+    """:func:`open_with` the version that the ``environment.json`` of a run names."""
+    try:
+        return open_with(json.loads((run / "environment.json").read_bytes())[-1]["comet_moe"])
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return ""
+
+
+def open_with(version: object) -> str:
+    """The end of an error on what another version may have written; empty where it is not known."""
+    is_version = isinstance(version, str) and re.fullmatch(r"[0-9][\w.+-]{0,40}", version, re.ASCII)
+    return f", or open it with comet-moe {version}, which wrote it" if is_version else ""
 
 
 def validate(value: Any, source: str, kind: type[Content], error: type[CometError], remedy: str) -> Content:
@@ -345,13 +366,17 @@ def load_tensors(path: Path) -> "dict[str, Tensor]":
 
 
 def require_same_tensors(
-    expected: "Mapping[str, Tensor]", given: "Mapping[str, Tensor]", source: str, error: type[CometError]
+    expected: "Mapping[str, Tensor]",
+    given: "Mapping[str, Tensor]",
+    source: str,
+    error: type[CometError],
+    run: Path | None = None,
 ) -> None:
     """Raise ``error`` unless ``given``, of the file ``source``, has exactly the tensors of ``expected``.
 
-    Names, shapes and dtypes are compared.
+    Names, shapes and dtypes are compared. The error names the version that wrote the folder ``run``.
     """
-    remedy = "restore the file, or train again"
+    remedy = f"restore the file, or train again{'' if run is None else written_by(run)}"
     missing, further = sorted(expected.keys() - given.keys()), sorted(given.keys() - expected.keys())
     if missing or further:
         wrong = f"lacks {missing[0]}" if missing else f"has {further[0]}, which the model has not"

@@ -36,7 +36,7 @@ CONFIDENCE = 0.95
 
 @contextmanager
 def intervene(
-    model: nn.Module, kind: Intervention, *, seed: int = 0, gates: Iterable[str] | None = None
+    model: nn.Module, kind: Intervention, *, seed: int = 0, gates: str | Iterable[str] | None = None
 ) -> Iterator[None]:
     """Within the block, the mixtures of ``model`` give the samples of each batch other routes.
 
@@ -47,8 +47,8 @@ def intervene(
         model: any module with gates of this library, or with routers of transformers.
         kind: "shuffle", "mean" or "random", see :mod:`comet_moe.interventions`.
         seed: of the permutations and of the random experts; the same seed gives the same routes.
-        gates: names of the mixtures to change, as :func:`comet_moe.audit.find_mixtures` has them: of the
-            gate, or of the layer of transformers that has a router. All of them by default.
+        gates: name or names of the mixtures to change, as :func:`comet_moe.audit.find_mixtures` has them: of
+            the gate, or of the layer of transformers that has a router. All of them by default.
 
     Example:
         >>> import torch
@@ -66,10 +66,11 @@ def intervene(
         raise ValueError(f"kind is {kind!r}: choose one of {', '.join(CHANGES)}")
     mixtures = find_mixtures(model)
     names = {mixture.name for mixture in mixtures}
-    chosen = names if gates is None else set(gates)
-    for name in chosen - names:
+    chosen = names if gates is None else set([gates] if isinstance(gates, str) else gates)
+    if unknown := sorted(chosen - names):
         raise ValueError(
-            f"there is no mixture {name!r} in the model: choose among {', '.join(sorted(names))}"
+            f"there is no mixture {', '.join(map(repr, unknown))} in the model: choose among "
+            f"{', '.join(sorted(names))}"
         )
     with visiting(model, mixtures, _OtherRoutes(kind, seed, chosen)):
         yield
@@ -88,7 +89,7 @@ def routing_gain(
 ) -> dict[str, Any]:
     r"""The loss when samples exchange their routes at random, less the loss as it is.
 
-    .. math:: \mathrm{gain} = \frac{1}{R N} \sum_{r=1}^R \sum_{i=1}^N \ell_i^{(r)} - \ell_i
+    .. math:: \mathrm{gain} = \frac{1}{R N} \sum_{r=1}^R \sum_{i=1}^N (\ell_i^{(r)} - \ell_i)
 
     The 95 % interval covers samples and repeats. Its squared standard error is the variance of the samples'
     mean gains over N, plus the variance of the repeats' gains over R. The model runs in evaluation mode and
@@ -96,8 +97,8 @@ def routing_gain(
 
     Args:
         model: any module with gates of this library, or with routers of transformers.
-        batches: the data. It is read once, R times for all mixtures, and R times for each; an iterator is
-            kept as a list.
+        batches: the data, read once, R times for all mixtures, and R times for each. It is kept as a list
+            unless it is a sequence: every pass must see the same rows in the same order.
         loss: ``loss(model, batch)`` calls the model and returns the losses of the rows, (rows,). If it
             returns their mean, the interval is over batches.
         repeats: R, the number of random exchanges.
@@ -106,9 +107,9 @@ def routing_gain(
         groups: ``groups(batch)`` returns the group of each of its losses, such as a class or a language.
 
     Returns:
-        ``gain`` and ``interval`` (two numbers). ``by_gate`` has the same for each mixture, when it alone is
-        changed, and ``by_group`` for the samples of each group. ``loss`` is that without an intervention,
-        ``samples`` is N, or the number of batches.
+        ``gain`` and ``interval``: [low, high], None for fewer than two losses. ``by_gate`` has the same for
+        each mixture, when it alone is changed, and ``by_group`` for the samples of each group. ``loss`` is
+        that without an intervention, ``samples`` is N, or the number of batches.
 
     Example:
         >>> import torch
@@ -126,12 +127,14 @@ def routing_gain(
     """
     checks.at_least_one("repeats", repeats)
     names = [mixture.name for mixture in find_mixtures(model)]
-    batches = batches if isinstance(batches, Sequence) or _is_reusable(batches) else list(batches)
+    batches = batches if isinstance(batches, Sequence) else list(batches)
     with evaluating(model):
         before = collect_losses(model, batches, loss)
 
         def differences(gates: list[str]) -> Tensor:
-            return change_losses(model, batches, loss, before, kind, repeats=repeats, seed=seed, gates=gates)
+            return loss_differences(
+                model, batches, loss, before, kind, repeats=repeats, seed=seed, gates=gates
+            )
 
         of_all = differences(names)
         by_gate = {name: summarise_gain(differences([name]) if len(names) > 1 else of_all) for name in names}
@@ -162,16 +165,16 @@ def _by_group(differences: Tensor, groups: list[Any]) -> dict[Any, dict[str, Any
     return {group: summarise_gain(differences[:, chosen]) for group, chosen in rows.items()}
 
 
-def change_losses(
+def loss_differences(
     model: nn.Module,
-    batches: Iterable[Any],
+    batches: Sequence[Any],
     loss: Loss,
     before: Tensor,
     kind: Intervention,
     *,
     repeats: int,
     seed: int = 0,
-    gates: Iterable[str] | None = None,
+    gates: Collection[str] | None = None,
 ) -> Tensor:
     """The losses of all rows with other routes, less those ``before``: (R, N).
 
@@ -179,7 +182,6 @@ def change_losses(
         model, batches, loss, kind, repeats, seed, gates: see :func:`routing_gain` and :func:`intervene`.
         before: (N,) the losses as they are.
     """
-    gates = None if gates is None else list(gates)
     after = []
     for repeat in range(repeats):
         with intervene(model, kind, seed=seed + repeat, gates=gates):
@@ -202,7 +204,8 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 class _OtherRoutes:
     """A visit that gives the rows that are not padding other routes.
 
-    Each mixture draws from a generator of its own, all alike.
+    Each mixture has a generator of its own with the same seed, so that mixtures that see the same rows
+    exchange them alike.
     """
 
     def __init__(self, kind: Intervention, seed: int, names: Collection[str]):
@@ -213,8 +216,9 @@ class _OtherRoutes:
         """The other weights (N, n)."""
         if mixture.name not in self._names:
             return None
-        fresh = torch.Generator().manual_seed(self._seed)
-        generator = self._generators.setdefault(mixture.name, fresh)
+        generator = self._generators.get(mixture.name)
+        if generator is None:
+            generator = self._generators[mixture.name] = torch.Generator().manual_seed(self._seed)
         weights, real = call.routing.weights, call.real_rows()
         return weights.index_copy(0, real, self._change(weights[real], generator).to(weights.dtype))
 
@@ -242,11 +246,6 @@ CHANGES: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
 }
 
 
-def _is_reusable(batches: Iterable[Any]) -> bool:
-    """Whether ``batches`` can be read more than once; an iterator returns itself."""
-    return iter(batches) is not batches
-
-
 def collect_losses(model: nn.Module, batches: Iterable[Any], loss: Loss) -> Tensor:
     """The losses of all rows, or of all batches, in float64."""
     losses = [torch.as_tensor(loss(model, batch)).detach().double().cpu() for batch in batches]
@@ -257,14 +256,17 @@ def collect_losses(model: nn.Module, batches: Iterable[Any], loss: Loss) -> Tens
 
 def summarise_gain(differences: Tensor) -> dict[str, Any]:
     """``gain`` and ``interval`` of (R, N) differences of losses: R repeats, N samples."""
-    repeats, samples = differences.shape
     by_sample, by_repeat = differences.mean(0), differences.mean(1)
-    gain = float(by_sample.mean())
-    if samples < 2:
-        return {"gain": gain, "interval": None}
-    variance = float(by_sample.var()) / samples
-    variance += float(by_repeat.var()) / repeats if repeats > 1 else 0.0
-    from scipy.stats import t
+    extra = float(by_repeat.var()) / len(by_repeat) if len(by_repeat) > 1 else 0.0
+    return {"gain": float(by_sample.mean()), "interval": mean_interval(by_sample, extra)}
 
-    half = float(t.ppf((1 + CONFIDENCE) / 2, samples - 1)) * math.sqrt(variance)
-    return {"gain": gain, "interval": [gain - half, gain + half]}
+
+def mean_interval(values: Tensor, extra_variance: float = 0.0) -> list[float] | None:
+    """The 95 % interval of a mean with ``extra_variance`` of its own; None for a single value."""
+    if len(values) < 2:
+        return None
+    from scipy.special import stdtrit
+
+    error = math.sqrt(float(values.var()) / len(values) + extra_variance)
+    mean, half = float(values.mean()), float(stdtrit(len(values) - 1, (1 + CONFIDENCE) / 2)) * error
+    return [mean - half, mean + half]

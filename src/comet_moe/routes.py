@@ -159,10 +159,10 @@ def weigh(mixture: Mixture, call: Call, experts: Tensor) -> Tensor:
     """The weights (N, n) for given ``experts`` (N, k), -1 where unset, see :mod:`comet_moe.routes`."""
     own, logits = call.routing.weights, call.routing.logits
     is_set, index = experts >= 0, experts.clamp_min(0)
-    if mixture.formula is not None and logits is not None:
+    if mixture.equivalent_gate is not None and logits is not None:
         selected = logits.gather(-1, index).masked_fill(~is_set, -torch.inf)
         selected = selected.masked_fill(~is_set.any(-1, keepdim=True), 0.0)  # no row of -inf only
-        weights = mixture.formula._weights(selected, logits)
+        weights = mixture.equivalent_gate._weights(selected, logits)
     else:
         weights = own.gather(-1, index).masked_fill(~is_set, 0.0)
         total, sums = own.detach().sum(-1, keepdim=True), weights.detach().sum(-1, keepdim=True)

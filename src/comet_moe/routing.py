@@ -28,7 +28,7 @@ class TreePairs(NamedTuple):
 
     Attributes:
         sample, tree, expert: (L,) int64, flattened rows, trees and their leaves.
-        path: (L,) probability of the leaf in its tree.
+        probability: (L,) of the leaf in its tree.
         contribution: (L,) what the leaf adds to the weights; None if it is not known.
         trees: k.
     """
@@ -36,13 +36,13 @@ class TreePairs(NamedTuple):
     sample: Tensor
     tree: Tensor
     expert: Tensor
-    path: Tensor
+    probability: Tensor
     contribution: Tensor | None
     trees: int
 
     def entropy(self, rows: int) -> Tensor:
         """Σ_j Σ_i -v log(v + 1e-6) of each row, (rows,)."""
-        entropy = -(self.path * (self.path + 1e-6).log())
+        entropy = entropy_terms(self.probability)
         return entropy.new_zeros(rows).index_add(0, self.sample, entropy)
 
     def scatter(self, values: Tensor, batch_shape: torch.Size, num_experts: int) -> Tensor:
@@ -60,6 +60,11 @@ class TreePairs(NamedTuple):
             used = weight.detach() != 0
             key, weight = key[used], weight[used]
         return Pairs(key // num_experts, key % num_experts, weight)
+
+
+def entropy_terms(probability: Tensor) -> Tensor:
+    """-v log(v + 1e-6), whose gradient is finite at 0."""
+    return -(probability * (probability + 1e-6).log())
 
 
 class Routing:
@@ -217,8 +222,8 @@ class Routing:
         """See the attributes of the class."""
         leaves = self.tree_pairs
         if self._selectors is None and leaves is not None:
-            selectors = leaves.scatter(leaves.path, self.batch_shape, self.num_experts)
-            if not _keeps_graph(leaves.path):
+            selectors = leaves.scatter(leaves.probability, self.batch_shape, self.num_experts)
+            if not _keeps_graph(leaves.probability):
                 return selectors
             self._selectors = selectors
         return self._selectors
@@ -246,11 +251,11 @@ class Routing:
     def aux_loss(self) -> Tensor:
         """Scalar, already scaled, to add to the training loss; 0 in eval mode."""
         if self._aux_loss is None:
-            self._aux_loss = self.held_weights.new_zeros(())
+            self._aux_loss = self.stored_weights.new_zeros(())
         return self._aux_loss
 
     @property
-    def held_weights(self) -> Tensor:
+    def stored_weights(self) -> Tensor:
         """The weights in the form that the routing already holds: (B, ..., n), of pairs (M,), or of slots."""
         if self._weights is not None:
             return self._weights
@@ -258,7 +263,10 @@ class Routing:
 
     @property
     def weights(self) -> Tensor:
-        """(B, ..., n) on the simplex, exact zeros where an expert is not selected."""
+        """(B, ..., n), at least 0, and exactly 0 where an expert is not selected.
+
+        Rows sum to 1 only where :attr:`comet_moe.gates.Gate.sums_to_one` says so and they are not padding.
+        """
         if self._weights is not None:
             return self._weights
         rows = prod(self.batch_shape)
@@ -280,7 +288,7 @@ class Routing:
 
     @property
     def in_pairs(self) -> bool:
-        """Whether :meth:`pairs` needs no pass over (B, n)."""
+        """Whether no tensor (B, n) was made, so that :meth:`pairs` needs no pass over one."""
         return self._weights is None
 
     def pairs(self) -> Pairs:

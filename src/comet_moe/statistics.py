@@ -311,7 +311,7 @@ def _tree_sums(selectors: Tensor, mask: Tensor | None) -> dict[str, Tensor]:
 def _leaf_sums(routing: Weights) -> dict[str, Tensor]:
     """As :func:`_tree_sums`, from the leaves that rows reach."""
     leaves, n = routing.tree_pairs, routing.num_experts
-    path = leaves.path.double()
+    path = leaves.probability.double()
     if routing.mask is not None:
         path = path * routing.mask.flatten()[leaves.sample]
     leaf = torch.bincount(leaves.tree * n + leaves.expert, weights=path, minlength=leaves.trees * n)

@@ -176,6 +176,14 @@ def test_the_auxiliary_loss_of_gates_is_found_once_or_twice():
         assert {one.code for one in report.findings if one.code.startswith("balance")} == codes
 
 
+def test_no_balance_loss_is_missing_where_no_router_has_parameters():
+    model = tiny_models.mixtral(router_aux_loss_coef=0.05)
+    replace_routers(model, lambda p, n, k: HashGate(tiny_models.VOCABULARY, n))
+    report = audit(model, [padded({"input_ids": IDS})], language_loss, routes=0, removal=False)
+    assert report.aux_losses == []
+    assert "balance-loss-missing" not in {finding.code for finding in report.findings}
+
+
 def test_of_two_auxiliary_losses_the_one_that_is_not_added_is_named():
     torch.manual_seed(0)
     model = tiny_models.mixtral(router_aux_loss_coef=0.05, output_router_logits=True)
@@ -204,6 +212,16 @@ def test_the_model_is_as_before(capsys):
     assert all(weight.grad is None and weight.requires_grad for weight in model.parameters())
     assert model.config.num_experts == tiny_models.N
     assert capsys.readouterr().out == ""
+
+
+def test_a_list_of_experts_has_as_many_experts_as_modules():
+    class ExpertList(nn.ModuleList):
+        def forward(self, hidden_states, top_k_index, top_k_weights):
+            return hidden_states
+
+    model = nn.ModuleDict({"gate": nn.Linear(8, 3), "experts": ExpertList(nn.Linear(8, 8) for _ in range(3))})
+    (found,) = find_mixtures(model)
+    assert found.num_experts == 3
 
 
 def test_a_model_without_mixtures_is_refused():

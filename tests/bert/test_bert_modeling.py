@@ -16,7 +16,7 @@ from comet_moe.bert import CometBertConfig, CometBertForSequenceClassification, 
 from comet_moe.bert.gating import SentenceGate
 from comet_moe.experiments.config import load_config
 from comet_moe.files import ALIGNMENT
-from comet_moe.gates import CometGate, HashGate, TopKGate
+from comet_moe.gates import CometGate, HashGate, TopKGate, WarmupGate
 from tiny_bert import LAYERS, NEURONS, batch, inputs, save_checkpoint, tiny_bert
 
 # Every gate by token, those that can by sentence, and a search around gates with features and with keys.
@@ -170,6 +170,22 @@ def test_the_loss_includes_the_auxiliary_loss_in_training_only():
     )
 
 
+@pytest.mark.parametrize("kind", ["base", "classifier"])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_a_list_of_routings_gets_those_of_each_call_and_the_loss_is_of_one_call(kind, checkpointing):
+    student = sparse(tiny_bert(kind), "topk", load_balance=0.2).train()
+    if checkpointing:
+        student.gradient_checkpointing_enable({"use_reentrant": False})
+    arguments = inputs(batch())
+    routings = []
+    for call in (1, 2):
+        found = student(**arguments, routings=routings)
+        found.aux_loss.backward()
+        assert len(routings) == call * LAYERS
+        last = torch.stack([routing.aux_loss for routing in routings[-LAYERS:]]).sum()
+        torch.testing.assert_close(found.aux_loss, last)
+
+
 def test_top_1_weighs_by_the_probability_among_all_experts():
     student = far_from_uniform(sparse(tiny_bert(), "topk"))
     gate = student.bert.encoder.layer[0].moe.gate
@@ -241,6 +257,43 @@ def test_a_saved_and_loaded_model_gives_the_same_bits(tmp_path, kind, auto, gate
     with torch.no_grad():
         for ours, theirs in zip(student(**arguments).to_tuple(), loaded(**arguments).to_tuple(), strict=True):
             assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("saved", "overridden", "zeros"),
+    [
+        *(({"balance": balance}, {}, ["split_sums"]) for balance in ("median", "normalize")),
+        ({}, {"max_paths": 2}, ["cut_trees", "walked_trees"]),
+        ({}, {"gamma": (1.0, 0.1), "gamma_steps": 9}, ["progress"]),
+        ({"warmup_steps": 7}, {"max_paths": 2}, ["cut_trees"]),
+        ({"gate": "dselect"}, {}, []),
+        ({"gate": "sigmoid", "bias_update": 0.1}, {}, ["choice_counts"]),
+        ({"gate": "topk", "balance": "quantile"}, {}, ["margins"]),
+        ({"gate": "relu"}, {}, ["active_and_rows"]),
+        ({"gate": "product-keys"}, {}, []),
+    ],
+)
+def test_a_loaded_model_keeps_its_gates_and_starts_new_buffers_at_zero(tmp_path, saved, overridden, zeros):
+    student = sparse(tiny_bert("base"), **saved)
+    with torch.no_grad():
+        for value in student.state_dict().values():
+            value.add_(1)
+    student.save_pretrained(tmp_path)
+    loaded = AutoModel.from_pretrained(tmp_path, **overridden)
+    after = loaded.state_dict()
+    for name, value in student.state_dict().items():
+        assert torch.equal(value, after[name]), name
+    for ending in zeros:
+        buffers = [value for name, value in loaded.named_buffers() if name.endswith(ending)]
+        assert len(buffers) == LAYERS
+        assert all((value == 0).all() for value in buffers)
+
+
+def test_a_warm_up_that_a_checkpoint_does_not_have_begins_with_its_first_step(tmp_path):
+    sparse(tiny_bert("base")).save_pretrained(tmp_path)
+    loaded = AutoModel.from_pretrained(tmp_path, warmup_steps=7)
+    gates = [module for module in loaded.modules() if isinstance(module, WarmupGate)]
+    assert [int(gate.progress) for gate in gates] == [0] * LAYERS
 
 
 def test_a_search_continues_after_loading(tmp_path):

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 from command import comet_moe, refusal, succeed
 
-from comet_moe.cli.compare import _gates
+from comet_moe.cli.compare import _gates, _study_options, _without_pattern
 from comet_moe.experiments.studies.defaults import FRONTIER
 from comet_moe.experiments.training.records import BASELINES
 from made_tables import TASKS, customers, write_table
@@ -100,6 +100,17 @@ def test_gates_and_baselines_are_compared_and_the_comparison_resumes(tmp_path, t
 )
 def test_the_gates_follow_from_the_targets_and_the_key(given, targets, has_key, resume, gates):
     assert _gates(given, targets, has_key, resume) == gates
+
+
+@pytest.mark.parametrize("key", [None, "segment"])
+def test_a_setting_does_not_add_the_gate_of_a_key(tmp_path, key):
+    options = ("people.csv", "bought", None, None, None, None, key, None, ["training.epochs=3"])
+    assert ("hash" in _study_options(*options, tmp_path, None, False).gates) == (key is not None)
+
+
+@pytest.mark.parametrize("table", ["people.csv", "people", "people/*", "people/*.csv", "people/**/[ab]?.csv"])
+def test_a_study_has_the_name_of_its_file_or_folder(table):
+    assert _without_pattern(table).stem == "people"
 
 
 @pytest.mark.slow

@@ -29,6 +29,10 @@ OUTCOMES = {
         "dense-per-task",
     ),
     "too expensive to compare": (DENSE | {"softmax": (4.0, 4.0, 900.0)}, "softmax"),
+    "a costly one and one that pays": (
+        DENSE | {"softmax": (3.0, 3.0, 900.0), "topk": (4.0, 4.0, 200.0)},
+        "softmax",
+    ),
     "no dense network": ({"topk": (4.0, 4.0, 200.0), "comet": (4.1, 4.1, 200.0)}, "topk"),
     "trees": (DENSE | {"topk": (4.9, 4.9, 200.0), "trees": (2.0, 2.0, None)}, "trees"),
     "no operations": ({"dense": (5.0, 5.0, None), "topk": (4.9, 4.9, None)}, "dense"),

@@ -1,4 +1,4 @@
-"""``comet-moe demo``, its two made-up tables and the regions of the experts."""
+"""``comet-moe demo`` of docs/index.md, its two made-up tables and the regions of the experts."""
 
 import re
 from types import SimpleNamespace

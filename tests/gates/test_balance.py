@@ -154,13 +154,13 @@ def test_the_width_goes_from_start_to_end_by_equal_factors():
     gate = CometGate(4, 8, gamma=(8.0, 0.5), gamma_steps=4)
     widths = []
     for _ in range(6):
-        widths.append(gate.width)
+        widths.append(gate.current_gamma)
         comet_moe.step(gate)
     assert widths == pytest.approx([8, 4, 2, 1, 0.5, 0.5])
     assert gate.split_weight.abs().max() <= 0.08
     other = CometGate(4, 8, gamma=(8.0, 0.5), gamma_steps=4)
     other.load_state_dict(gate.state_dict())
-    assert other.width == 0.5
+    assert other.current_gamma == 0.5
 
 
 def test_all_paths_use_the_width_of_the_schedule():

@@ -35,12 +35,11 @@ def train_two_steps(model, inputs):
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("gate", [None, CometGate])
 @pytest.mark.parametrize(("kind", "part"), [("routers", ".gate."), ("experts", ".experts.")])
-def test_only_the_named_part_trains_and_it_is_printed(family, gate, kind, part, capsys):
+def test_only_the_named_part_trains(family, gate, kind, part):
     model = build(family)
     if gate is not None:
         replace_routers(model, gate)
     found = train_only(model, kind)
-    assert capsys.readouterr().out == f"{found}\n"
     changed = train_two_steps(model, left_padded())
     assert changed
     assert all(f".mlp{part}" in name and "shared" not in name for name in changed)

@@ -302,7 +302,7 @@ def test_sixteen_million_experts_train_over_what_rows_visit():
     gate = CometGate(1, 2**24, k=1, gamma=1e-9, sparse=True)
     torch.nn.init.normal_(gate.split_weight)
     routing = gate(torch.randn(40, 1))
-    routing.held_weights.sum().backward()
+    routing.stored_weights.sum().backward()
     assert routing.in_pairs
     assert gate.leaf_weight.grad._nnz() <= 40
 

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from comet_moe import Permutation, PermutedGate, parameter_groups, sinkhorn
 from comet_moe.gates import CometGate, DSelectKGate, HashGate, SoftmaxGate, TopKGate
+from comet_moe.gates.losses import z_loss
 from comet_moe.local_search import assignment, permutation, permutation_entropy
 
 N, P = 6, 5
@@ -174,6 +175,16 @@ def test_the_aux_loss_is_zeta_times_the_entropy_in_stage_1_training_only():
     assert gate.eval()(x).aux_loss == 0
     search.step()
     assert gate.train()(x).aux_loss == 0
+
+
+def test_the_z_loss_does_not_change_when_a_search_ends():
+    x, search = 3 * torch.randn(5, P), Permutation(N, steps=1)
+    gate = PermutedGate(TopKGate(P, N, k=2), search)
+    during = gate(x)
+    wanted = gate.gate(x).logits.softmax(-1) @ search.matrix()
+    torch.testing.assert_close(during.logits.softmax(-1), wanted / wanted.sum(-1, keepdim=True))
+    search.step()
+    torch.testing.assert_close(z_loss(during), z_loss(gate(x)))
 
 
 def test_the_logits_get_a_gradient_in_stage_1_and_none_in_stage_2():

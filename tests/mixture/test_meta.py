@@ -50,6 +50,24 @@ def test_a_mixture_that_is_made_on_the_meta_device_is_filled_later():
     torch.testing.assert_close(moe(x)[0], filled(x)[0])
 
 
+@pytest.mark.parametrize("name", [*GATES, "comet with max_paths"])
+def test_a_gate_that_is_made_on_the_meta_device_is_reset_to_first_values(name):
+    make = GATES.get(name, lambda: CometGate(P, N, k=2, max_paths=2))
+    with torch.device("meta"):
+        gate = make()
+    gate.to_empty(device="cpu")
+    tensors = {**dict(gate.named_parameters()), **dict(gate.named_buffers())}
+    with torch.no_grad():
+        for value in tensors.values():
+            value.fill_(77)
+    torch.manual_seed(0)
+    gate.reset_parameters()
+    torch.manual_seed(0)
+    new = make()
+    for tensor, value in [*new.named_parameters(), *new.named_buffers()]:
+        assert torch.equal(tensors[tensor], value), tensor
+
+
 def test_operations_are_counted_on_the_meta_device():
     with torch.device("meta"):
         moe = MoE(experts=DenseExperts(N, P, 2), gate=CometGate(P, N, k=2), execution="dense")

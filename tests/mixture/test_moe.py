@@ -367,3 +367,29 @@ def test_shared_experts_are_added_for_every_row_but_padding(execution):
     without = moe.flops([alone])
     moe.shared = shared
     assert moe.flops([routing]) == without + 4 * 2 * 8 * 5
+
+
+def test_a_shared_expert_that_is_infinite_for_padding_leaves_its_output_zero():
+    class Reciprocal(nn.Module):
+        def forward(self, x):
+            return 1 / x
+
+    x, mask = torch.ones(3, 8), torch.tensor([True, False, True])
+    x[1] = 0
+    moe = MoE(experts=DenseExperts(6, 8, 8), gate=TopKGate(8, 6, k=2), shared=Reciprocal())
+    assert moe(x, mask=mask)[0][1].count_nonzero() == 0
+
+
+def test_a_layer_that_is_wrapped_is_run():
+    class Doubled(nn.Module):
+        def __init__(self, layer):
+            super().__init__()
+            self.layer = layer
+
+        def shared(self, x):
+            return 2 * self.layer.shared(x)
+
+    experts, x = MLPExperts(3, P, (9, 4), activation="identity"), torch.randn(5, P)
+    plain = experts.dense(x)
+    experts.layers[0] = Doubled(experts.layers[0])
+    torch.testing.assert_close(experts.dense(x), 2 * plain)

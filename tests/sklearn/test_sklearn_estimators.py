@@ -10,7 +10,8 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from comet_moe.exceptions import DivergedError
+from comet_moe.exceptions import DivergedError, RoutingWarning
+from comet_moe.experiments.config import load_train_config
 from comet_moe.sklearn import MoEClassifier, MoERegressor, MultiTaskMoE
 
 FAST = {"experts": 4, "units": (16,), "epochs": 12, "learning_rate": 0.02, "random_state": 0}
@@ -252,9 +253,35 @@ def test_without_a_validation_share_all_rows_and_epochs_are_trained():
 )
 def test_routing_tells_what_the_gate_does(gate, per_sample, verdicts):
     X, y, _ = make_numbers()
-    routing = MoEClassifier(gate, **FAST).fit(X, y).routing_["y"]
+    routing = MoEClassifier(gate, **FAST | {"learning_rate": 0.004}).fit(X, y).routing_["y"]
     assert routing["experts_per_sample"] == pytest.approx(per_sample)
     assert routing["verdict"] in verdicts
+
+
+@pytest.mark.parametrize("gate", ["comet", "comet+", "dselect", "topk"])
+def test_gates_have_the_information_of_the_recipe_for_tables(gate):
+    X, y, _ = make_numbers()
+    of_recipe = load_train_config("table", [f"gate={gate}"]).gate.information
+    (trained, own) = (
+        MoEClassifier(gate, **FAST | {"epochs": 1}, **given).fit(X, y) for given in ({}, {"information": 0.2})
+    )
+    assert trained._config.gate.information == of_recipe
+    assert own._config.gate.information == 0.2
+
+
+def test_a_gate_that_does_not_route_at_the_end_warns_and_stands_in_the_notes(recwarn):
+    _, y, _ = make_numbers()
+    X = np.zeros((240, 1))
+    X[::60] = 1  # nearly all rows are equal, so that no gate can part them
+    settings = FAST | {"epochs": 1}
+    with pytest.warns(RoutingWarning, match="gate y ") as warned:
+        still = MoEClassifier("topk", **settings).fit(X, y)
+    assert still.routing_["y"]["verdict"] in ("static", "blends")
+    assert still.result_["notes"] == [str(warning.message) for warning in warned]
+    assert {warning.filename for warning in warned} == {__file__}
+    recwarn.clear()
+    assert MoEClassifier("dense", **settings).fit(X, y).result_["notes"] == []
+    assert len(recwarn) == 0
 
 
 def test_a_gate_with_search_and_warm_up_trains():

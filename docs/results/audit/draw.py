@@ -5,10 +5,9 @@ Reads the JSON of each audit in its folder, and writes ``gains.svg`` there.
 
 import json
 import math
-from pathlib import Path
 
-FOLDER = Path(__file__).parent
-MODELS = {"topk": "Top-2", "hash": "hash", "comet": "COMET"}
+from table import FOLDER, MODELS
+
 LEFT, RIGHT, ROW, WIDTH = 190, 30, 26, 760
 STYLE = """
 text { font: 14px system-ui, sans-serif; fill: #1a1f26 }

@@ -15,6 +15,6 @@ for gate in topk hash comet; do
     mv "$out/$gate.part" "$out/$gate.result.json"
   }
   time python -m comet_moe audit "$out/$gate" --data "$out/held-out.txt" --length $length --json \
-    -o "docs/results/audit/$gate.html" > "docs/results/audit/$gate.json"
+    -o "$out/$gate.html" > "docs/results/audit/$gate.json"
 done
 python docs/results/audit/draw.py

@@ -67,17 +67,18 @@ def measure_aux_losses(
             coefficient, as their configuration says.
 
     Returns:
-        None of those that are not configured; none at all where the training loss is not known.
+        None of those that are not configured; none at all where the training loss is not known, or where no
+        router has parameters that train.
     """
     coefficient = 0.0 if total is None and not _has_loss(model) else _coefficient(model)
     sources = [COEFFICIENT] if coefficient else []
-    if total is not None and any(mixture.gate_of_ours for mixture in mixtures):
+    if total is not None and any(mixture.library_gate for mixture in mixtures):
         sources.append(GATES)
-    if not sources:
-        return []
-    k = getattr(text_config(getattr(model, "config", None)), "num_experts_per_tok", None)
     gates = dict.fromkeys(weight for mixture in mixtures for weight in mixture.gate_parameters.values())
     weights = [weight for weight in gates if weight.requires_grad]
+    if not sources or not weights:
+        return []
+    k = getattr(text_config(getattr(model, "config", None)), "num_experts_per_tok", None)
     expected, added = torch.zeros(len(sources), dtype=torch.float64), 0.0
     wanted, actual, of_task = [], [], []  # gradients into the routers
     with as_in_training(model, seed), torch.enable_grad():
@@ -94,19 +95,17 @@ def measure_aux_losses(
             value = model(**_inputs(batch)).loss if total is None else total(model, batch)
             expected += torch.stack([one.detach().double().cpu() for one in definitions])
             added += (value - task).item()
-            if weights:
-                by_task = _gradient(task, weights)
-                wanted.append(torch.stack([_gradient(one, weights) for one in definitions]))
-                actual.append(_gradient(value, weights) - by_task)
-                of_task.append(by_task)
+            by_task = _gradient(task, weights)
+            wanted.append(torch.stack([_gradient(one, weights) for one in definitions]))
+            actual.append(_gradient(value, weights) - by_task)
+            of_task.append(by_task)
     expected, added = expected / len(batches), added / len(batches)
     ratios = torch.full((len(sources),), torch.nan, dtype=torch.float64)
-    if weights:
-        wanted_sum = torch.stack(wanted).sum(0)  # (S, P)
-        is_clear = wanted_sum.norm(dim=1) > AUX_GRADIENT * torch.stack(of_task).sum(0).norm()
-        is_clear = is_clear.cpu() & (expected != 0)
-        if is_clear.any():
-            ratios[is_clear] = _multiples(wanted_sum[is_clear], torch.stack(actual).sum(0))
+    wanted_sum = torch.stack(wanted).sum(0)  # (S, P)
+    is_clear = wanted_sum.norm(dim=1) > AUX_GRADIENT * torch.stack(of_task).sum(0).norm()
+    is_clear = is_clear.cpu() & (expected != 0)
+    if is_clear.any():
+        ratios[is_clear] = _multiples(wanted_sum[is_clear], torch.stack(actual).sum(0))
     return list(_describe(sources, expected, added, ratios))
 
 
@@ -137,8 +136,8 @@ def _monitored(model: nn.Module) -> Iterator[RoutingMonitor]:
 def _keep(routings: list[Routing], k: int | None, mixture: Mixture, call: Call) -> None:
     """Keep the routing of a mixture of transformers, without padding.
 
-    The experts are those of the k largest logits, as in ``load_balancing_loss_func`` of transformers. A
-    router may choose by something else, such as logits with a bias.
+    The experts are those of the k largest logits, as in ``load_balancing_loss_func`` of transformers. That is
+    so also where the router chooses by something else, such as logits with a bias.
     """
     logits = call.routing.logits
     if isinstance(mixture, RoutedExperts) and logits is not None:

@@ -14,6 +14,9 @@ from comet_moe.audit.run import audit, count_passes
 from comet_moe.interventions import Loss, evaluating
 from comet_moe.mixture.visits import find_mixtures
 
+COUNTED = {"repeats", "routes", "removal"}
+"""Options of an audit that change its number of forward passes."""
+
 
 class PeriodicAudit:
     """Audits a model every ``interval`` steps, for at most ``share`` of the time.
@@ -96,7 +99,8 @@ class PeriodicAudit:
             self._loss(model, self._batches[0])
         seconds = self._clock() - before
         self._spent += seconds
-        return seconds * count_passes(len(find_mixtures(model)), len(self._batches), **self._options)
+        counted = {name: self._options[name] for name in COUNTED & self._options.keys()}
+        return seconds * count_passes(len(find_mixtures(model)), len(self._batches), **counted)
 
     def _unmoved(self, model: nn.Module, report: Report) -> list[Finding]:
         """A finding for each router that is as it was in the last audit, and is not known as frozen."""

@@ -51,7 +51,7 @@ class WithoutExperts:
         """The other weights (N, n)."""
         weights, logits = call.routing.weights, call.routing.logits
         kept = self._kept[mixture.name].to(weights.device)
-        if mixture.formula is None or logits is None:
+        if mixture.equivalent_gate is None or logits is None:
             experts = kept.expand(len(weights), -1)
         else:
             removed = torch.ones(mixture.num_experts, dtype=torch.bool, device=kept.device)
@@ -63,10 +63,10 @@ class WithoutExperts:
         return weigh(mixture, call, experts.masked_fill(~real, -1))
 
     def _choose(self, mixture: Mixture, logits: Tensor, removed: Tensor) -> Tensor:
-        assert mixture.formula is not None
+        assert mixture.equivalent_gate is not None
         gate = self._gates.get(mixture.name)
         if gate is None:
-            gate = self._gates[mixture.name] = copy.deepcopy(mixture.formula)
+            gate = self._gates[mixture.name] = copy.deepcopy(mixture.equivalent_gate)
             if gate.balance_bias is not None:
                 gate.balance_bias.masked_fill_(removed, -torch.inf)
         return logits.topk(gate.k).indices if gate.chooses_by_logits else gate._choose(logits, None)
@@ -89,7 +89,9 @@ def removal_curve(
     saliency = {name: own.saliency for name, own in routes.items() if own.saliency is not None}
     if len(saliency) < len(mixtures) or any(mixture.num_experts != n for mixture in mixtures):
         return []
-    k = fewest_experts(model, (0 if own.formula is None else own.formula.k for own in mixtures))
+    k = fewest_experts(
+        model, (0 if own.equivalent_gate is None else own.equivalent_gate.k for own in mixtures)
+    )
     generator = torch.Generator().manual_seed(seed)
     chance = {name: torch.rand(n, generator=generator) for name in saliency}
     curve = [{"removed": 0, "by_saliency": float(before.mean()), "at_random": float(before.mean())}]
@@ -107,7 +109,7 @@ def removal_curve(
 def why_not_prunable(model: nn.Module, mixtures: Sequence[Mixture]) -> str | None:
     """The reason why experts of ``model`` cannot be removed, as a sentence; None if they can."""
     for mixture in mixtures:
-        if mixture.gate_of_ours is not None:
+        if mixture.library_gate is not None:
             return f"{mixture.name} has a gate of comet_moe, and only routers of transformers can be sliced"
         if mixture.gate is None:
             return f"the router of {mixture.name} was not found, so that its rows cannot be removed"

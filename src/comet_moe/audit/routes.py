@@ -89,7 +89,7 @@ class RouteReader:
             group = group.expand(-1, len(weights) // len(group)) if group.shape[1] == 1 else group
             routes.groups = routes.groups or GroupStatistics(self._num_groups)
             routes.groups.add(rows, group.flatten()[real])
-        if mixture.has_outputs:
+        if mixture.can_run_experts:
             self._add_norms(mixture, routes, call, selected, real)
             chosen = real[
                 torch.randperm(len(real), generator=self._generator)[: self._sample].to(real.device)

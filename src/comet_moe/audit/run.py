@@ -17,14 +17,14 @@ from comet_moe.audit.routes import RouteReader, Routes, group_information, group
 from comet_moe.audit.training import GradientNorms, measure_gradients
 from comet_moe.audit.value import can_exchange, have_same_gate, measure_exchange, measure_regret
 from comet_moe.exceptions import CometError
-from comet_moe.interventions import Loss, change_losses, collect_losses, evaluating, summarise_gain
+from comet_moe.interventions import Loss, collect_losses, evaluating, loss_differences, summarise_gain
 from comet_moe.mixture.visits import Mixture, find_mixtures, visiting
 
 COMPARED_ROWS = 256
 """Rows on which the outputs of experts are compared, per mixture."""
 
 COMPARED_VALUES = 2**25
-"""Most numbers of those outputs at once: with many large experts, fewer rows are compared."""
+"""Most values of the inputs of these rows, once per expert: with many experts, fewer rows are compared."""
 
 Progress = Callable[[str], None]
 
@@ -107,7 +107,7 @@ def audit(
 
         def gain(kind: Any, chosen: list[str]) -> dict[str, Any]:
             options: dict[str, Any] = {"repeats": repeats, "seed": seed, "gates": chosen}
-            return summarise_gain(change_losses(model, batches, loss, before, kind, **options))
+            return summarise_gain(loss_differences(model, batches, loss, before, kind, **options))
 
         say("other routes in all mixtures")
         gains, gaps = {"": gain("shuffle", names)}, {"": gain("random", names)}
@@ -157,7 +157,7 @@ def audit(
 
 
 def count_passes(
-    mixtures: int, batches: int, *, repeats: int = 3, routes: int = 4, removal: bool = True, **others: Any
+    mixtures: int, batches: int, *, repeats: int = 3, routes: int = 4, removal: bool = True
 ) -> int:
     """About how many forward passes an audit takes, see :func:`audit`; a backward pass counts as two.
 
@@ -193,10 +193,9 @@ def _similarity(mixture: Mixture, routes: Routes) -> dict[str, Any] | None:
     per_row = mixture.num_experts * rows.shape[1]
     found = similarity(mixture, rows[: max(16, COMPARED_VALUES // per_row)])
     found.fill_diagonal_(-1.0)
-    n, largest = len(found), int(found.argmax())
-    pair = sorted((largest // n, largest % n))
-    mean = (float(found.sum()) + n) / (n * (n - 1))
-    return {"mean": mean, "largest": float(found.flatten()[largest]), "pair": pair}
+    pair = sorted(divmod(int(found.argmax()), len(found)))
+    mean = float(found[~torch.eye(len(found), dtype=torch.bool)].mean())
+    return {"mean": mean, "largest": float(found.max()), "pair": pair}
 
 
 def _other_layers(

@@ -3,7 +3,6 @@
 Shapes: B sequences of T tokens, N rows, n experts, R other routes, L mixtures.
 """
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from comet_moe.interventions import CONFIDENCE, Loss, collect_losses, summarise_gain
+from comet_moe.interventions import Loss, collect_losses, mean_interval, summarise_gain
 from comet_moe.mixture.visits import Call, Mixture, visiting
 
 
@@ -93,17 +92,6 @@ def measure_regret(
         "tokens": difference.shape[1],
         "routes": routes,
     }
-
-
-def mean_interval(values: Tensor) -> list[float] | None:
-    """The 95 % interval of a mean; None for a single value."""
-    if len(values) < 2:
-        return None
-    from scipy.stats import t
-
-    half = float(t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * float(values.std()) / math.sqrt(len(values))
-    mean = float(values.mean())
-    return [mean - half, mean + half]
 
 
 @contextmanager

@@ -29,6 +29,7 @@ from comet_moe.experts.grouped_linear import GroupedLinear
 from comet_moe.files import align_weights
 from comet_moe.gates.base import TrainableGate
 from comet_moe.gates.hash import HashGate
+from comet_moe.gates.warmup import WarmupGate
 from comet_moe.local_search import Permutation
 from comet_moe.mixture.dispatch import Execution
 from comet_moe.mixture.moe import MoE
@@ -102,7 +103,7 @@ class BertExperts(Experts):
 
 
 @dataclass(frozen=True)
-class Tokens:
+class LayerInputs:
     """The inputs of the layers other than hidden states.
 
     Attributes:
@@ -140,13 +141,13 @@ class CometBertLayer(BertLayer):
         self,
         hidden_states: Tensor,
         attention_mask: Tensor | None = None,
-        *encoder: None,
-        tokens: Tokens,
+        *unused: Any,  # encoder_hidden_states and others; the configuration refuses decoders
+        tokens: LayerInputs,
         **kwargs: Any,
     ) -> Tensor:
         """(B, T, p) -> (B, T, p)."""
-        for unused in ("encoder_attention_mask", "past_key_values"):
-            kwargs.pop(unused, None)
+        for name in ("encoder_attention_mask", "past_key_values"):
+            kwargs.pop(name, None)
         attended, _ = self.attention(hidden_states, attention_mask, **kwargs)
         mixed, routing = self.moe(attended, keys=tokens.ids, mask=tokens.mask)
         tokens.routings.append(routing)
@@ -174,7 +175,7 @@ class SparseModel:
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)  # type: ignore[misc]
-        if isinstance(module, TrainableGate | HashGate):
+        if isinstance(module, TrainableGate | HashGate | WarmupGate):
             module.reset_parameters()  # type: ignore[operator]
         elif isinstance(module, GroupedLinear):
             init.normal_(module.weight, std=self.config.initializer_range)  # type: ignore[attr-defined]
@@ -201,7 +202,7 @@ class CometBertModelOutput(BaseModelOutputWithPoolingAndCrossAttentions):
 
 
 class CometBertModel(SparseModel, BertModel):
-    """The encoder. ``forward`` appends one :class:`~comet_moe.Routing` per layer to the list ``routings``."""
+    """The encoder. ``forward`` adds one :class:`~comet_moe.Routing` per layer to the list ``routings``."""
 
     def __init__(self, config: CometBertConfig, add_pooling_layer: bool = True):
         with init.no_init_weights():
@@ -228,11 +229,12 @@ class CometBertModel(SparseModel, BertModel):
         if input_ids is None and self.config.kind == "hash":
             raise ValueError("a hash gate routes by token id: give input_ids, not inputs_embeds")
         mask = None if attention_mask is None else attention_mask != 0
-        tokens = Tokens(input_ids, mask, [] if routings is None else routings)
+        tokens = LayerInputs(input_ids, mask)
         outputs = super().forward(input_ids, attention_mask, *args, tokens=tokens, return_dict=True, **kwargs)
-        return CometBertModelOutput(
-            **outputs, aux_loss=total_aux_loss(tokens.routings) if self.training else None
-        )
+        aux_loss = total_aux_loss(tokens.routings) if self.training else None
+        if routings is not None:
+            routings.extend(tokens.routings)
+        return CometBertModelOutput(**outputs, aux_loss=aux_loss)
 
 
 def total_aux_loss(routings: list[Routing]) -> Tensor:
@@ -250,12 +252,14 @@ def _sparse_forward(forward: Any, output_class: type[Any]) -> Any:
     @can_return_tuple
     @wraps(forward)
     def with_aux_loss(self: Any, *args: Any, routings: list[Routing] | None = None, **kwargs: Any) -> Any:
-        routings = [] if routings is None else routings
-        fields = dict(forward(self, *args, routings=routings, return_dict=True, **kwargs))
+        own: list[Routing] = []
+        fields = dict(forward(self, *args, routings=own, return_dict=True, **kwargs))
         if self.training:
-            fields["aux_loss"] = total_aux_loss(routings)
+            fields["aux_loss"] = total_aux_loss(own)
             if "loss" in fields:
                 fields["loss"] = fields["loss"] + fields["aux_loss"]
+        if routings is not None:
+            routings.extend(own)
         return output_class(**fields)
 
     return with_aux_loss

@@ -59,7 +59,7 @@ def train(
 ) -> None:
     """Run the study, or some of its gates, to its end with workers on this machine.
 
-    A trial ends after ``max_seconds``, and by ``deadline`` (`time.time`), with what it has.
+    A trial ends after ``max_seconds``, and by ``deadline`` (`time.monotonic`), with what it has.
 
     Ctrl-C and SIGTERM, by which batch systems stop a job, release the trials that are running.
     """

@@ -107,16 +107,19 @@ def compare(
     those of `comet-moe tune`: it can be stopped, resumed, and run by several machines.
     """
     started = time.monotonic()  # imports take part of the budget
+    from comet_moe.experiments.studies.budget import BASELINE_SHARE, parse_budget, training_seconds
+    from comet_moe.experiments.studies.pool import start_server
+
+    try:
+        limit = parse_budget(budget)
+    except ValueError as error:
+        raise typer.BadParameter(f"--budget {error}") from None
+    start_server()
     from comet_moe.cli._study import explain_stop
     from comet_moe.cli.table import print_tables
     from comet_moe.experiments.data.table.text_file import table_suffix
     from comet_moe.experiments.report import check_extra, write_report
-    from comet_moe.experiments.studies.budget import (
-        BASELINE_SHARE,
-        RESERVED,
-        describe_reduction,
-        parse_budget,
-    )
+    from comet_moe.experiments.studies.budget import describe_reduction
     from comet_moe.experiments.studies.comparison import Comparison
     from comet_moe.experiments.studies.comparison_table import COMPARISON_NOTE
     from comet_moe.experiments.studies.evidence import few_rows
@@ -130,11 +133,7 @@ def compare(
     check_extra()  # before the training, not after it
     if page is not None:
         require_file_path(page, ".html")
-    try:
-        limit = parse_budget(budget)
-    except ValueError as error:
-        raise typer.BadParameter(f"--budget {error}") from None
-    given_table = Path(table.rstrip("/*"))
+    given_table = _without_pattern(table)
     out = out or Path("studies") / f"{given_table.stem.removesuffix(table_suffix(given_table))}-compare"
     options = _study_options(
         table, targets, features, exclude, tasks, weights, key, gates, settings, out, storage, resume
@@ -142,6 +141,7 @@ def compare(
     given = [argument for argument in sys.argv[1:] if argument != "--resume"]
     trials = seeds if limit is None else 1  # within a limit rounds add the others
     is_known = resume and StudyFolder(out).contains_study()
+    end = None if limit is None else started + training_seconds(limit, time.monotonic() - started)
     options = replace(options, trials=None if is_known else trials, keep_models=keep_models)
     with explain_stop(shlex.join(["comet-moe", *given, "--resume"])), open_study(options) as study:
         comparison = Comparison(study)
@@ -152,10 +152,10 @@ def compare(
             share = None if limit is None else BASELINE_SHARE * limit
             comparison.fit_baselines(lambda name: echo(name, err=True), share)
         study.train_on(study.definition.gates)
-        if limit is None:
+        if end is None:
             _train_all(study, seeds, workers)
         else:
-            _train_within(study, seeds, workers, started + (1 - RESERVED) * limit)
+            _train_within(study, seeds, workers, end)
         comparison.measure_speed(None if limit is None else started + limit)
     reduced = "" if limit is None else describe_reduction(study.trials, study.definition.gates, seeds)
     (finished,) = read_studies([out])
@@ -218,10 +218,10 @@ def _study_options(
     if weights is not None:
         given["loss.weights"] = _pairs("--weights", weights)
     for setting in settings or []:
-        key = setting.partition("=")[0].strip()
-        if any(key == name or key.startswith(f"{name}.") or name.startswith(f"{key}.") for name in given):
+        own = setting.partition("=")[0].strip()
+        if any(own == name or own.startswith(f"{name}.") or name.startswith(f"{own}.") for name in given):
             raise typer.BadParameter(
-                f"--set {key} is given by the table or another option, too: give it once"
+                f"--set {own} is given by the table or another option, too: give it once"
             )
     return StudyOptions(
         kind="ablation",
@@ -232,6 +232,12 @@ def _study_options(
         storage=storage,
         resume=resume,
     )
+
+
+def _without_pattern(table: str) -> Path:
+    """The file or folder that ``table`` names; for a pattern such as data/*.csv, its folder."""
+    path = Path(table).absolute()
+    return next(part for part in (path, *path.parents) if not any(mark in part.name for mark in "*?["))
 
 
 def _gates(given: str | None, num_targets: int, has_key: bool, resume: bool) -> list[str] | None:
@@ -260,7 +266,6 @@ def _train_within(study: "StudyHandle", seeds: int, workers: int | None, end: fl
     from comet_moe.experiments.studies.budget import first_round, next_round
 
     size, gates = num_workers(workers), study.definition.gates
-    deadline = time.time() + end - time.monotonic()
     waiting = Counter(trial.gate for trial in study.trials if not trial.is_finished)
     is_new = waiting.total() == len(study.trials)
     first = first_round(list(waiting), waiting.total(), end - time.monotonic(), size)
@@ -268,7 +273,7 @@ def _train_within(study: "StudyHandle", seeds: int, workers: int | None, end: fl
     following: Round | None = first
     while following is not None:
         if following.runs:
-            train(study, size, following.runs, following.max_seconds, deadline)
+            train(study, size, following.runs, following.max_seconds, end)
         following = next_round(study.summarise(candidates), end - time.monotonic(), size)
         if following is None or (following.adds_seed and study.definition.trials >= seeds):
             break

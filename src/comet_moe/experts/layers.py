@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
+from typing import cast
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -61,7 +62,7 @@ class LayeredExperts(Experts):
 
     def dense(self, x: Tensor) -> Tensor:
         """(B, p) -> (B, n, u)."""
-        return self._run(x, lambda layer, rows: layer.shared(rows) if rows is x else layer.each(rows))
+        return self._run(x, lambda layer, rows: layer.each(rows), lambda layer, rows: layer.shared(rows))
 
     def one(self, rows: Tensor, expert: int) -> Tensor:
         """(m, p) -> (m, u)."""
@@ -75,10 +76,10 @@ class LayeredExperts(Experts):
         """(M, p) -> (M, u)."""
         return self._run(rows, lambda layer, hidden: layer.sorted_rows(hidden, offsets))
 
-    def _run(self, rows: Tensor, apply: Apply) -> Tensor:
-        """All layers by ``apply``, without what the epilogue does."""
+    def _run(self, rows: Tensor, apply: Apply, apply_first: Apply | None = None) -> Tensor:
+        """All layers by ``apply``, the first one by ``apply_first``, without what the epilogue does."""
         first, *others = self._layers()
-        hidden = apply(first, rows)
+        hidden = (apply_first or apply)(first, rows)
         for layer in others:
             hidden = apply(layer, F.dropout(self._activation(hidden), self.dropout, self.training))
         return hidden if self.activation == "relu" else self._activation(hidden)
@@ -150,9 +151,8 @@ class FeedForwardExperts(LayeredExperts):
         super().__init__(num_experts, activation, dropout, ACTIVATIONS | {"swiglu": swiglu})
         is_gated = activation == "swiglu"
         self.inner = GroupedLinear(num_experts, in_features, hidden_features * (2 if is_gated else 1))
-        self.outer = GroupedLinear(
-            num_experts, hidden_features, in_features if out_features is None else out_features
-        )
+        self.out_features = in_features if out_features is None else out_features
+        self.outer = GroupedLinear(num_experts, hidden_features, self.out_features)
 
     @property
     def epilogue(self) -> Epilogue:
@@ -162,8 +162,8 @@ class FeedForwardExperts(LayeredExperts):
     def _layers(self) -> list[GroupedLinear]:
         return [self.inner, self.outer]
 
-    def _run(self, rows: Tensor, apply: Apply) -> Tensor:
-        return apply(self.outer, self._activation(apply(self.inner, rows)))
+    def _run(self, rows: Tensor, apply: Apply, apply_first: Apply | None = None) -> Tensor:
+        return apply(self.outer, self._activation((apply_first or apply)(self.inner, rows)))
 
 
 class MLPExperts(LayeredExperts):
@@ -203,4 +203,4 @@ class MLPExperts(LayeredExperts):
         )
 
     def _layers(self) -> list[GroupedLinear]:
-        return [layer for layer in self.layers if isinstance(layer, GroupedLinear)]
+        return cast(list[GroupedLinear], list(self.layers))  # or what wraps one

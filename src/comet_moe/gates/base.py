@@ -215,10 +215,11 @@ class SteppedGate(TrainableGate, Stepped):
 
 
 class GateWrapper(Gate):
-    """Base class of gates that change the routing of another gate; other attributes are those of that gate.
+    """Base class of gates that change the routing of another gate.
 
     ``forward`` calls ``self.gate`` and returns a changed routing. As for every gate it gets checked input in
-    float32 (float64 if the gate inside is), and autocast is off. Values are checked by the gate inside, once.
+    float32 (float64 if the gate inside is), and autocast is off. Values are checked by the gate inside, once,
+    and so is what moves in training. All other attributes are at first those of the gate inside.
 
     Args:
         gate: the gate inside.
@@ -241,15 +242,10 @@ class GateWrapper(Gate):
         super().__init__()
         checks.require_type("gate", gate, Gate)
         self.gate = gate
-        self.num_experts = gate.num_experts
-        self.in_features = gate.in_features
-        self.k = gate.k
-        self.sums_to_one = gate.sums_to_one
-        self.max_weight_sum = gate.max_weight_sum
-        self.stochastic = gate.stochastic
-        self.has_logits = gate.has_logits
-        self.has_trees = gate.has_trees
-        self.depends_on_batch = gate.depends_on_batch
+        self.num_experts, self.in_features, self.k = gate.num_experts, gate.in_features, gate.k
+        self.sums_to_one, self.max_weight_sum = gate.sums_to_one, gate.max_weight_sum
+        self.has_logits, self.has_trees = gate.has_logits, gate.has_trees
+        self.stochastic, self.depends_on_batch = gate.stochastic, gate.depends_on_batch
 
     @property
     def soft_in_training(self) -> bool:  # type: ignore[override]

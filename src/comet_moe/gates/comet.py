@@ -46,7 +46,7 @@ class CometGate(SteppedGate):
 
     ``balance`` makes every node halve the rows that reach it, so that loads are even without a loss. The
     bias of a split is then no parameter. "normalize" normalises the logits w·x of a node by their mean and
-    deviation over the rows of the batch. A row has the weight of its probability to reach the node.
+    deviation over the rows of the batch. Each row is weighted by its probability of reaching the node.
     Evaluation uses running statistics, as batch normalisation does. "median" sets the bias to minus the
     running median of w·x over these rows, in training too, so that rows stay independent. Call
     :func:`comet_moe.step` after each optimiser step: it moves the statistics, by the rows of all ranks.
@@ -129,9 +129,7 @@ class CometGate(SteppedGate):
         self.balance = balance
         self.depends_on_batch = balance == "normalize"
         self.moves_in_training = balance is not None
-        self.scale = checks.positive("scale", scale)
-        self.max_weight_sum = self.scale
-        self.sums_to_one = scale == 1
+        self._set_scale(scale)
         self.sparse = sparse
         self.max_paths = None if max_paths is None else checks.at_least_one("max_paths", max_paths)
         nodes = k, num_experts - 1
@@ -146,13 +144,12 @@ class CometGate(SteppedGate):
         self.leaf_weight = nn.Parameter(torch.empty(k, num_experts, in_features))
         self.leaf_bias = nn.Parameter(torch.empty(k, num_experts))
         if self.gamma_steps is not None:
-            self.register_buffer("progress", torch.zeros((), dtype=torch.int64))
+            self.register_buffer("progress", torch.empty((), dtype=torch.int64))
         if self.max_paths is not None:
-            self.register_buffer("cut_trees", torch.zeros((), dtype=torch.int64))
-            self.register_buffer("walked_trees", torch.zeros((), dtype=torch.int64))
+            self.register_buffer("cut_trees", torch.empty((), dtype=torch.int64))
+            self.register_buffer("walked_trees", torch.empty((), dtype=torch.int64))
         self.reset_parameters()
 
-    @torch.no_grad()
     def reset_parameters(self) -> None:
         """Splits Uniform(±γ/100), leaves Uniform(±0.05): trees start soft and near uniform.
 
@@ -162,19 +159,18 @@ class CometGate(SteppedGate):
         if self.balance is None:
             limit = (self.gamma[0] if isinstance(self.gamma, tuple) else self.gamma) / 100
             for split in (self.split_weight, self.split_bias):
-                split.uniform_(-limit, limit)
+                nn.init.uniform_(split, -limit, limit)
         else:
             limit = (3 / self.in_features) ** 0.5
-            self.split_weight.uniform_(-limit, limit)
-            self.split_deviation.fill_(1)
-            for zero in (self.split_bias, self.split_steps, self.split_sums):
-                zero.zero_()
+            nn.init.uniform_(self.split_weight, -limit, limit)
         for leaf in (self.leaf_weight, self.leaf_bias):
-            leaf.uniform_(-0.05, 0.05)
+            nn.init.uniform_(leaf, -0.05, 0.05)
+        for name, buffer in self.named_buffers(recurse=False):
+            nn.init.constant_(buffer, float(name == "split_deviation"))
 
     @property
-    def width(self) -> float | Tensor:
-        """γ now; a tensor (), which no host waits for, on accelerators and in graphs."""
+    def current_gamma(self) -> float | Tensor:
+        """The width γ at this step; a scalar tensor on accelerators and in graphs: the host does not wait."""
         if not isinstance(self.gamma, tuple):
             return self.gamma
         assert self.gamma_steps is not None
@@ -205,7 +201,7 @@ class CometGate(SteppedGate):
 
     def forward(self, x: Tensor, keys: Tensor | None = None, mask: Tensor | None = None) -> Routing:
         """Rows descend the trees where compiled loops run; otherwise every node is evaluated."""
-        width = self.width
+        width = self.current_gamma
         needs_nodes = self.keeps_contributions or isinstance(width, Tensor) or self.max_paths is not None
         if self.training or needs_nodes or torch.is_grad_enabled():
             routing = self._route_by_walk(x, mask, width)
@@ -249,8 +245,7 @@ class CometGate(SteppedGate):
         else:
             trees = soft_trees(splits, alphas, width)
         weights, contributions, paths, entropy = (value.unflatten(0, x.shape[:-1]) for value in trees)
-        if self.scale != 1:
-            weights, contributions = weights * self.scale, contributions * self.scale
+        weights, contributions = self._scaled(weights), self._scaled(contributions)
         aux_loss = None
         if self.training and self.entropy > 0:
             aux_loss = self.entropy * masked_mean(entropy, mask, self.ranks)
@@ -317,7 +312,7 @@ class CometGate(SteppedGate):
         if needed > MOST_DENSE_BYTES:
             remedy = 'balance="median" with gamma=0.01, which starts hard'
             if self.balance is not None:
-                remedy = f"a gamma below {self.width:g}"
+                remedy = f"a gamma below {self.current_gamma:g}"
             raise ValueError(
                 f"the splits are soft, so that {len(rows)} rows visit most nodes of {self.num_experts} "
                 f"experts, which needs {in_words(needed)} of memory, more than "
@@ -341,8 +336,7 @@ class CometGate(SteppedGate):
         rows = x.reshape(-1, self.in_features)
         parameters = (parameter.to(x.dtype) for parameter in self._read_parameters())
         weights = descend_op(rows, *parameters, width)
-        weights = weights if self.scale == 1 else weights * self.scale
-        return Routing(weights=weights.reshape(*x.shape[:-1], self.num_experts))
+        return Routing(weights=self._scaled(weights).reshape(*x.shape[:-1], self.num_experts))
 
     def _route_by_descent(self, x: Tensor, parameters: list[Tensor], width: float) -> Routing:
         batch_shape = x.shape[:-1]
@@ -352,12 +346,11 @@ class CometGate(SteppedGate):
         if not descent.finite:
             return self._route_dense(x, None, width)
         if descent.fits:
-            expert, weight = descent.expert, descent.weight
-            weight = weight if self.scale == 1 else weight * self.scale
-            routing = Routing.from_slots(expert, weight, batch_shape, self.num_experts)
+            weight = self._scaled(descent.weight)
+            routing = Routing.from_slots(descent.expert, weight, batch_shape, self.num_experts)
         else:
             sample, expert, weight = descend_again(rows, trees, width, descent)
-            pairs = Pairs(sample, expert, weight if self.scale == 1 else weight * self.scale)
+            pairs = Pairs(sample, expert, self._scaled(weight))
             routing = Routing.from_pairs(pairs, batch_shape, self.num_experts, is_ordered=True)
         routing.gate_flops = 2 * self.in_features * descent.visited
         return routing

@@ -86,13 +86,12 @@ class DSelectKGate(TrainableGate):
         self.mixing_bias = nn.Parameter(torch.empty(k))
         self.reset_parameters()
 
-    @torch.no_grad()
     def reset_parameters(self) -> None:
         """Selectors Uniform(±γ/100), mixing Uniform(±0.05)."""
         for selector in (self.selector_weight, self.selector_bias):
-            selector.uniform_(-self.gamma / 100, self.gamma / 100)
+            nn.init.uniform_(selector, -self.gamma / 100, self.gamma / 100)
         for mixing in (self.mixing_weight, self.mixing_bias):
-            mixing.uniform_(-0.05, 0.05)
+            nn.init.uniform_(mixing, -0.05, 0.05)
 
     def flops(self) -> int:
         """Operations on one row: the bits and the mixing logit of each selector."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from comet_moe import checks
 from comet_moe.gates.ranks import Ranks, sum_over_batch
-from comet_moe.routing import Routing
+from comet_moe.routing import Routing, entropy_terms
 
 
 def load_balancing_loss(routings: Routing | Sequence[Routing], ranks: Ranks | None = None) -> Tensor:
@@ -112,7 +112,7 @@ class Regularizer:
 
     def __call__(self, routings: Routing | Sequence[Routing], ranks: Ranks | None = None) -> Tensor:
         """The auxiliary loss, a scalar; of the rows of all ``ranks`` where they are given."""
-        loss = _as_sequence(routings)[0].held_weights.new_zeros(())
+        loss = _as_sequence(routings)[0].stored_weights.new_zeros(())
         if self.load_balance:
             loss = loss + self.load_balance * load_balancing_loss(routings, ranks)
         if self.z_loss:
@@ -138,12 +138,12 @@ def masked_mean(values: Tensor, mask: Tensor | None, ranks: Ranks | None = None)
 
 def selector_entropy(selectors: Tensor) -> Tensor:
     """Entropy Σ_j Σ_i -v log(v + 1e-6) of each row's k distributions, in nats: (B, ..., k, n) -> (B, ...)."""
-    return _surprise(selectors).sum((-2, -1))
+    return entropy_terms(selectors).sum((-2, -1))
 
 
 def _entropy(distribution: Tensor) -> Tensor:
     """Entropy over the last dimension, which stays with size 1; its gradient is finite at 0."""
-    return _surprise(distribution).sum(-1, keepdim=True)
+    return entropy_terms(distribution).sum(-1, keepdim=True)
 
 
 def _shares(weights: Tensor) -> Tensor:
@@ -156,18 +156,18 @@ def _distribution_sums(routing: Routing, of_trees: bool) -> tuple[Tensor, Tensor
     """Sums over rows: the distributions v, (k, n) or (1, n) for weights, their entropies, and the rows."""
     leaves, n = routing.tree_pairs if of_trees else None, routing.num_experts
     if leaves is not None:
-        counted = leaves.path.new_zeros(prod(routing.batch_shape))
-        counted[leaves.sample[(leaves.tree == 0) & (leaves.path != 0)]] = 1.0
+        counted = leaves.probability.new_zeros(prod(routing.batch_shape))
+        counted[leaves.sample[(leaves.tree == 0) & (leaves.probability != 0)]] = 1.0
         counted = counted if routing.mask is None else counted * routing.mask.flatten()
-        path = leaves.path * counted[leaves.sample]
+        path = leaves.probability * counted[leaves.sample]
         by_leaf = path.new_zeros(leaves.trees * n).index_add(0, leaves.tree * n + leaves.expert, path)
-        return by_leaf.view(leaves.trees, n), _surprise(path).sum(), counted.sum()
+        return by_leaf.view(leaves.trees, n), entropy_terms(path).sum(), counted.sum()
     if of_trees and routing.selectors is not None:
         distributions = routing.selectors.flatten(0, -3)  # (B, k, n)
     elif routing.in_pairs:
         share, routed = _pair_shares(routing)
         by_expert = share.new_zeros(n).index_add(0, routing.pairs().expert, share)
-        return by_expert.unsqueeze(0), _surprise(share).sum(), routed
+        return by_expert.unsqueeze(0), entropy_terms(share).sum(), routed
     else:
         distributions = _shares(routing.weights.flatten(0, -2)).unsqueeze(-2)
     counted = (_counted_rows(routing, distributions) * distributions.detach().any(-1)[:, :1]).unsqueeze(-1)
@@ -184,11 +184,6 @@ def _pair_shares(routing: Routing) -> tuple[Tensor, Tensor]:
 def _count_rows(routing: Routing, like: Tensor) -> Tensor:
     """The number of rows that are not padding, a scalar."""
     return like.new_tensor(prod(routing.batch_shape)) if routing.mask is None else routing.mask.sum().to(like)
-
-
-def _surprise(probability: Tensor) -> Tensor:
-    """-v log(v + 1e-6), whose gradient is finite at 0."""
-    return -(probability * (probability + 1e-6).log())
 
 
 def _counted_rows(routing: Routing, like: Tensor) -> Tensor:

@@ -82,9 +82,7 @@ class ProductKeyGate(SteppedGate):
         self.query_features = checks.at_least_one("query_features", query_features)
         if query_features % 2:
             raise ValueError(f"query_features must be even, for two halves, got {query_features}")
-        self.scale = checks.positive("scale", scale)
-        self.sums_to_one = scale == 1
-        self.max_weight_sum = self.scale
+        self._set_scale(scale)
         self.columns = isqrt(num_experts - 1) + 1
         self.rows = ceil(num_experts / self.columns)
         features, half = heads * query_features, query_features // 2

@@ -314,7 +314,7 @@ def build_gate(
             "name a categorical column of a table with data.options.key"
         )
     check_z_loss(name, z_loss)
-    if information and known.has_trees and "entropy" in known.settings:
+    if replaces_entropy(name, information):
         settings["entropy"] = 0.0
     sizes = {"in_features": in_features, "num_experts": num_experts, "num_keys": num_keys, "seed": seed}
     arguments = sizes | settings | ({} if k is None else {"k": k})
@@ -323,6 +323,14 @@ def build_gate(
     if load_balance or z_loss or information:
         gate = RegularizedGate(gate, load_balance, z_loss, information)
     return WarmupGate(gate, warmup_steps) if warmup_steps else gate
+
+
+def replaces_entropy(name: str, information: float) -> bool:
+    """Whether an information loss of this weight takes the place of the gate's entropy loss of its trees."""
+    if not information:
+        return False
+    known = find_gate(name)
+    return known.has_trees and "entropy" in known.settings
 
 
 def check_z_loss(name: str, z_loss: float) -> None:

@@ -1,7 +1,7 @@
 """A gate that starts dense and ends sparse."""
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from comet_moe import checks
 from comet_moe.gates.base import Gate, GateWrapper
@@ -47,8 +47,13 @@ class WarmupGate(GateWrapper, Stepped):
     def __init__(self, gate: Gate, steps: int):
         super().__init__(gate)
         self.steps = checks.at_least_one("steps", steps)
-        self.register_buffer("progress", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("progress", torch.empty((), dtype=torch.int64))
+        self.reset_parameters()
         self._remember_progress(0)
+
+    def reset_parameters(self) -> None:
+        """No steps so far; those of the gate inside are its own."""
+        nn.init.zeros_(self.progress)
 
     @property
     def warming(self) -> bool:

@@ -6,7 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from comet_moe import gates
+from comet_moe import __version__, gates
+from comet_moe.files import open_with
 from comet_moe.gates import Gate, GateWrapper
 from comet_moe.gates.registry import registered_gates
 from comet_moe.local_search import Permutation, PermutedGate
@@ -39,7 +40,8 @@ def describe_gates(by_name: Mapping[str, Gate]) -> Description:
     """
     searches: list[Permutation] = []
     described = {name: _describe(gate, searches) for name, gate in by_name.items()}
-    return {"gates": described, "searches": [_describe(search, searches) for search in searches]}
+    described_searches = [_describe(search, searches) for search in searches]
+    return {"gates": described, "searches": described_searches, "version": __version__}
 
 
 def _describe(module: Gate | Permutation, searches: list[Permutation]) -> Description:
@@ -136,7 +138,7 @@ def restore_gates(description: Description, share: bool = True) -> dict[str, Gat
         except (TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
             raise ValueError(
                 f"the gate {name} of the configuration cannot be built ({type(error).__name__}: {error}): "
-                f"restore config.json"
+                f"restore config.json{open_with(description.get('version'))}"
             ) from error
         if not share:
             searches = _build_searches(description)

@@ -20,12 +20,12 @@ Kind = Literal["routers", "experts", "lora"]
 
 
 class Trainable(NamedTuple):
-    """What trains.
+    """How many parameters of a model train.
 
     Attributes:
-        parameters: number of parameters that train.
-        total: of all parameters.
-        by_part: parameters that train, in "routers", "experts" and "others".
+        parameters: number of those that train.
+        total: number of all.
+        by_part: number of those that train in "routers", "experts" and "others".
     """
 
     parameters: int
@@ -34,7 +34,7 @@ class Trainable(NamedTuple):
 
     @property
     def share(self) -> float:
-        """Of all parameters."""
+        """The share of all parameters that trains."""
         return self.parameters / self.total
 
     def __str__(self) -> str:
@@ -45,8 +45,6 @@ class Trainable(NamedTuple):
 def train_only(model: Any, kind: Kind, *, lora: Any = None, routers: bool = False) -> Trainable:
     """Let only the routers, only the experts, or only LoRA adapters of ``model`` train, in place.
 
-    Prints what trains: the number of parameters, their share of all, and which parts they are in.
-
     Args:
         model: a mixture of transformers, with its own routers or with gates, or an upcycled model.
         kind: "routers", "experts", or "lora", which adds an adapter of peft by ``model.add_adapter``.
@@ -56,14 +54,14 @@ def train_only(model: Any, kind: Kind, *, lora: Any = None, routers: bool = Fals
         routers: with "lora", the routers train as well, whole. They are saved with the adapter.
 
     Returns:
-        What trains, as it was printed.
+        What trains; ``print`` shows the number of parameters, their share of all, and their parts.
 
     Example:
         >>> from transformers import MixtralConfig, MixtralForCausalLM
         >>> from comet_moe.hf import train_only
         >>> config = MixtralConfig(vocab_size=50, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
         ...                        num_attention_heads=2, num_key_value_heads=2, num_local_experts=4)
-        >>> trains = train_only(MixtralForCausalLM(config), "routers")
+        >>> print(train_only(MixtralForCausalLM(config), "routers"))
         64 of 8,880 parameters train (0.72%): routers 64
     """
     checks.require_type("model", model, nn.Module)
@@ -80,9 +78,7 @@ def train_only(model: Any, kind: Kind, *, lora: Any = None, routers: bool = Fals
         chosen = tuple(f"{name}." for name in (gates if kind == "routers" else experts))
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(name.startswith(chosen))
-    trains = _count(model, gates, experts)
-    print(trains)
-    return trains
+    return _count(model, gates, experts)
 
 
 def _find_parts(model: nn.Module) -> tuple[list[str], list[str]]:
@@ -102,7 +98,7 @@ def _refuse_idle(model: nn.Module) -> None:
     """ValueError for gates that the loss does not train."""
     gates: dict[str, Gate] = {}
     for mixture in find_mixtures(model):
-        gate = mixture.gate_of_ours or mixture.formula
+        gate = mixture.library_gate or mixture.equivalent_gate
         if gate is not None:
             gates[mixture.gate_name] = gate
     idle = idle_gates(gates)

@@ -118,7 +118,7 @@ def walk_likeliest(
     new_node, new_edge = np.empty(size_of, np.int64), np.empty(size_of, np.int64)
     new_log_v = np.empty(size_of, x.dtype)
     start = first * capacity
-    room = (last - first) * capacity
+    part_capacity = (last - first) * capacity
     softs = leaves = visited = cut = 0
     has_sums = sums.shape[3] > 0
     status, finite = DONE, True
@@ -146,7 +146,7 @@ def walk_likeliest(
                     if u >= half or u <= -half:
                         continue
                     finite &= u == u
-                    if softs >= room:
+                    if softs >= part_capacity:
                         status = FULL
                         break
                     log_left, log_right = log_sides(u)
@@ -182,7 +182,7 @@ def walk_likeliest(
                 break
         for c in range(busy):
             for i in range(c * size_of, c * size_of + count[c]):
-                if leaves >= room:
+                if leaves >= part_capacity:
                     status = FULL
                 if status != DONE:
                     break

@@ -1,4 +1,4 @@
-"""Training of a COMET gate over visited nodes: each row walks down each tree, and only what it meets counts.
+"""Training of a COMET gate over visited nodes: only the nodes that rows visit are evaluated.
 
 A saturated split has a derivative of exactly 0, and so has everything below its other side. So the backward
 pass needs the leaves that rows reach and the soft splits above them, and no other node. Gradients are those
@@ -29,7 +29,7 @@ def visit_trees(
     """α + log v and log v of the leaves that were visited, (L,) each, differentiable.
 
     Args:
-        walk: that of the other arguments.
+        walk: the visits that :func:`~comet_moe.kernels.tree_walk.walk_trees` found for these arguments.
         x: (B, p).
         parameters: weights and biases of splits and leaves.
         gamma: width of the smooth step.
@@ -86,13 +86,13 @@ def softmax_by_row(logits: Tensor, row: Tensor, rows: int) -> Tensor:
 
 
 def renormalized(
-    walk: Walk, leaf_logit: Tensor, log_path: Tensor, rows: int, trees: int, n: int
+    walk: Walk, leaf_logit: Tensor, log_path: Tensor, num_rows: int, num_trees: int, num_experts: int
 ) -> tuple[Tensor, Tensor]:
     """α + log v and log v of the leaves of ``walk``, with v divided by its sum over each row and tree."""
     if not walk.cut:
         return leaf_logit, log_path
-    tree = walk.leaf_row * trees + walk.leaf_node // n
-    log_total = log_path.new_zeros(rows * trees).index_add(0, tree, log_path.exp()).log()[tree]
+    tree = walk.leaf_row * num_trees + walk.leaf_node // num_experts
+    log_total = log_path.new_zeros(num_rows * num_trees).index_add(0, tree, log_path.exp()).log()[tree]
     return leaf_logit - log_total, log_path - log_total
 
 
@@ -124,27 +124,27 @@ class _VisitTrees(torch.autograd.Function):
             outer = (grad_logit, grad_log_path)
             return *differentiable_backward(definition, inputs, outer, needed), None, None, None
         x, split_weight, _, leaf_weight, _ = inputs
-        rows, alphas = in_order(x), in_order(grad_logit)
-        splits = _split_grads(walk, ctx.gamma, grad_logit + grad_log_path)
+        inputs_by_row, grad_alpha = in_order(x), in_order(grad_logit)
+        grad_split = _split_grads(walk, ctx.gamma, grad_logit + grad_log_path)
         grads: list[Tensor | None] = [None] * 5
         if needed[0]:
-            grads[0] = by_row = torch.zeros_like(rows)
+            grads[0] = by_row = torch.zeros_like(inputs_by_row)
             for node, row, grad, weight in (
-                (walk.leaf_node, walk.leaf_row, alphas, leaf_weight),
-                (walk.soft_node, walk.soft_row, splits, split_weight),
+                (walk.leaf_node, walk.leaf_row, grad_alpha, leaf_weight),
+                (walk.soft_node, walk.soft_row, grad_split, split_weight),
             ):
                 _add_by_target(row, node, grad, in_order(weight), by_row)
         for first, node, row, grad in (
-            (1, walk.soft_node, walk.soft_row, splits),
-            (3, walk.leaf_node, walk.leaf_row, alphas),
+            (1, walk.soft_node, walk.soft_row, grad_split),
+            (3, walk.leaf_node, walk.leaf_row, grad_alpha),
         ):
             weight, bias = inputs[first], inputs[first + 1]
             if ctx.sparse and (needed[first] or needed[first + 1]):
-                grads[first : first + 2] = _sparse_grads(weight, bias, node, row, grad, rows)
+                grads[first : first + 2] = _sparse_grads(weight, bias, node, row, grad, inputs_by_row)
                 continue
             if needed[first]:
                 by_weight = torch.zeros_like(weight, memory_format=torch.contiguous_format)
-                _add_by_target(node, row, grad, rows, by_weight)
+                _add_by_target(node, row, grad, inputs_by_row, by_weight)
                 grads[first] = by_weight
             if needed[first + 1]:
                 by_node = bias.new_zeros(bias.numel()).index_add_(0, node, grad)

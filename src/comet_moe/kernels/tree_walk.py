@@ -167,8 +167,9 @@ def _walk(
 ) -> None:
     """Walk rows first..last-1 of x, groups of them one level at a time.
 
-    Visits are written from index first · capacity on. ``summary`` (parts, 6) gets the numbers of soft splits
-    and leaves, DONE, FULL or TOO_SOFT, whether all logits are finite, nodes visited, and that index.
+    Visits are written from index first · capacity on. ``summary`` (parts, 7) gets the numbers of soft splits
+    and leaves, DONE, FULL or TOO_SOFT, whether all logits are finite, nodes visited, and that index. The last
+    number, of trees that were cut, stays 0.
     """
     n = len(leaf_bias) // k
     kind = x.dtype.type
@@ -184,7 +185,7 @@ def _walk(
     stack_node, stack_edge = np.empty(stack_size, np.int64), np.empty(stack_size, np.int64)
     stack_chain, stack_log_v = np.empty(stack_size, np.int64), np.empty(stack_size, x.dtype)
     start = first * capacity
-    room = (last - first) * capacity
+    part_capacity = (last - first) * capacity
     softs = leaves = visited = 0
     has_sums = sums.shape[3] > 0
     status, finite = DONE, True
@@ -210,7 +211,7 @@ def _walk(
                 node[c] = 2 * q + 1 + (u < 0)
                 if not (u >= half or u <= -half):
                     finite &= u == u
-                    if softs >= room:
+                    if softs >= part_capacity:
                         status = FULL
                         break
                     log_left, log_right = log_sides(u)
@@ -226,7 +227,7 @@ def _walk(
                     softs += 1
             if status != DONE:
                 break
-        if status == DONE and leaves + size * k > room:
+        if status == DONE and leaves + size * k > part_capacity:
             status = FULL
         if status != DONE:
             break
@@ -260,7 +261,7 @@ def _walk(
                     q = 2 * q + 1 + (u < 0)
                     continue
                 finite &= u == u
-                if softs >= room:
+                if softs >= part_capacity:
                     status = FULL
                     break
                 log_left, log_right = log_sides(u)
@@ -274,7 +275,7 @@ def _walk(
                 q = 2 * q + 1
             if visited > allowed:
                 status = TOO_SOFT
-            elif leaves >= room:
+            elif leaves >= part_capacity:
                 status = FULL
             if status != DONE:
                 break

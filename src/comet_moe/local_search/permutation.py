@@ -5,6 +5,7 @@ from functools import partial, wraps
 from math import log10
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -126,8 +127,9 @@ class Permutation(nn.Module, Stepped):
         self.logits = nn.Parameter(torch.empty(*copies, n, n).uniform_(-0.05, 0.05))
         self.register_buffer("progress", torch.zeros((), dtype=torch.int64))
         self.register_buffer("noise_seed", torch.randint(2**62, ()) if gumbel else None)
-        identity = torch.arange(n).expand(*copies, n).clone()
-        self.register_buffer("fixed", torch.full_like(identity, UNSET) if steps else identity)
+        # By numpy: on the meta device, where models are measured, torch.arange imports torch's compiler.
+        order = torch.from_numpy(np.full(n, UNSET) if steps else np.arange(n))
+        self.register_buffer("fixed", order.to(self.logits.device).expand(*copies, n).clone())
         self._cache = SearchCache()
         self._remember_progress(0)
 
@@ -189,7 +191,7 @@ class Permutation(nn.Module, Stepped):
         self._cache.was_loaded = False
 
     @_run_eagerly
-    def shared_soft(self) -> tuple[Tensor, Tensor]:
+    def soft_matrix_and_loss(self) -> tuple[Tensor, Tensor]:
         """What a gate uses in stage-1 training.
 
         Returns:

@@ -14,9 +14,9 @@ from comet_moe.routing import Routing
 class PermutedGate(GateWrapper):
     """Sends output i of ``gate`` to expert order[i] of ``search``.
 
-    In stage-1 training the weights are g(x) S with the soft matrix S. They are rescaled so that each row
-    keeps its sum. After a finite number of Sinkhorn rounds the rows of S do not sum to 1. To the auxiliary
-    loss each call adds the gate's share of the entropy of S. Otherwise the experts are only renumbered.
+    In stage-1 training the weights are g(x) S with the soft matrix S. After a finite number of Sinkhorn
+    rounds its rows do not sum to 1, so the weights are rescaled: each row keeps its sum. Each call adds the
+    gate's share of the entropy of S to the auxiliary loss. Otherwise the experts are only renumbered.
 
     Args:
         gate: any gate.
@@ -71,8 +71,8 @@ class PermutedGate(GateWrapper):
     def idle_parameters(self) -> set[str]:
         """Idle parameters of the gate, and U if there is one expert or the search is over."""
         idle = super().idle_parameters()
-        over = self.num_experts == 1 or not self.search.searching
-        return idle | {"search.logits"} if over else idle
+        is_over = self.num_experts == 1 or not self.search.searching
+        return idle | {"search.logits"} if is_over else idle
 
     def forward(self, x: Tensor, keys: Tensor | None = None, mask: Tensor | None = None) -> Routing:
         """Route ``x`` (B, ..., p) by the gate, then permute the experts."""
@@ -82,7 +82,7 @@ class PermutedGate(GateWrapper):
         return self._renumber(routing)
 
     def _permute_softly(self, routing: Routing) -> Routing:
-        soft, aux_loss = self.search.shared_soft()
+        soft, aux_loss = self.search.soft_matrix_and_loss()
         with checks.no_autocast(soft):
             if self.search.trees is None:
                 weights = routing.weights
@@ -127,7 +127,8 @@ class PermutedGate(GateWrapper):
 
 
 def _permute_logits(logits: Tensor, soft: Tensor) -> Tensor:
-    """The logarithm of softmax(logits) S, of the mean over the trees where each has an S of its own."""
+    """Logits whose softmax is softmax(logits) S, S the mean over the trees, with the same logsumexp."""
     matrix = soft if soft.dim() == 2 else soft.mean(0)
     probabilities = logits.softmax(-1) @ matrix.to(logits.dtype)
-    return probabilities.clamp_min(torch.finfo(logits.dtype).tiny).log()
+    log_probabilities = probabilities.clamp_min(torch.finfo(logits.dtype).tiny).log().log_softmax(-1)
+    return log_probabilities + logits.logsumexp(-1, keepdim=True)

@@ -80,10 +80,7 @@ class MultiGateMoE(nn.Module):
             kind = type(experts).__name__
             raise ValueError(f"experts must be a stack of comet_moe.experts or an nn.ModuleList, got {kind}")
         for gate in gates:
-            if not isinstance(gate, Gate):
-                raise ValueError(
-                    f"gates must be instances of comet_moe.gates.Gate, got {type(gate).__name__}"
-                )
+            checks.require_type("each gate", gate, Gate)
             if gate.num_experts != self.experts.num_experts:
                 raise ValueError(
                     f"a gate chooses among {gate.num_experts} experts, there are {self.experts.num_experts}"
@@ -134,14 +131,15 @@ class MultiGateMoE(nn.Module):
             routings = [routing.with_aux_loss(routing.aux_loss + aux_loss) for routing in routings]
         rows = x.flatten(0, len(batch_shape) - 1)
         mixed = run_experts(self.experts, rows, routings, self.execution, self.sparse_share)
-        # Autograd forbids in-place changes, such as nn.ReLU(inplace=True), of one of several views.
+        # ``unbind`` returns views of one tensor, which autograd does not allow to change in place.
         by_gate = [mixed.squeeze(1)] if len(routings) == 1 else list(mixed.unbind(1))
         outputs = by_gate if len(batch_shape) == 1 else [y.unflatten(0, batch_shape) for y in by_gate]
         if self.shared is not None:
-            always = self.shared(x)
+            shared_output = self.shared(x)
             if mask is not None:
-                always = always * mask.reshape(*mask.shape, *[1] * (always.dim() - mask.dim()))
-            outputs = [y + always for y in outputs]
+                is_padding = ~mask.reshape(*mask.shape, *[1] * (shared_output.dim() - mask.dim()))
+                shared_output = shared_output.masked_fill(is_padding, 0.0)
+            outputs = [y + shared_output for y in outputs]
         return outputs, routings
 
     def _check_routings(self, routings: Sequence[Routing], batch_shape: torch.Size) -> None:

@@ -121,15 +121,15 @@ class Mixture(ABC):
         return {} if self.experts is None else dict(self.experts.named_parameters())
 
     @property
-    def gate_of_ours(self) -> Gate | None:
+    def library_gate(self) -> Gate | None:
         """The gate of this library that routes, if one does."""
         modules = () if self.gate is None else self.gate.modules()
         return next((module for module in modules if isinstance(module, Gate)), None)
 
     @cached_property
-    def formula(self) -> TopKGate | None:
-        """A Top-k gate that weighs experts by their logits as the gate does; None if there is none."""
-        gate: Any = self.gate_of_ours
+    def equivalent_gate(self) -> TopKGate | None:
+        """A TopKGate that gives the same weights for the same logits; None if there is none."""
+        gate: Any = self.library_gate
         while isinstance(gate, RegularizedGate):  # which changes no weight
             gate = gate.gate
         return gate if isinstance(gate, TopKGate) else None
@@ -139,8 +139,8 @@ class Mixture(ABC):
         """Show each call to ``visit`` until the handles are removed."""
 
     @property
-    def has_outputs(self) -> bool:
-        """Whether :meth:`run` works."""
+    def can_run_experts(self) -> bool:
+        """Whether :meth:`run` can run single experts."""
         return False
 
     def run(self, expert: int, rows: Tensor) -> Tensor:
@@ -179,7 +179,7 @@ class GatedMixture(Mixture):
         return [self.gate.register_forward_hook(hook, with_kwargs=True)]
 
     @property
-    def has_outputs(self) -> bool:
+    def can_run_experts(self) -> bool:
         """Experts that read what the gate reads."""
         return isinstance(self.experts, Experts) and self.experts.input_rank == 1
 
@@ -191,25 +191,35 @@ class GatedMixture(Mixture):
         return run_experts(self.experts, rows, [Routing(weights=weights)], "sparse", 1.0).squeeze(1)
 
 
-class _OfOthers(Mixture):
+class _ExternalMixture(Mixture):
     """A mixture whose router is not of this library, or is in the place of such a one."""
 
+    def __init__(
+        self,
+        name: str,
+        num_experts: int,
+        gate: nn.Module | None,
+        gate_name: str,
+        experts: nn.Module | None,
+        *,
+        adapter: RouterAdapter,
+        owner: nn.Module,
+    ):
+        super().__init__(name, num_experts, gate, gate_name, experts)
+        self.adapter, self.owner = adapter, owner
+
     @cached_property
-    def formula(self) -> TopKGate | None:
-        """That of our own gate, or a copy of the router."""
-        if self.gate is None or self.gate_of_ours is not None:
-            return super().formula
+    def equivalent_gate(self) -> TopKGate | None:
+        """That of the gate of this library, or a copy of the router."""
+        if self.gate is None or self.library_gate is not None:
+            return super().equivalent_gate
         try:
             return copy_router(self.gate, self.adapter, self.owner)
         except ValueError:
             return None
 
-    def __init__(self, *arguments: Any, adapter: RouterAdapter, owner: nn.Module):
-        super().__init__(*arguments)
-        self.adapter, self.owner = adapter, owner
 
-
-class RoutedExperts(_OfOthers):
+class RoutedExperts(_ExternalMixture):
     """A module of experts that gets the selected experts and their weights, and the router beside it."""
 
     _is_own_call = False
@@ -241,7 +251,7 @@ class RoutedExperts(_OfOthers):
         return handles if self.gate is None else [*handles, self.gate.register_forward_hook(keep)]
 
     @property
-    def has_outputs(self) -> bool:
+    def can_run_experts(self) -> bool:
         """Always."""
         return True
 
@@ -259,7 +269,7 @@ class RoutedExperts(_OfOthers):
         return output
 
 
-class AdaptedRouter(_OfOthers):
+class AdaptedRouter(_ExternalMixture):
     """A router whose experts have another form; its adapter reads and writes what it returns."""
 
     def attach(self, visit: Visit) -> list[RemovableHandle]:
@@ -336,11 +346,11 @@ def find_mixtures(model: nn.Module, adapter: RouterAdapter | None = None) -> lis
     return [found[name] for name in sorted(found, key=lambda name: order.get(name, len(order)))]
 
 
-def find_routed(model: nn.Module, adapter: RouterAdapter | None = None) -> list[_OfOthers]:
+def find_routed(model: nn.Module, adapter: RouterAdapter | None = None) -> list[_ExternalMixture]:
     """The mixtures of ``model`` that are not of this library, their routers replaced or not."""
     adapter = adapter or find_adapter(model)
     modules = dict(model.named_modules())
-    found: list[_OfOthers] = []
+    found: list[_ExternalMixture] = []
     for name, module in modules.items():
         if name and _argument_names(module):
             parent, n = name.rpartition(".")[0], _count_experts(module)
@@ -361,9 +371,11 @@ def find_routed(model: nn.Module, adapter: RouterAdapter | None = None) -> list[
 
 
 def _count_experts(experts: Any) -> int:
-    """n: the attribute ``num_experts``, or the size of the stacked weights."""
+    """n: the attribute ``num_experts``, the length of a list, or the size of the stacked weights."""
     number = getattr(experts, "num_experts", None)
-    return number if isinstance(number, int) else len(next(experts.parameters()))
+    if isinstance(number, int):
+        return number
+    return len(experts if isinstance(experts, nn.ModuleList) else next(experts.parameters()))
 
 
 def _argument_names(module: nn.Module) -> tuple[str, str, str] | None:
@@ -382,7 +394,8 @@ def _first_arguments(forward: Callable[..., Any]) -> tuple[str, str, str] | None
 def _find_router(modules: dict[str, nn.Module], name: str, num_experts: int) -> str:
     """The name of the router beside the experts, or beside their parent; or "".
 
-    It is called so, holds a gate of this library, or has a weight of one row per expert.
+    A child is the router if its name is ``gate`` or ``router``. So is one that contains a gate of this
+    library, or that has a matrix with one row per expert.
     """
     own = name
     while own:
@@ -432,8 +445,9 @@ def visiting(model: nn.Module, mixtures: Sequence[Mixture], visit: Visit) -> Ite
 
 
 def _read_tokens(given: dict[str, Any]) -> Tokens | None:
-    ids, embeddings = given.get("input_ids"), given.get("inputs_embeds")
-    like = ids if ids is not None else None if embeddings is None else embeddings[..., 0]
+    like, embeddings = given.get("input_ids"), given.get("inputs_embeds")
+    if like is None and embeddings is not None:
+        like = embeddings[..., 0]
     if not isinstance(like, Tensor) or like.dim() != 2:
         return None
     length, mask, position = like.shape[1], given.get("attention_mask"), given.get("position_ids")

@@ -32,7 +32,7 @@ class PendingLosses:
             self._ended.clear()
         self._passes += 1
         self._waiting[self._passes] = routing.aux_loss
-        weights = routing.held_weights
+        weights = routing.stored_weights
         if weights.grad_fn is not None:  # a hook on a parameter would not be freed
             weights.register_hook(partial(_end_pass, self._ended, self._passes))
 

@@ -210,7 +210,7 @@ class RoutingMonitor:
         if gate.training and torch.is_grad_enabled():
             self._losses.add(routing)
         record = self._records[name]
-        if record.wants(gate.training, self.interval) and checks.is_plain_eager(routing.held_weights):
+        if record.wants(gate.training, self.interval) and checks.is_plain_eager(routing.stored_weights):
             with torch.no_grad():
                 # A copy, since the forms of the weights computed here have no graph.
                 record.add(copy.copy(routing).masked(mask), gate.training)

@@ -54,7 +54,7 @@ class GateWindow:
         batch.add(routing)
 
     def is_due(self) -> bool:
-        """Whether ``RECENT_BATCHES`` batches, or a window, were added since this was last true."""
+        """Whether the last batch completes ``RECENT_BATCHES`` new ones, or a whole window if that is less."""
         assert self._window.maxlen is not None
         return self._added % min(RECENT_BATCHES, self._window.maxlen) == 0
 
@@ -71,8 +71,9 @@ class GateWindow:
 
     def result(self, evaluation: bool) -> dict[str, Any] | None:
         """The statistics of the window or of the last evaluation; None without a batch."""
-        batches = self._window if not evaluation else [self._evaluation] if self._evaluation else []
-        return _merged(batches) if batches else None
+        if evaluation:
+            return None if self._evaluation is None else _merged([self._evaluation])
+        return _merged(self._window) if self._window else None
 
 
 def _merged(batches: Iterable[RoutingStatistics]) -> dict[str, Any]:

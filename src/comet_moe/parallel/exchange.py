@@ -56,7 +56,7 @@ class Exchange:
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self  # copies of a stack use the same ranks
 
-    def plan(self, counts: Sequence[int], device: torch.device) -> "Journey":
+    def exchange_counts(self, counts: Sequence[int], device: torch.device) -> "RowCounts":
         """Send every rank the number of rows that its experts get from this rank.
 
         Args:
@@ -69,27 +69,27 @@ class Exchange:
         dist.all_to_all_single(received, sent, [own] * self.size, self.experts_of, group=self.group)
         by_rank = received.view(self.size, own).tolist()
         starts = [0, *accumulate(self.experts_of)]
-        to = [sum(counts[first:last]) for first, last in pairwise(starts)]
-        self.traffic.pairs += sum(to)
-        self.traffic.remote_pairs += sum(to) - to[self.rank]
+        send_counts = [sum(counts[first:last]) for first, last in pairwise(starts)]
+        self.traffic.pairs += sum(send_counts)
+        self.traffic.remote_pairs += sum(send_counts) - send_counts[self.rank]
         self.traffic.count_bytes += 8 * (len(counts) - own)
-        return Journey(self, to, by_rank)
+        return RowCounts(self, send_counts, by_rank)
 
 
-class Journey:
+class RowCounts:
     """The row counts of one forward pass.
 
     Args:
         exchange: the ranks.
-        to: (R,) number of rows that this rank sends to each rank.
+        send_counts: (R,) number of rows that this rank sends to each rank.
         received: (R, experts of this rank) number of rows from each rank for each expert.
     """
 
-    def __init__(self, exchange: Exchange, to: list[int], received: list[list[int]]):
+    def __init__(self, exchange: Exchange, send_counts: list[int], received: list[list[int]]):
         self.exchange = exchange
-        self.to = to
+        self.send_counts = send_counts
         self.received = received
-        self.back = [sum(counts) for counts in received]
+        self.receive_counts = [sum(counts) for counts in received]
 
     @property
     def counts(self) -> list[int]:
@@ -101,7 +101,7 @@ class Journey:
 
         The received rows are sorted by this rank's experts.
         """
-        arrived = _AllToAll.apply(rows, self.back, self.to, self.exchange)
+        arrived = _AllToAll.apply(rows, self.receive_counts, self.send_counts, self.exchange)
         order = self._by_expert(rows.device)
         return arrived if order is None else _Permute.apply(arrived, order)
 
@@ -110,12 +110,12 @@ class Journey:
         order = self._by_expert(outputs.device)
         if order is not None:
             outputs = _Permute.apply(outputs, _inverse(order))
-        return _AllToAll.apply(outputs, self.to, self.back, self.exchange)
+        return _AllToAll.apply(outputs, self.send_counts, self.receive_counts, self.exchange)
 
     def _by_expert(self, device: torch.device) -> Tensor | None:
         """The permutation from the order of ranks to the order of experts; None if both are the same."""
         experts = len(self.received[0])
-        if experts < 2 or sum(count > 0 for count in self.back) < 2:
+        if experts < 2 or sum(count > 0 for count in self.receive_counts) < 2:
             return None
         counts = torch.tensor(self.received, device=device).flatten()
         expert = torch.arange(experts, device=device).repeat(len(self.received))

@@ -154,12 +154,12 @@ class ExpertParallel(Experts):
         device = rows.device.type
         if rows.dtype == torch.float32 and torch.is_autocast_enabled(device):
             rows = rows.to(torch.get_autocast_dtype(device))  # as the first product would: half the bytes
-        journey = self.exchange.plan(counts, rows.device)
-        arrived = journey.send(rows.flatten(1)).unflatten(1, rows.shape[1:])
+        row_counts = self.exchange.exchange_counts(counts, rows.device)
+        arrived = row_counts.send(rows.flatten(1)).unflatten(1, rows.shape[1:])
         with _local_weights(self, self.exchange.size):
-            outputs = self.sparse(arrived, journey.counts or [0])
+            outputs = self.sparse(arrived, row_counts.counts or [0])
         check_output(outputs, (arrived.shape[0],), f"{type(self).__name__}.sparse", arrived)
-        returned = journey.send_back(outputs.flatten(1))
+        returned = row_counts.send_back(outputs.flatten(1))
         return returned if outputs.dim() == 2 else returned.unflatten(1, outputs.shape[1:])
 
 

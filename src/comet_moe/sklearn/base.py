@@ -59,7 +59,7 @@ class BaseMoE(BaseEstimator):
     gamma: float = 1.0
     entropy: float = 0.01
     load_balance: float | None = None
-    information: float = 0.0
+    information: float | None = None
     warmup_epochs: int = 0
     gate_settings: Mapping[str, Any] | None = None
     search_epochs: int = 3
@@ -84,27 +84,17 @@ class BaseMoE(BaseEstimator):
     def _fit(
         self,
         X: Any,
-        columns: Sequence[Column],
+        target_columns: Sequence[Column],
         sample_weight: Any,
         task_weights: Mapping[str, float] | None = None,
     ) -> None:
         """Train on ``X`` and the encoded targets, and set what is known after ``fit``."""
-        batch, is_numeric = read_table(self, X)
-        check_consistent_length(batch, *(column.values for column in columns))
-        values = np.column_stack([column.values for column in columns])
-        weights = np.ones(batch.num_rows)
-        if sample_weight is not None:
-            weights = _check_sample_weight(
-                sample_weight, batch.column(0), dtype=np.float64, ensure_non_negative=True
-            )
         if not 0 <= self.validation_fraction < 1:
             raise ValueError(
                 f"validation_fraction is {self.validation_fraction}: give a share of at least 0 and below 1"
             )
-        is_used = weights > 0
-        if not is_used.all():
-            batch, values, weights = batch.filter(pa.array(is_used)), values[is_used], weights[is_used]
-        check_targets(columns, values)
+        batch, is_numeric = read_table(self, X)
+        batch, values, weights = _used_rows(batch, target_columns, sample_weight)
         batch_size = choose_batch_size(self.batch_size, batch.num_rows)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         config = make_config(
@@ -116,14 +106,14 @@ class BaseMoE(BaseEstimator):
         )
         if not self.validation_fraction and batch.num_rows <= batch_size:
             batch, values, weights = merge_rows(batch, values, weights)
-        held_out = self._held_out(columns, values, seed)
+        held_out = self._held_out(target_columns, values, seed)
         weights = weights / weights[~held_out].mean()
         features, notes = choose_columns(batch, is_numeric, self.columns, self.key)
         schema = TableSchema(
             features=fit_features(features, batch.filter(pa.array(~held_out)), seed),
             targets=[
                 fit_target(column.target, values[~held_out, index], weights[~held_out])
-                for index, column in enumerate(columns)
+                for index, column in enumerate(target_columns)
             ],
             key=self.key,
         )
@@ -161,7 +151,7 @@ class BaseMoE(BaseEstimator):
             "notes": [*notes, *result["notes"]],
         }
 
-    def _held_out(self, columns: Sequence[Column], values: Floats, seed: int) -> npt.NDArray[np.bool_]:
+    def _held_out(self, target_columns: Sequence[Column], values: Floats, seed: int) -> npt.NDArray[np.bool_]:
         """Which rows are for validation: drawn at random, by class where one target has classes."""
         held_out = np.zeros(len(values), dtype=bool)
         if not self.validation_fraction:
@@ -169,11 +159,11 @@ class BaseMoE(BaseEstimator):
         if len(values) < 2:
             raise ValueError(
                 f"X has {len(values)} sample with a weight above 0, and n_samples=1 leaves no row for "
-                f"validation: give more rows, or validation_fraction=0"
+                "validation: give more rows, or validation_fraction=0"
             )
         size = int(np.ceil(self.validation_fraction * len(values)))
         stratify = None
-        if len(columns) == 1 and columns[0].target.classes:
+        if len(target_columns) == 1 and target_columns[0].target.classes:
             _, counts = np.unique(values, return_counts=True)
             if counts.min() >= 2 and min(size, len(values) - size) >= len(counts):
                 stratify = values[:, 0]
@@ -237,3 +227,21 @@ class BaseMoE(BaseEstimator):
         """
         check_is_fitted(self)
         return export_model(copy.deepcopy(self.model_).float(), Path(path), format, execution)
+
+
+def _used_rows(
+    batch: pa.RecordBatch, target_columns: Sequence[Column], sample_weight: Any
+) -> tuple[pa.RecordBatch, Floats, Floats]:
+    """The rows with a weight above 0, their targets (N, targets), and their weights (N,)."""
+    check_consistent_length(batch, *(column.values for column in target_columns))
+    values = np.column_stack([column.values for column in target_columns])
+    weights = np.ones(batch.num_rows)
+    if sample_weight is not None:
+        weights = _check_sample_weight(
+            sample_weight, batch.column(0), dtype=np.float64, ensure_non_negative=True
+        )
+    is_used = weights > 0
+    if not is_used.all():
+        batch, values, weights = batch.filter(pa.array(is_used)), values[is_used], weights[is_used]
+    check_targets(target_columns, values)
+    return batch, values, weights

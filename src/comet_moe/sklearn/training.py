@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -12,14 +13,15 @@ import torch
 from pydantic import ValidationError
 
 from comet_moe.devices import Placement, make_placement
-from comet_moe.exceptions import DivergedError, RecipeError
+from comet_moe.exceptions import DivergedError, RecipeError, RoutingWarning
+from comet_moe.experiments.config.loader import read_recipe
 from comet_moe.experiments.config.schema import TrainConfig, rows_per_step
 from comet_moe.experiments.data import Split
 from comet_moe.experiments.data.table.schema import TableSchema
 from comet_moe.experiments.models import Model
 from comet_moe.experiments.models.build import build_model
 from comet_moe.experiments.training.distributed import num_threads
-from comet_moe.experiments.training.evaluate import evaluate
+from comet_moe.experiments.training.evaluate import evaluate, routing_warnings
 from comet_moe.experiments.training.gain import measure_gain
 from comet_moe.experiments.training.recipe import make_trainer
 from comet_moe.experiments.training.records import ChangeRecord, EpochRecord, EvaluationRecord, GainRecord
@@ -50,6 +52,9 @@ def make_config(
         raise ValueError(f"gate is {gate!r}: choose one of {', '.join(gate_names())}")
     fields = TrainConfig.gate_section(gate).model_fields
     settings = {key: values[key] for key in fields if key in values} | _own_settings(gate, values, fields)
+    recipe = read_recipe("table")
+    if "information" in settings and settings["information"] is None:
+        settings["information"] = recipe["gates"].get(gate.removesuffix("+"), {}).get("information", 0.0)
     try:
         return TrainConfig.model_validate(
             {
@@ -61,7 +66,8 @@ def make_config(
                 "search": {"epochs": values["search_epochs"]},
                 "loss": {"weights": dict(weights or {})},
                 "training": {key: values[key] for key in _TRAINING}
-                | {"batch_size": batch_size, "threads": values["n_threads"]},
+                | {"batch_size": batch_size, "threads": values["n_threads"]}
+                | {"gate_lr_factor": recipe["training"]["gate_lr_factor"]},
             }
         )
     except ValidationError as error:
@@ -134,6 +140,11 @@ def train(
             evaluation = evaluate(model, train_rows, placement=placement)
     if evaluation.loss is None or not math.isfinite(evaluation.loss):
         raise DivergedError(f"the loss after training is {evaluation.loss}: {ADVICE}")
+    notes = list(
+        routing_warnings(evaluation.routing, trainer.state.best_epoch)
+    )  # of the weights that it keeps
+    for note in notes:
+        warnings.warn(note, RoutingWarning, stacklevel=4)  # where fit is called
     model.cpu().eval()
     with num_threads(config.training.threads):
         gain = measure_gain(model, train_rows if validation is None else validation, Placement(), groups={})
@@ -145,7 +156,7 @@ def train(
         "experts_per_sample": evaluation.experts_per_sample,
         "flops_per_sample": evaluation.flops_per_sample,
         "seconds": time.perf_counter() - started,
-        "notes": ended.notes,
+        "notes": notes,
     }
     history = [_describe_epoch(record) for record in trainer.history]
     return history, evaluation, None if gain is None else _describe_gain(gain), result

@@ -50,6 +50,20 @@ def test_a_published_archive_is_downloaded_unpacked_and_prepared(served, tmp_pat
     assert prepare(NAME, source=None, cache=tmp_path / "c", strict=False).folder == dataset.folder
 
 
+@pytest.mark.parametrize("name", ["../outside", "ml-100k/../../outside", "/{root}/outside", "..\\outside"])
+def test_an_archive_writes_nothing_but_its_member(served, tmp_path, name):
+    folder, address = served
+    zip_ratings(folder)
+    with zipfile.ZipFile(folder / "ml-100k.zip", "a") as archive:
+        archive.writestr(name.format(root=tmp_path), "from the archive")
+    sha256 = hashlib.sha256((folder / "ml-100k.zip").read_bytes()).hexdigest()
+    remote = RemoteFile(address + "ml-100k.zip", sha256, member="ml-100k/u.data")
+    before = {path for path in tmp_path.rglob("*") if path.is_file()}
+    into = download_files([remote], tmp_path / "into", "do this.")
+    written = {path for path in tmp_path.rglob("*") if path.is_file()} - before
+    assert written == {into / "ml-100k.zip", into / "ml-100k" / "u.data"}
+
+
 def test_a_file_with_its_sha256_is_not_downloaded_again(served, tmp_path):
     folder, address = served
     remote = RemoteFile(address + "ml-100k.zip", zip_ratings(folder))

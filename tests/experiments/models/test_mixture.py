@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from comet_moe.experiments.config import list_recipes, load_train_config
+from comet_moe.experiments.data.table.schema import FIRST_CATEGORY
 from comet_moe.experiments.models.build import build_model
-from comet_moe.experiments.models.mixture import fit_widths, parameters
+from comet_moe.experiments.models.mixture import count_parameters, fit_widths
 from comet_moe.experiments.studies.frontier import SAME_COST
 from comet_moe.experiments.training.batches import load_dataset
 from made_tables import TASKS, customers, write_table
@@ -86,7 +87,9 @@ def test_a_wide_network_has_the_parameters_of_all_experts(recipe, meta):
         build_model(load_train_config(recipe, [f"gate={gate}"]), meta).moe for gate in ("topk", "dense-wide")
     )
     assert wide.experts.num_experts == 1
-    assert parameters(wide.experts) == pytest.approx(parameters(mixture.experts), rel=SAME_COST - 1)
+    assert count_parameters(wide.experts) == pytest.approx(
+        count_parameters(mixture.experts), rel=SAME_COST - 1
+    )
 
 
 def test_each_task_trains_only_its_own_expert():
@@ -98,6 +101,16 @@ def test_each_task_trains_only_its_own_expert():
         assert kernel.grad[1].any()
     assert [routing.weights[0].tolist() for routing in routings] == [[1.0, 0.0], [0.0, 1.0]]
     assert [routing.statistics()["num_choices"] for routing in routings] == [1, 1]  # nothing to choose
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_hash_gate_has_an_expert_for_each_of_few_categories(table, seed):
+    settings, meta = table
+    cities = {"table": meta["table"] | {"key": "city"}}
+    model = build_model(load_train_config("table", [*settings, "gate=hash", f"seed={seed}"]), meta | cities)
+    for gate in model.moe.gates:
+        assert len(set(gate.assignment[FIRST_CATEGORY:].tolist())) == 4
+    assert not torch.equal(*(gate.assignment for gate in list(model.moe.gates)[:2]))
 
 
 def test_a_joint_choice_of_experts_leaves_networks_without_a_gate_alone():

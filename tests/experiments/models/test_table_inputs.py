@@ -26,6 +26,15 @@ def test_each_column_has_a_table_of_its_own():
     torch.testing.assert_close(embeddings(codes), rows.flatten(1))
 
 
+def test_few_categories_start_as_far_apart_as_numbers_and_many_close_together():
+    torch.manual_seed(0)
+    few, many = CategoricalEmbeddings([5, 5000], width=8).table.weight.detach().split([5, 5000])
+    numbers = PiecewiseLinearEmbeddings([list(range(17))], width=8)(torch.linspace(0, 16, 500).unsqueeze(1))
+    assert few.std() > numbers.std(0).mean()
+    assert few.abs().max() <= (6 / (5 + 8)) ** 0.5  # the limits of Glorot
+    assert 0.9 * (6 / 5008) ** 0.5 < many.abs().max() <= (6 / 5008) ** 0.5
+
+
 def test_training_hides_some_categories_as_unknown_and_evaluation_none():
     embeddings = CategoricalEmbeddings([4], width=1, unknown_rate=0.25)
     codes = torch.full((4000, 1), 3)

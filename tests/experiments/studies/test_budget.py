@@ -11,6 +11,7 @@ from comet_moe.experiments.studies.budget import (
     first_round,
     next_round,
     parse_budget,
+    training_seconds,
 )
 from comet_moe.experiments.studies.records import TrialRecord
 
@@ -44,8 +45,8 @@ def test_the_first_seed_of_all_networks_ends_within_its_share(workers):
     ("seconds", "gates"),
     [
         (600, GATES),
-        (40, ["dense", "softmax", "topk", "sigmoid", "comet", "comet+"]),
-        (30, ["dense", "softmax", "topk", "sigmoid"]),
+        (60, ["dense", "softmax", "topk", "sigmoid", "comet", "comet+"]),
+        (45, ["dense", "softmax", "topk", "sigmoid"]),
         (1, ["dense", "softmax"]),
         (-1, ["dense", "softmax"]),
     ],
@@ -65,10 +66,10 @@ def test_the_seeds_that_a_resumed_comparison_has_left_share_the_time_of_its_firs
 def test_later_rounds_have_the_dense_networks_and_the_better_half_of_the_mixtures():
     trained = {gate: Trained(10.0 - position, 5.0) for position, gate in enumerate(GATES)}
     second = next_round(trained, 600, 1)
-    assert second.gates == second.runs == ["dense-0.5x", "dense", "dense-2x", "comet+", "comet", "sigmoid"]
+    assert second.gates == second.runs == ["dense-2x", "dense", "dense-0.5x", "comet+", "comet", "sigmoid"]
     assert (second.max_seconds, second.adds_seed) == (100, True)
     third = next_round({gate: trained[gate] for gate in second.gates}, 600, 1)
-    assert third.gates == ["dense-0.5x", "dense", "dense-2x", "comet+", "comet"]
+    assert third.gates == ["dense-2x", "dense", "dense-0.5x", "comet+", "comet"]
     alone = next_round({gate: trained[gate] for gate in ("dense", "comet")}, 600, 1)
     assert alone.gates == ["dense", "comet"]
 
@@ -76,13 +77,28 @@ def test_later_rounds_have_the_dense_networks_and_the_better_half_of_the_mixture
 def test_networks_that_have_not_converged_are_trained_on_before_there_is_another_seed():
     trained = {gate: Trained(10.0 - position, 5.0, gate == "dense") for position, gate in enumerate(GATES)}
     second = next_round(trained, 200, 1)
-    assert second.gates == ["dense-0.5x", "dense", "dense-2x", "comet+", "comet", "sigmoid"]
-    assert second.runs == ["dense-0.5x", "dense-2x", "comet+", "comet", "sigmoid"]
-    assert (second.max_seconds, second.adds_seed) == (20, False)  # half of the time
+    assert second.gates == ["dense-2x", "dense", "comet+", "comet", "sigmoid"]
+    assert second.runs == ["dense-2x", "comet+", "comet", "sigmoid"]
+    assert (second.max_seconds, second.adds_seed) == (25, False)  # half of the time
     last = next_round({gate: trained[gate] for gate in ("dense", "comet")}, 200, 1)
     assert (last.runs, last.max_seconds) == (["comet"], 200)  # nothing is left to choose from
     short = next_round(trained, 30, 1)
-    assert short.max_seconds == 6  # half of it would be too short
+    assert short.max_seconds == 7.5  # half of it would be too short
+
+
+def test_dense_networks_that_cannot_all_converge_are_halved_as_well_and_others_are_kept():
+    trained = {gate: Trained(10.0 - position, 5.0, False) for position, gate in enumerate(GATES)}
+    candidates = next_round(trained, 600, 1).gates
+    assert candidates == ["dense-2x", "dense", "comet+", "comet", "sigmoid"]
+    candidates = next_round({gate: trained[gate] for gate in candidates}, 300, 1).gates
+    assert candidates == ["dense-2x", "comet+", "comet"]
+    last = next_round({gate: trained[gate] for gate in ("dense-2x", "comet+")}, 100, 1)
+    assert (last.gates, last.max_seconds) == (["dense-2x", "comet+"], 50)  # all of the time
+
+
+@pytest.mark.parametrize(("imports", "seconds"), [(3, 540), (100, 500), (590, 450)])
+def test_what_follows_training_is_given_as_long_as_the_imports_took(imports, seconds):
+    assert training_seconds(600, imports) == seconds
 
 
 @pytest.mark.parametrize(

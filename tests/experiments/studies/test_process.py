@@ -34,7 +34,7 @@ class SlowToDelete:
 kept = []
 
 if __name__ == "__main__":
-    child = multiprocessing.get_context("spawn").Process(target=work, args=(sys.argv[1],))
+    child = multiprocessing.get_context(sys.argv[2]).Process(target=work, args=(sys.argv[1],))
     child.start()
     print(child.pid, flush=True)
     child.join()
@@ -49,11 +49,12 @@ def is_running(pid):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
 @pytest.mark.parametrize("kind", ["busy", "deaf", "leaving"])
-def test_a_worker_ends_with_its_parent(tmp_path, kind):
+def test_a_worker_ends_with_its_parent(tmp_path, kind, method):
     script = tmp_path / "parent.py"
     script.write_text(PARENT)
-    with subprocess.Popen([sys.executable, script, kind], stdout=subprocess.PIPE) as parent:
+    with subprocess.Popen([sys.executable, script, kind, method], stdout=subprocess.PIPE) as parent:
         child = int(parent.stdout.readline())
         assert parent.stdout.readline() == b"ready\n"
         parent.send_signal(signal.SIGKILL)

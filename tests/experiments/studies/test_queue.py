@@ -134,6 +134,28 @@ def test_a_trial_whose_heartbeat_stops_is_run_again(storage_url):
     assert (trial.status, trial.attempts, trial.test_loss) == ("complete", 2, 2.5)
 
 
+@pytest.mark.parametrize("year", [2000, 2100])
+def test_a_clock_that_jumps_lets_no_trial_count_twice_or_get_lost(storage_url, year):
+    queue, definition = create_queue(storage_url, trials=4, gates=["topk"], heartbeat=3600)
+    goes_on, dies = (queue.claim(definition) for _ in range(2))
+    with queue.storage.optuna.engine.begin() as connection:  # heartbeats of before the jump
+        moved = f"UPDATE trial_heartbeats SET heartbeat = '{year}-01-01 00:00:00'"
+        connection.execute(sqlalchemy.text(moved))
+    queue.mark_lost(dies)  # the process that started the worker sees its end
+    claims = claim_waiting(queue, definition)
+    assert {claim.index for claim in claims} >= {1, 2, 3}
+    for claim in (goes_on, *claims):
+        queue.finish(claim, RESULT)
+    assert [trial.status for trial in queue.records(definition)] == ["complete"] * 4
+    states = [
+        trial.state.name
+        for trial in optuna.load_study(study_name="study/topk", storage=queue.storage.optuna).trials
+    ]
+    assert states.count("COMPLETE") == 4
+    assert "RUNNING" not in states
+    assert claim_waiting(queue, definition) == []
+
+
 def test_a_released_trial_is_run_again_any_number_of_times(storage_url):
     queue, definition = create_queue(storage_url, trials=1, gates=["topk"])
     for _ in range(MAX_LOST_WORKERS + 2):

@@ -1,6 +1,7 @@
 """A trial that ran out of time is trained on from its checkpoint, up to convergence."""
 
 import json
+import time
 from dataclasses import replace
 from multiprocessing import Pipe
 
@@ -22,7 +23,7 @@ def run_worker(study, **limits):
 
 
 @pytest.mark.slow
-def test_a_trial_that_ran_out_of_time_resumes_where_it_stopped(tmp_path):
+def test_a_trial_that_ran_out_of_time_resumes_where_it_stopped(tmp_path, monkeypatch):
     table = write_table(customers(300), tmp_path / "people.parquet")
     settings = [f"data.path={table}", "data.options.targets=[bought]", "training.batch_size=64"]
     settings += ["training.patience=3", "training.epochs=40"]
@@ -38,7 +39,9 @@ def test_a_trial_that_ran_out_of_time_resumes_where_it_stopped(tmp_path):
     assert run_worker(study, deadline=0.0) == []  # the deadline has passed: no trial is started
     assert [trial.status for trial in study.trials] == ["waiting", "waiting"]
 
-    run_worker(study, max_seconds=0.0)
+    jumped = time.time() + 1e6
+    monkeypatch.setattr(time, "time", lambda: jumped)  # the clock of the machine is set
+    run_worker(study, max_seconds=0.0, deadline=time.monotonic() + 1e4)
     assert [(trial.status, trial.converged, trial.epochs) for trial in study.trials] == [
         ("complete", False, 1)
     ] * 2

@@ -61,6 +61,13 @@ def rows_of(networks, seeds=3):
             False,
             "Use dense: at the same cost it is simpler than topk",
         ),
+        # The best on validation costs more than any dense network, so that another is judged.
+        (
+            DENSE | {"softmax": (3.0, 3.0, 900.0), "topk": (4.0, 4.0, 200.0)},
+            "softmax",
+            True,
+            "It takes 2.2 times the operations of dense-2x",
+        ),
         # Wider networks pay too, and a mixture that is only better than a narrower one does not.
         (DENSE | {"dense-2x": (3.0, 3.0, 400.0)}, "dense-2x", None, "3.00 against 5.00 of dense (p"),
         (
@@ -260,6 +267,15 @@ def test_a_mixture_alone_cannot_be_said_to_pay():
     assert decision.answer.endswith("Not tested: no dense network was trained.")
     rows = [row | {"converged": row["gate"] == "dense"} for row in rows_of(DENSE | {"topk": (4.0, 4.0, 2.0)})]
     assert winner(rows).answer.endswith("Not tested: no mixture has converged within the budget.")
+
+
+def test_boosted_trees_whose_time_was_over_are_ranked_and_networks_are_not():
+    rows = rows_of({"dense": (5.0, 5.0, 1.0), "topk": (1.0, 1.0, 2.0), "trees": (2.0, 2.0, None)})
+    rows = [row | {"converged": row["gate"] == "dense"} for row in rows]
+    decision = winner(rows)
+    assert decision.winner == TREES
+    assert "More time may lower the loss of boosted trees. Not converged" in decision.recommendation
+    assert decision.recommendation.endswith("and not ranked: topk.")
 
 
 def test_a_network_that_converged_alone_is_not_called_the_only_one():

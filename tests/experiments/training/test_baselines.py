@@ -10,6 +10,7 @@ import torch
 
 from comet_moe.exceptions import StudyError
 from comet_moe.experiments.config import load_train_config
+from comet_moe.experiments.training import linear_models
 from comet_moe.experiments.training.baselines import (
     Baseline,
     available_baselines,
@@ -229,6 +230,16 @@ def test_trees_that_run_out_of_time_have_not_converged(tmp_path, name):
     dataset, config = prepared(customers(300), tmp_path / "people.parquet", {"spend": "regression"})
     _, result = train_baseline(name, dataset, config, seconds=0.0)
     assert result.converged is False
+    assert np.isfinite(result.test_loss)
+
+
+def test_a_linear_model_whose_time_is_over_tries_no_other_strength(tmp_path, monkeypatch):
+    dataset, config = prepared(customers(300), tmp_path / "people.parquet", {"spend": "regression"})
+    fits = []
+    fit = linear_models._fit
+    monkeypatch.setattr(linear_models, "_fit", lambda *given: fits.append(given[3]) or fit(*given))
+    _, result = train_baseline(LINEAR, dataset, config, seconds=0.0)
+    assert fits == 2 * [linear_models.STRENGTHS["ridge"][0]]  # the first one tells how long a fit takes
     assert np.isfinite(result.test_loss)
 
 

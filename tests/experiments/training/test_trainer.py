@@ -1,5 +1,6 @@
 """The training loop: what it records, how it stops and resumes, and the arithmetic of its steps."""
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -221,6 +222,34 @@ def test_without_validation_rows_all_epochs_are_trained_and_the_last_one_is_kept
     assert trainer.history[0].validation.loss is None
 
 
+def test_without_validation_rows_a_run_resumes(tmp_path):
+    def stop(record):
+        raise KeyboardInterrupt
+
+    folder = RunFolder(tmp_path / "run")
+    with pytest.raises(KeyboardInterrupt):
+        line_trainer(folder, evaluate=None, callbacks=Callbacks(on_epoch=stop)).run()
+    resumed = line_trainer(None, evaluate=None)
+    resumed.folder = folder
+    assert resumed.run().epochs == 3
+    assert resumed.model.w.item() == 1 - 0.5**6
+
+
+def test_a_network_that_grows_after_plateaus_starts_at_the_whole_learning_rate():
+    rates = []
+
+    def follow(record):
+        rates.append(trainer.optimizer.param_groups[0]["lr"])
+
+    def grow():
+        return trainer.objective
+
+    settings = {"decays_on_plateau": True, "patience": 3, "epochs": 4, "dense_epochs": 3, "grow": grow}
+    trainer = line_trainer(None, lambda w: 0 * w, callbacks=Callbacks(on_epoch=follow), **settings)
+    trainer.run()
+    assert rates == pytest.approx([0.25, 0.25, 0.25 * 0.3, 0.25])
+
+
 def test_a_schedule_scales_the_learning_rate_of_every_step(tmp_path):
     trainer = line_trainer(RunFolder(tmp_path / "run"), schedule=lambda step: [1, 0, 0, 2, 0, 0][step])
     trainer.run()
@@ -257,7 +286,10 @@ def test_a_run_has_converged_if_its_validation_loss_has_stopped_to_fall(epochs, 
     assert line_trainer(None, epochs=epochs, patience=patience).run().converged is converged
 
 
-def test_a_run_that_is_out_of_time_ends_with_the_step_and_keeps_what_it_has(tmp_path):
+def test_a_run_that_is_out_of_time_ends_with_the_step_and_keeps_what_it_has(tmp_path, monkeypatch):
+    seconds = itertools.count()
+    monkeypatch.setattr("comet_moe.experiments.training.trainer.time.perf_counter", lambda: next(seconds))
+
     def stop(progress):
         if (progress.epoch, progress.step) == (2, 1):
             raise OutOfTime
@@ -265,6 +297,9 @@ def test_a_run_that_is_out_of_time_ends_with_the_step_and_keeps_what_it_has(tmp_
     folder = RunFolder(tmp_path / "run")
     result = line_trainer(folder, callbacks=Callbacks(on_batch=stop)).run()
     assert (result.status, result.converged, result.epochs, result.best_epoch) == ("complete", False, 2, 2)
+    # The first epoch has its two rows and the second one of them, both in the same time.
+    speeds = [record.samples_per_second for record in folder.metrics()]
+    assert speeds == pytest.approx([2, 1])
     # Three steps, each halves the distance from 1; the second epoch has the loss of one step.
     assert folder.model()["w"].item() == 1 - 0.5**3
     assert [record.train_loss for record in folder.metrics()] == [62.5, 6.25]

@@ -26,7 +26,7 @@ from comet_moe.experiments.bert.evaluate import (
 from comet_moe.experiments.bert.tokens import Features, Index, TaskData, evaluation_batches
 from comet_moe.experiments.training.gain import Outcome, choosing_gates, gain_record, spread_rows
 from comet_moe.experiments.training.records import GainRecord, Metrics, SummaryRecord
-from comet_moe.interventions import Intervention, intervene
+from comet_moe.interventions import Intervention, evaluating, intervene
 
 MAX_ROWS = 128
 """Rows to measure on, evenly spaced."""
@@ -62,8 +62,6 @@ def measure_gain(model: Any, data: TaskData, split: str, placement: Placement) -
     features = data.splits[split]
     rows = spread_rows(len(features), MAX_ROWS)
     chosen = features.take(rows)
-    was_training = model.training
-    model.eval()
 
     def run(kind: Intervention | None, seed: int, names: Iterable[str] | None) -> Outcome:
         losses = torch.zeros(len(chosen), dtype=torch.float64)
@@ -77,10 +75,8 @@ def measure_gain(model: Any, data: TaskData, split: str, placement: Placement) -
                 losses[part] = 100 * _row_losses(output, batch)
         return _outcome(data, chosen, losses, outputs)
 
-    try:
+    with evaluating(model):
         return gain_record(run, by_layer(gates), rows, repeats_per_gate=REPEATS_PER_LAYER)
-    finally:
-        model.train(was_training)
 
 
 def _row_losses(output: Any, batch: dict[str, Tensor]) -> Tensor:

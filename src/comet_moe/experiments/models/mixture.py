@@ -13,11 +13,11 @@ import torch
 
 from comet_moe.experiments.config.gate_sections import DenseConfig, MixtureGateConfig
 from comet_moe.experiments.config.schema import TrainConfig, steps_per_epoch
-from comet_moe.experiments.data.table.schema import TableSchema
-from comet_moe.experiments.models.base import read_schema
+from comet_moe.experiments.data.table.schema import FIRST_CATEGORY, TableSchema
+from comet_moe.experiments.models.base import make_generator, read_schema
 from comet_moe.experts import Experts
-from comet_moe.gates import Gate, Regularizer, RescaledGate, SubsetGate, build_gate
-from comet_moe.gates.registry import check_z_loss, dense_width, find_gate
+from comet_moe.gates import Gate, HashGate, Regularizer, RescaledGate, SubsetGate, build_gate
+from comet_moe.gates.registry import check_z_loss, dense_width, find_gate, replaces_entropy
 from comet_moe.local_search import Permutation, PermutedGate
 
 ExpertsType = TypeVar("ExpertsType", bound=Experts)
@@ -70,13 +70,16 @@ def build_experts(
     if not isinstance(gate, DenseConfig):
         return build(n, widths)
 
-    def shape(count: int, widths: Sequence[int]) -> ExpertsType:
+    def build_on_meta(count: int, widths: Sequence[int]) -> ExpertsType:
         with torch.device("meta"):  # shapes only
             return build(count, widths)
 
-    one = shape(1, widths)
+    one = build_on_meta(1, widths)
     if gate.name == "dense-wide":
-        return build(1, fit_widths(widths, lambda of: parameters(shape(1, of)), n * parameters(one)))
+        return build(
+            1,
+            fit_widths(widths, lambda of: count_parameters(build_on_meta(1, of)), n * count_parameters(one)),
+        )
     count = len(around.outputs) if gate.name == "dense-per-task" else 1
 
     def flops(experts: ExpertsType, used: int) -> int:
@@ -84,7 +87,7 @@ def build_experts(
 
     of_mixture = flops(one, min(gate.k, n)) + around.gate_flops(n)
     target = round((dense_width(gate.name) or 1.0) * of_mixture)
-    return build(count, fit_widths(widths, lambda of: flops(shape(count, of), count), target))
+    return build(count, fit_widths(widths, lambda of: flops(build_on_meta(count, of), count), target))
 
 
 def build_task_gates(
@@ -117,7 +120,7 @@ def build_one_gate(
     """
     settings = config.gate.model_dump(exclude={"name", "warmup_epochs"})
     if config.loss.balance == "together":
-        if settings.get("information") and "entropy" in settings:
+        if replaces_entropy(config.gate.name, settings.get("information", 0.0)):
             settings["entropy"] = 0.0
         settings |= {"load_balance": 0.0, "z_loss": 0.0, "information": 0.0}
     gate = build_gate(
@@ -129,7 +132,23 @@ def build_one_gate(
         num_keys=num_keys(meta),
         seed=config.seed + index,
     )
+    if "table" in meta:
+        _deal_categories(gate, config.seed + index)
     return RescaledGate(gate) if config.dense_epochs and not gate.sums_to_one else gate
+
+
+def _deal_categories(gate: Gate, seed: int) -> None:
+    """Deal the categories of a key column to the experts of a hash gate in turn, frequent ones first.
+
+    Up to n categories then have an expert each. Drawn independently, eight of them leave a third of eight
+    experts without any.
+    """
+    for module in gate.modules():
+        if isinstance(module, HashGate) and module.k == 1:
+            experts = torch.randperm(module.num_experts, generator=make_generator(seed), device="cpu")
+            turns = (torch.arange(module.num_keys, device="cpu") - FIRST_CATEGORY) % module.num_experts
+            with torch.no_grad():
+                module.assignment.copy_(experts[turns])
 
 
 def build_regularizer(config: TrainConfig) -> Regularizer:
@@ -215,6 +234,6 @@ def _neighbours(widths: Sequence[int]) -> Iterator[tuple[int, ...]]:
             yield (*widths[:layer], changed, *widths[layer + 1 :])
 
 
-def parameters(experts: Experts) -> int:
+def count_parameters(experts: Experts) -> int:
     """Number of parameters."""
     return sum(parameter.numel() for parameter in experts.parameters())

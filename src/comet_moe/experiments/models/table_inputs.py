@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from comet_moe.experiments.config.schema import TableModelConfig
 from comet_moe.experiments.data.table.schema import UNKNOWN, TableSchema
-from comet_moe.experiments.models.base import build_embedding
 
 
 class TableInput(nn.Module):
@@ -44,7 +43,7 @@ class CategoricalEmbeddings(TableInput):
 
     def __init__(self, sizes: Sequence[int], width: int, unknown_rate: float = 0.0):
         super().__init__()
-        self.table = build_embedding(sum(sizes), width)
+        self.table = _build_tables(sizes, width)
         self.register_buffer("offsets", _offsets(sizes), persistent=False)
         self.sizes = tuple(sizes)
         self.out_features = len(sizes) * width
@@ -77,7 +76,7 @@ class ListEmbeddings(TableInput):
 
     def __init__(self, sizes: Sequence[int], lengths: Sequence[int], width: int):
         super().__init__()
-        self.table = build_embedding(sum(sizes), width)
+        self.table = _build_tables(sizes, width)
         by_element = _offsets(sizes).repeat_interleave(torch.tensor(lengths), output_size=sum(lengths))
         self.register_buffer("offsets", by_element, persistent=False)
         self.sizes, self.lengths = tuple(sizes), tuple(lengths)
@@ -118,7 +117,7 @@ class TextEmbeddings(TableInput):
     def __init__(self, weights: Sequence[Sequence[float]], lengths: Sequence[int], width: int):
         super().__init__()
         self.sizes, self.lengths = tuple(len(own) for own in weights), tuple(lengths)
-        self.table = build_embedding(sum(self.sizes), width)
+        self.table = _build_tables(self.sizes, width)
         by_term = _offsets(self.sizes).repeat_interleave(torch.tensor(lengths), output_size=sum(lengths))
         self.register_buffer("offsets", by_term, persistent=False)
         self.register_buffer(
@@ -287,6 +286,18 @@ def _random_codes(
         for size, length in zip(sizes, lengths, strict=True)
     ]
     return torch.cat(codes, 1).int()
+
+
+def _build_tables(sizes: Sequence[int], width: int) -> nn.Embedding:
+    """The embeddings of all columns in one table; each starts Glorot-uniform, as a map of one-hot codes.
+
+    Two categories then start as far apart as two numbers do. With the ±0.05 of Keras gates did not see
+    columns of few categories beside numbers, and routed by the numbers.
+    """
+    table = nn.Embedding(sum(sizes), width)
+    for rows in table.weight.detach().split(list(sizes)):
+        nn.init.xavier_uniform_(rows)
+    return table
 
 
 def _offsets(sizes: Sequence[int]) -> Tensor:

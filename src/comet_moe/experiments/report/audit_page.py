@@ -24,9 +24,8 @@ def render_audit_page(report: Mapping[str, Any], title: str) -> str:
     """The HTML file."""
     environment = load_templates()
     environment.filters["gain"] = _gain
-    environment.filters["interval"] = _interval
-    environment.filters["limits"] = _limits
     environment.filters["percent"] = _percent
+    environment.filters["plus_minus"] = _plus_minus
     return str(
         environment.get_template("audit.html").render(
             report=report,
@@ -39,17 +38,14 @@ def render_audit_page(report: Mapping[str, Any], title: str) -> str:
 
 
 def _gain(found: Mapping[str, Any] | None) -> str:
-    return "-" if found is None else f"{found['gain']:.4f}"
+    return "-" if found is None else _plus_minus(found["gain"], found["interval"])
 
 
-def _interval(found: Mapping[str, Any] | None) -> str:
-    return "" if found is None else _limits(found["interval"])
+def _plus_minus(value: float, interval: Sequence[float] | None) -> str:
+    """A value with half of its interval: in cells of their own, they made the table wider than the page."""
+    return f"{value:.4f}" if interval is None else f"{value:.4f} ± {(interval[1] - interval[0]) / 2:.4f}"
 
 
-def _limits(interval: Sequence[float] | None, kind: str = "number") -> str:
-    show = _percent if kind == "percent" else "{:.4f}".format
-    return "" if interval is None else " to ".join(map(show, interval))
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
+def _percent(share: float, interval: Sequence[float] | None = None) -> str:
+    half = "" if interval is None else f" ± {50 * (interval[1] - interval[0]):.0f}"
+    return f"{100 * share:.0f}{half} %"

@@ -1,10 +1,10 @@
 """A comparison within a time budget: fewer candidates, then fewer seeds, then fewer epochs.
 
-Rounds as in successive halving. The first has one seed of each network, in equal shares of most of the time.
-There are fewer networks where a share would be too short. Every later round has the dense networks and the
-better half of the last mixtures, by validation loss. Those of them that have not converged are trained on, in
-half of the time that is left. If all have, it has one more seed of each, as long as that fits into what is
-left.
+Rounds as in successive halving. The first has one seed of each network, in equal shares of 40 % of the time.
+There are fewer networks where a share would be too short. Every later round has the dense networks, and the
+better half of the last mixtures by validation loss. Where a dense network has not converged, only the better
+half of those goes on as well. Networks that have not converged are trained on, in half of the time that is
+left. If all have, the round has one more seed of each, as long as that fits into what is left.
 """
 
 import re
@@ -15,12 +15,13 @@ from math import ceil
 from comet_moe.experiments.studies.records import TrialRecord
 from comet_moe.gates.registry import is_dense
 
-FIRST_SHARE = 0.6
-"""Share of the time for the first seed of all networks."""
+FIRST_SHARE = 0.4
+"""Share of the time for the first seed of all networks; the rest is for the better ones."""
 BASELINE_SHARE = 0.2
 """Largest share of the budget for the models that are no networks."""
 RESERVED = 0.1
-"""Share of the budget for what follows training: the time per prediction, and the page."""
+"""Least share of the budget for what follows training: the time per prediction, and the page."""
+MOST_RESERVED = 0.25
 SHORTEST_RUN = 4.0
 """Seconds below which a run is not worth its start; there are fewer networks then."""
 
@@ -48,6 +49,15 @@ class Trained:
     validation_loss: float
     seconds: float
     converged: bool = True
+
+
+def training_seconds(budget: float, started: float) -> float:
+    """The time from the start of the command to the end of training.
+
+    What follows training takes about as long as the imports, which took ``started`` seconds. Both are the
+    same work in every comparison, and take longer on a busy machine.
+    """
+    return budget - min(max(RESERVED * budget, started), MOST_RESERVED * budget)
 
 
 def parse_budget(text: str) -> float | None:
@@ -80,22 +90,26 @@ def most_useful(gates: Sequence[str], count: int) -> list[str]:
 
 def next_round(trained: Mapping[str, Trained], seconds: float, workers: int) -> Round | None:
     """The round after one of the ``trained`` networks, or None if nothing more ends in time."""
-    dense = [gate for gate in trained if is_dense(gate)]
-    mixtures = sorted(
-        (gate for gate in trained if gate not in dense), key=lambda g: trained[g].validation_loss
-    )
+    dense, mixtures = _by_loss(trained, True), _by_loss(trained, False)
+    if any(not trained[gate].converged for gate in dense):
+        dense = dense[: ceil(len(dense) / 2)]
     gates = [*dense, *mixtures[: ceil(len(mixtures) / 2)]]
     if not gates or seconds < SHORTEST_RUN:
         return None
     unfinished = [gate for gate in gates if not trained[gate].converged]
     if unfinished:
         time = seconds * workers / max(len(unfinished), workers)
-        has_rest = time / 2 >= SHORTEST_RUN and len(mixtures) > 1
+        has_rest = time / 2 >= SHORTEST_RUN and len(mixtures) + len(dense) > 2
         return Round(gates, unfinished, time / 2 if has_rest else time, False)
     needed = sum(trained[gate].seconds for gate in gates) / workers
     if max(needed, *(trained[gate].seconds for gate in gates)) > seconds:
         return None
     return Round(gates, gates, seconds * workers / max(len(gates), workers), True)
+
+
+def _by_loss(trained: Mapping[str, Trained], of_dense: bool) -> list[str]:
+    gates = [gate for gate in trained if is_dense(gate) == of_dense]
+    return sorted(gates, key=lambda gate: trained[gate].validation_loss)
 
 
 def describe_reduction(trials: Sequence[TrialRecord], gates: Sequence[str], seeds: int) -> str:

@@ -14,6 +14,7 @@ from comet_moe.experiments.models.base import read_schema, table_tasks
 from comet_moe.experiments.studies.comparison_table import comparison_table
 from comet_moe.experiments.studies.defaults import MAX_TASKS
 from comet_moe.experiments.studies.frontier import Row
+from comet_moe.experiments.studies.pool import call_in_process
 from comet_moe.experiments.studies.reading import read_json
 from comet_moe.experiments.studies.records import StudyRecord, best_trial
 from comet_moe.experiments.studies.render import TextTable
@@ -62,10 +63,7 @@ class Comparison:
             on_start(BASELINES[name])
             started = time.monotonic()
             limit = None if seconds is None else seconds / (len(waiting) - number)
-            baseline, record = train_baseline(name, self.dataset, self.config, limit)
-            result, model = (self.folder / file for file in baseline_files(name))
-            baseline.save(model)
-            write_text(result, record.model_dump_json(indent=2) + "\n")  # last: now it is complete
+            call_in_process(_fit_baseline, name, self.config, self.folder, limit)
             if seconds is not None:
                 seconds -= time.monotonic() - started
 
@@ -107,6 +105,13 @@ class Comparison:
         models = {gate: run for gate, run in found.items() if (run / "model.safetensors").is_file()}
         files = {name: self.folder / baseline_files(name)[1] for name in BASELINES}
         return models | {name: file for name, file in files.items() if file.is_file()}
+
+
+def _fit_baseline(name: str, config: TrainConfig, folder: Path, seconds: float | None) -> None:
+    baseline, record = train_baseline(name, load_dataset(config), config, seconds)
+    result, model = (folder / file for file in baseline_files(name))
+    baseline.save(model)
+    write_text(result, record.model_dump_json(indent=2) + "\n")  # last: now it is complete
 
 
 @torch.no_grad()

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from comet_moe import __version__
 from comet_moe.exceptions import RecipeError, StudyError
 from comet_moe.experiments.config import (
     AnyConfig,
@@ -263,5 +264,6 @@ def parse_definition(text: str, source: str) -> StudyDefinition:
     except ValidationError as error:
         message = error.errors(include_url=False)[0]["msg"]
         raise StudyError(
-            f"{source} was not written by this version of comet-moe ({message}): start another study"
+            f"{source} was not written by this version of comet-moe, {__version__} ({message}): start "
+            "another study"
         ) from error

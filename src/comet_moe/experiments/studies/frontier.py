@@ -39,7 +39,7 @@ AT_ITS_COST = "dense networks with as many operations"
 DENSE_TEST = (
     "Welch's one-sided t-tests against each dense network that costs no more, and against what dense "
     "networks reach at the gate's own operations; the largest p-value, corrected by Holm's method but for "
-    "the mixture with the lowest validation loss"
+    "the mixture with the lowest validation loss, and the best one of their cost where that costs more"
 )
 
 Row = dict[str, Any]
@@ -154,27 +154,48 @@ def test_against_dense(row: Row, rows: Sequence[Row]) -> DenseTest | None:
 def add_dense_tests(rows: Sequence[Row]) -> list[Row]:
     """``rows`` with the results of `test_against_dense`, None where there is none.
 
-    ``p_dense`` is the p-value, as it is for the mixture with the lowest validation loss, which is the one
-    that is judged. Those of all other rows are corrected by Holm's method. ``dense_rival``, ``dense_loss``
-    and ``dense_reaches`` are the other fields of the test. ``significant_dense``: p is below 0.05, and the
-    dense networks reach the cost.
+    ``p_dense`` is the p-value, uncorrected for the best mixture and the `judged_mixture`. Those of all other
+    rows are corrected by Holm's method. ``dense_rival``, ``dense_loss`` and ``dense_reaches`` are the other
+    fields of the test.
+    ``significant_dense``: p is below 0.05, and the dense networks reach the cost.
     """
     tests = {row["gate"]: test_against_dense(row, rows) for row in rows if row["gate"] not in BASELINES}
-    mixtures = [row for row in rows if is_mixture(row)]
-    judged = best_by_validation([row for row in mixtures if row["converged"]] or mixtures)
-    p_values = {gate: test.p for gate, test in tests.items() if test is not None and test.p is not None}
-    others = {gate: p for gate, p in p_values.items() if judged is None or gate != judged["gate"]}
-    p_values |= correct_p_values(others)
     found = []
     for row in rows:
+        test = tests.get(row["gate"])
+        names = ("rival", "loss", "reaches")
+        fields = {f"dense_{name}": None if test is None else getattr(test, name) for name in names}
+        found.append(row | fields | {"p_dense": None if test is None else test.p})
+    ranked = [row for row in found if row["converged"] and is_mixture(row)]
+    ranked = ranked or [row for row in found if is_mixture(row)]
+    in_turn = [row["gate"] for row in (best_by_validation(ranked), judged_mixture(ranked)) if row]
+    p_values = {gate: test.p for gate, test in tests.items() if test is not None and test.p is not None}
+    others = {gate: p for gate, p in p_values.items() if gate not in in_turn}
+    p_values |= correct_p_values(others)
+    for row in found:
         test, p = tests.get(row["gate"]), p_values.get(row["gate"])
-        fields: Row = {"p_dense": p, "significant_dense": None}
+        row |= {"p_dense": p, "significant_dense": None}
         if p is not None and test is not None:
-            fields["significant_dense"] = bool(is_significant(p)) and test.is_comparable
-        for name in ("rival", "loss", "reaches"):
-            fields[f"dense_{name}"] = None if test is None else getattr(test, name)
-        found.append(row | fields)
+            row["significant_dense"] = bool(is_significant(p)) and test.is_comparable
     return found
+
+
+def judged_mixture(rows: Sequence[Row]) -> Row | None:
+    """The mixture that says whether mixtures pay, the one with the lowest validation loss.
+
+    If it beats all dense networks, but costs more than any of them, that does not tell. Then the best one of
+    their cost is judged. Its p-value needs no correction, because it is tested only after the first one.
+    """
+    mixtures = [row for row in rows if is_mixture(row)]
+    best = best_by_validation(mixtures)
+    if best is None or _is_reached(best) or not is_significant(best["p_dense"]):
+        return best
+    return best_by_validation([row for row in mixtures if _is_reached(row)]) or best
+
+
+def _is_reached(row: Row) -> bool:
+    """Whether dense networks as costly as ``row`` were trained."""
+    return row["dense_reaches"] is not None and bool(row["dense_reaches"] <= SAME_COST)
 
 
 def _rows_error_of(row: Row, shares: Sequence[tuple[str, float]]) -> float | None:

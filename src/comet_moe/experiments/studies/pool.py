@@ -1,18 +1,20 @@
 """The workers of one machine: started, followed, and replaced when one is killed.
 
-The process of a worker starts in this module, which imports neither torch nor Optuna: it follows its parent
-from before these imports on.
+On Linux they are forked from a server that has imported torch and Optuna. A worker of every round would else
+take seconds for that, and hold these modules in its own memory. Elsewhere each is a new interpreter. The
+process of a worker starts in this module, which imports neither: it follows its parent from before that on.
 """
 
 import multiprocessing
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
+from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any
 
 from comet_moe.exceptions import StudyError, warnings_in_a_line
@@ -22,6 +24,7 @@ from comet_moe.experiments.studies.process import WorkerConfig, end_with_parent
 if TYPE_CHECKING:
     from comet_moe.experiments.studies.queue import Claim, TrialQueue
 
+START_METHOD = "forkserver" if sys.platform == "linux" else "spawn"
 POLL_SECONDS = 0.5
 STOP_SECONDS = 30.0
 """Time that workers have to release their trials before they are killed."""
@@ -42,7 +45,7 @@ class WorkerStatus:
         started: when the trial was started, on the monotonic clock.
     """
 
-    process: SpawnProcess
+    process: BaseProcess
     reader: Connection
     claim: "Claim | None" = None
     epochs: int = 0
@@ -92,7 +95,7 @@ class WorkerPool:
             self._stop()
 
     def _start_worker(self) -> WorkerStatus:
-        context = multiprocessing.get_context("spawn")
+        context = _context()
         reader, writer = context.Pipe(duplex=False)
         arguments = (self.config, writer, self._started)
         process = context.Process(target=run_worker_process, args=arguments, daemon=False)
@@ -144,6 +147,65 @@ class WorkerPool:
             worker.process.kill()  # does nothing to one that has ended; the trial of another is run again
             worker.process.join()
             worker.reader.close()
+
+
+def start_server() -> None:
+    """Start the server of the workers, where there is one, so that it imports while this process does."""
+    _context()
+    if START_METHOD == "forkserver":
+        from multiprocessing import forkserver
+
+        with _worker_environment(1):
+            forkserver.ensure_running()
+
+
+def _context() -> Any:
+    context = multiprocessing.get_context(START_METHOD)
+    # Before the first process, which starts the server; other methods ignore it.
+    context.set_forkserver_preload(["comet_moe.experiments.studies.preloaded"])
+    return context
+
+
+def call_in_process(function: Callable[..., None], *arguments: Any) -> None:
+    """Call ``function`` in a process of its own, whose memory is free afterwards; raises what it raises."""
+    context = _context()
+    reader, writer = context.Pipe(duplex=False)
+    given = (writer, dict(os.environ), function, arguments)
+    process = context.Process(target=_call, args=given, daemon=False)
+    with _worker_environment(1):
+        process.start()
+    writer.close()
+    try:
+        error = reader.recv()
+    except EOFError:
+        process.join()
+        raise StudyError(
+            f"the process that fits a baseline ended with exit code {process.exitcode}, as it does where "
+            f"memory is short: resume with --resume, or leave it out by --no-baselines"
+        ) from None
+    except BaseException:  # Ctrl-C
+        process.kill()
+        raise
+    finally:
+        process.join()
+        reader.close()
+    if error is not None:
+        raise error
+
+
+def _call(
+    writer: Connection, environment: dict[str, str], function: Callable[..., None], arguments: tuple[Any, ...]
+) -> None:
+    end_with_parent()
+    os.environ.clear()
+    os.environ.update(environment)  # that of the server has one thread
+    error: Exception | None = None
+    try:
+        with warnings_in_a_line():
+            function(*arguments)
+    except Exception as raised:
+        error = raised
+    writer.send(error)
 
 
 @contextmanager

@@ -22,7 +22,8 @@ class WorkerConfig:
             was created with.
         threads: number of threads per trial.
         max_seconds: time after which a trial ends with what it has; None for no limit.
-        deadline: `time.time` by which all trials have to end; no trial is started after it.
+        deadline: `time.monotonic`, one clock for all processes of a machine, by which all trials have to
+            end; no trial is started after it.
     """
 
     folder: Path

@@ -127,19 +127,23 @@ def flatten_row(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def to_rich(table: TextTable, width: int) -> Table:
-    """A table that rich prints on a terminal of ``width`` characters, without the details that do not fit."""
+    """A table that rich prints on a terminal of ``width`` characters, without the details that do not fit.
+
+    A detail without any value is left out too.
+    """
     lines = [[Text(column.name) for column in table.columns]]
     lines += [[_rich_cell(cell) for cell in row] for row in table.rows]
-    widths = [
-        max(text.cell_len for text in column) + 3 for column in zip(*lines, strict=True)
-    ]  # and a border
-    shown = list(range(len(widths)))
+    widths = [max(text.cell_len for text in column) + 3 for column in zip(*lines, strict=True)]  # and a line
+    has_text = [any(row[place].text for row in table.rows) for place in range(len(widths))]
+    shown = [place for place, column in enumerate(table.columns) if has_text[place] or not column.detail]
     while sum(widths[place] for place in shown) + 2 > width:
         place = max(shown, key=lambda place: table.columns[place].detail)
         if not table.columns[place].detail:
             break
         shown.remove(place)
-    missing = [column.name for place, column in enumerate(table.columns) if place not in shown]
+    missing = [
+        column.name for place, column in enumerate(table.columns) if has_text[place] and place not in shown
+    ]
     printed = Table(title=Text(table.title), title_justify="left", box=SIMPLE_HEAD, caption_justify="left")
     printed.caption = f"Too narrow for: {', '.join(missing)}." if missing else None
     for place in shown:

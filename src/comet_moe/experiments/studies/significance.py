@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
-from scipy.stats import t as student
+from scipy.special import stdtr
 
 SIGNIFICANCE_LEVEL = 0.05
 ROWS_FREEDOM = 49
@@ -64,7 +64,7 @@ def welch_t_test(lower: Summary, upper: Summary, rows_error: float | None = None
         return None
     terms = [(lower.se, lower.degrees), (upper.se, upper.degrees), (rows_error or 0.0, ROWS_FREEDOM)]
     error, degrees = _combine(terms)
-    return float(student.cdf((lower.mean - upper.mean) / error, degrees)) if error else None
+    return float(stdtr(degrees, (lower.mean - upper.mean) / error)) if error else None
 
 
 def difference_error(first: Sequence[float], second: Sequence[float]) -> float | None:

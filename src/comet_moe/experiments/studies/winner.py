@@ -27,6 +27,7 @@ from comet_moe.experiments.studies.frontier import (
     best_by_validation,
     frontier,
     is_mixture,
+    judged_mixture,
     p_below,
 )
 from comet_moe.experiments.studies.reading import Study, rank_trials
@@ -91,15 +92,19 @@ def _without_verdict(decision: Winner, missing: str) -> Winner:
 
 
 def _ranked(rows: Sequence[Row]) -> tuple[list[Row], str]:
-    """The rows to choose from, those that have converged if any has; and a sentence about the others."""
+    """The rows to choose from, and a sentence about those that ran out of time.
+
+    These are the networks that have converged, and all baselines; all rows where there are none of these.
+    Boosted trees whose time was over are a smaller model, whose best round was chosen like that of others.
+    """
     complete = [row for row in rows if row["test_loss_mean"] is not None]
-    converged = [row for row in complete if row["converged"]]
-    others = ", ".join(_name(row) for row in complete if not row["converged"])
-    if not others:
-        return complete, ""
-    if converged:
-        return converged, f" Not converged within the budget, and not ranked: {others}."
-    return complete, " No network has converged within the budget: the ranking may change with more time."
+    chosen = [row for row in complete if row["converged"] or row["gate"] in BASELINES]
+    others = ", ".join(_name(row) for row in complete if row not in chosen)
+    cut = ", ".join(_name(row) for row in chosen if not row["converged"])
+    more = f" More time may lower the loss of {cut}." if cut else ""
+    if not chosen:
+        return complete, " No network has converged within the budget: the ranking may change with more time."
+    return chosen, more + (f" Not converged within the budget, and not ranked: {others}." if others else "")
 
 
 def _decide(
@@ -188,19 +193,21 @@ def _costs_less(row: Row, candidate: Row) -> bool:
 
 
 def _does_a_mixture_pay(rows: Sequence[Row]) -> tuple[bool | None, str]:
-    """Of the mixture with the lowest validation loss: yes, no or not to be told, and a sentence."""
-    judged = best_by_validation([row for row in _ranked(rows)[0] if is_mixture(row)])
+    """Of the mixture that is judged: yes, no or not to be told, and a sentence."""
+    judged = judged_mixture(_ranked(rows)[0])
     question = "Does a mixture pay on this data?"
     if judged is None:
         has_mixture = any(is_mixture(row) for row in rows)
         why = "Not tested: no mixture has converged within the budget."
         return None, f"{question} {why}" if has_mixture else ""
     gate, p = judged["gate"], judged["p_dense"]
+    is_best = best_by_validation([row for row in _ranked(rows)[0] if is_mixture(row)]) is judged
     if judged["dense_rival"] is None:
         has_dense = any(is_dense(row["gate"]) and row["test_loss_mean"] is not None for row in rows)
         why = "operations were not recorded" if has_dense else "no dense network was trained"
         return None, f"{question} Not tested: {why}."
-    losses = f"the test loss of {gate}, the best mixture by validation loss, is "
+    which = "mixture" if is_best else "mixture of their cost"
+    losses = f"the test loss of {gate}, the best {which} by validation loss, is "
     losses += f"{judged['test_loss_mean']:.2f} against {judged['dense_loss']:.2f} of {judged['dense_rival']}"
     if p is None:
         return None, f"{question} Not tested, with one seed of one of them: {losses}."
@@ -219,7 +226,8 @@ def _what_it_does(row: Row) -> str:
         return ""
     if set(row["verdict"].split(" / ")) <= {"static", "blends"}:
         return f"But it does not route ({row['verdict']}): the gain has another cause."
-    return "It uses all experts." if row["verdict"] == "dense" else f"Routing: {row['verdict']}."
+    words = {"dense": "It uses all experts.", "routes": "It routes."}
+    return words.get(row["verdict"], f"Routing: {row['verdict']}.")
 
 
 def _beyond_the_widest(row: Row, rows: Sequence[Row]) -> str:

@@ -83,7 +83,7 @@ class _Worker:
         self._runner: Runner | None = None
         self._last_sent = 0.0
         self._is_out_of_time = False  # the last trial
-        self._finishing = 0.0  # longest time from the last step of a trial to its end
+        self._finishing: float | None = None  # longest time from the last step of a trial to its end
 
     def run(self) -> None:
         try:
@@ -95,7 +95,7 @@ class _Worker:
             raise
 
     def _run(self) -> None:
-        while self._seconds_left() > 0:
+        while self._seconds_left() > (self._finishing or 0.0):
             definition = self.queue.definition()
             claim = self.queue.claim(definition, self.config.only_gates)
             if claim is not None and self._attempt(definition, claim):
@@ -106,9 +106,9 @@ class _Worker:
             time.sleep(IDLE_SECONDS)
 
     def _seconds_left(self) -> float:
-        """Until a trial that starts now would have to end, less the time that its end takes."""
+        """Until all trials have to end."""
         deadline = self.config.deadline
-        return math.inf if deadline is None else deadline - time.time() - self._finishing
+        return math.inf if deadline is None else deadline - time.monotonic()
 
     def _attempt(self, definition: StudyDefinition, claim: Claim) -> bool:
         """Run a trial until it has a result or is released; False if another process has its run folder."""
@@ -171,17 +171,19 @@ class _Worker:
                     raise RunPruned(f"pruned after epoch {record.epoch} by {definition.prune}")
 
         longest = math.inf if self.config.max_seconds is None else self.config.max_seconds
-        # At least half of the time is for training, also where the end takes longer than the rest.
-        allowed = max(longest - self._finishing, longest / 2)
-        end = time.monotonic() + min(allowed, self._seconds_left())
         self._is_out_of_time = False
-        last_step = time.monotonic()
+        started = last_step = time.monotonic()
+        ending = self._finishing
 
         def on_batch(progress: Progress) -> None:
-            nonlocal last_step
+            nonlocal ending, last_step
             self._on_batch(progress)
             last_step = time.monotonic()
-            if last_step > end:
+            if ending is None:  # no run has ended here: the end takes about as long as the start
+                ending = last_step - started
+            # At least half of the time is for training, also where the end takes longer than the rest.
+            allowed = max(longest - ending, longest / 2)
+            if last_step - started > allowed or self._seconds_left() < ending:
                 self._is_out_of_time = True
                 raise OutOfTime
 
@@ -191,7 +193,7 @@ class _Worker:
         except RecipeError as error:  # sampled values that do not fit together
             return ResultRecord(status="failed", reason=_one_line(error))
         finally:
-            self._finishing = max(self._finishing, time.monotonic() - last_step)
+            self._finishing = max(self._finishing or 0.0, time.monotonic() - last_step)
 
     def _on_batch(self, progress: Progress) -> None:
         if time.monotonic() - self._last_sent > PROGRESS_SECONDS:

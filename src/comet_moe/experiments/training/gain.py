@@ -198,9 +198,9 @@ def _summarise(runs: list[float], folds: list[float]) -> ChangeRecord:
     gain = float(np.mean(runs))
     if not folds or not np.isfinite([*runs, *folds]).all():
         return ChangeRecord(gain=gain)
-    from scipy.stats import t
+    from scipy.special import stdtrit
 
     variance = (len(folds) - 1) * float(np.var(folds))
     variance += float(np.var(runs, ddof=1)) / len(runs) if len(runs) > 1 else 0.0
-    half = float(t.ppf((1 + CONFIDENCE) / 2, len(folds) - 1)) * math.sqrt(variance)
+    half = float(stdtrit(len(folds) - 1, (1 + CONFIDENCE) / 2)) * math.sqrt(variance)
     return ChangeRecord(gain=gain, interval=[gain - half, gain + half])

@@ -59,9 +59,10 @@ class _LinearModels:
         deviation = _deviations(data.inputs, len(schema.of_kind("numeric")))
         scaled = data.inputs.multiply(1 / deviation).tocsr()
         kind = "count" if task.kind == "count" else "logistic" if task.has_classes else "ridge"
-        iterations = ITERATIONS
+        import sklearn.linear_model  # noqa: F401 - which takes longer than many a fit
+
+        iterations, started = ITERATIONS, time.perf_counter()
         if seconds is not None:
-            started = time.perf_counter()
             _fit(kind, scaled, data.targets, STRENGTHS[kind][0], TIMED_ITERATIONS)
             per_fit = seconds / len(STRENGTHS[kind])
             share = per_fit / max(time.perf_counter() - started, 1e-6)
@@ -76,6 +77,8 @@ class _LinearModels:
             loss = self._loss(task, fitted, data)
             if loss < lowest or not best:
                 best, lowest = fitted, loss
+            if seconds is not None and time.perf_counter() - started > seconds:
+                break
         return best, True
 
     def outputs(self, task: Task, model: dict[str, Array], inputs: sparse.csr_matrix) -> Array:

@@ -29,6 +29,15 @@ class Adam(torch.optim.Adam):
         """Reset the gradients."""
         inspect.unwrap(Optimizer.zero_grad)(self, set_to_none)
 
+    def state_dict(self) -> dict[str, Any]:
+        """The groups and the state."""
+        found: dict[str, Any] = inspect.unwrap(Optimizer.state_dict)(self)
+        return found
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load what `state_dict` has returned."""
+        inspect.unwrap(Optimizer.load_state_dict)(self, state_dict)
+
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step."""

@@ -198,7 +198,7 @@ def load_run(path: Path, device: str = "cpu", precision: Precision = "float32") 
         raise RunError(
             f"{folder.data_file} does not fit the config.yaml beside it ({describe(error)}): restore it"
         ) from error
-    require_same_tensors(model.state_dict(), weights, str(folder.model_file), RunError)
+    require_same_tensors(model.state_dict(), weights, str(folder.model_file), RunError, path)
     model.load_state_dict(weights)
     return LoadedRun(folder, config, meta, model.eval().to(placement.device), placement)
 

@@ -61,6 +61,7 @@ from comet_moe.files import (
     temporary_files,
     write_atomically,
     write_text,
+    written_by,
 )
 
 Tensors = dict[str, Tensor]
@@ -252,6 +253,7 @@ class RunFolder:
             raise RunError(
                 f"the data of {meta['name']} is not what {self.path} was started with "
                 f"({', '.join(changed)} changed): restore the data, or start another run"
+                f"{written_by(self.path)}"
             )
 
     def saved_meta(self) -> dict[str, Any]:

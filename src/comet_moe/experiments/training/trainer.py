@@ -59,7 +59,7 @@ NOT_EVALUATED = EvaluationRecord(
 
 
 class StepLoss(NamedTuple):
-    """The losses of a batch, as scalar tensors; the first one is differentiable.
+    """The losses of a batch, scalar tensors, and its routings; only ``total`` needs a gradient.
 
     Attributes:
         total: the loss to minimise.
@@ -78,7 +78,7 @@ class StepLoss(NamedTuple):
 
 @dataclass(frozen=True)
 class Progress:
-    """Position in an epoch: ``step`` of ``steps`` is done, ``loss`` (times 100) is the mean so far."""
+    """``step`` of ``steps`` is done; ``loss`` is 100 times the mean loss so far."""
 
     epoch: int
     step: int
@@ -175,7 +175,7 @@ class Trainer:
     callbacks: Callbacks = Callbacks()
 
     def __post_init__(self) -> None:
-        self._read_model()
+        self._find_groups_and_searches()
         self.read_interval = READ_INTERVAL if self.placement.is_accelerator else 1
         is_scaled = self.placement.precision == "float16"
         self.scaler = torch.amp.GradScaler(self.placement.device.type, enabled=is_scaled)
@@ -186,8 +186,7 @@ class Trainer:
         self.best_weights: Tensors = {}
         self.is_out_of_time = False
 
-    def _read_model(self) -> None:
-        """Note what the model and its optimiser consist of."""
+    def _find_groups_and_searches(self) -> None:
         self.learning_rates: list[float] = [group["lr"] for group in self.optimizer.param_groups]
         self.searches = [module for module in self.model.modules() if isinstance(module, Permutation)]
 
@@ -198,10 +197,10 @@ class Trainer:
         for group, learning_rate in zip(self.optimizer.param_groups, self.learning_rates, strict=True):
             group["lr"] = learning_rate
         self.objective = self.grow()
-        self._read_model()
+        self._find_groups_and_searches()
         self.best_weights = {}
-        self.state.best_epoch, self.state.best_selection_loss = 0, math.inf
-        self.state.best_loss = math.inf
+        self.state.best_epoch, self.state.decays = 0, 0
+        self.state.best_loss = self.state.best_selection_loss = math.inf
 
     def run(self) -> ResultRecord:
         """Train to the end, from the last checkpoint if there is one; returns the result."""
@@ -226,7 +225,6 @@ class Trainer:
             self._grow()
         self.state.epoch += 1
         trained = self._train_epoch()
-        samples_per_second = self.train_rows / (time.perf_counter() - started)
         validation = self._validate()
         self.state.seconds += time.perf_counter() - started
         warnings = self._routing_warnings(validation)
@@ -235,7 +233,6 @@ class Trainer:
             epoch=self.state.epoch,
             **trained,
             warnings=list(warnings),
-            samples_per_second=samples_per_second,
             validation=validation,
             best_validation_loss=self.state.best_loss,
             patience_left=self._patience_left(),
@@ -269,6 +266,7 @@ class Trainer:
     @without_value_checks()  # a NaN loss ends the run with a reason, not with an error
     def _train_epoch(self) -> dict[str, Any]:
         """One optimiser step per batch; returns the fields of the epoch's record that are about training."""
+        started = time.perf_counter()
         torch.manual_seed(zlib.crc32(f"{self.seed}/{self.state.epoch}/{self.processes.rank}".encode()))
         self.model.train()
         sums = np.zeros(4)  # total, loss, aux_loss, distillation
@@ -284,7 +282,7 @@ class Trainer:
             self.scaler.scale(losses.total).backward()
             waiting.append(_scalars(losses))
             if len(waiting) == self.read_interval or step + 1 == self.steps_per_epoch:
-                sums += self._read(waiting, read)
+                sums += self._read_losses(waiting, read)
                 read, waiting = step + 1, []
             distilled = losses.distillation is not None
             self._step()
@@ -298,14 +296,22 @@ class Trainer:
                 self.is_out_of_time = True
                 break
         if waiting:
-            sums, read = sums + self._read(waiting, read), read + len(waiting)
+            sums, read = sums + self._read_losses(waiting, read), read + len(waiting)
         _, loss, aux_loss, distillation = (100 * sums / read).tolist()
-        tau, iterations = self.searches[0].schedule if self.searches else (None, None)
+        rows = self.train_rows * read / self.steps_per_epoch
         return {
+            "samples_per_second": rows / (time.perf_counter() - started),
             "train_loss": loss,
             "train_aux_loss": aux_loss,
             "train_distillation": distillation if distilled else None,
-            "train_routing": {name: routing_record(sums) for name, sums in statistics.items()},
+            "train_routing": {name: routing_record(found) for name, found in statistics.items()},
+            **self._search_record(),
+        }
+
+    def _search_record(self) -> dict[str, Any]:
+        """The fields of an epoch's record that are about the searches for permutations."""
+        tau, iterations = self.searches[0].schedule if self.searches else (None, None)
+        return {
             "searching": any(search.searching for search in self.searches),
             "tau": tau,
             "sinkhorn_iterations": iterations,
@@ -344,7 +350,7 @@ class Trainer:
             for group, learning_rate in zip(self.optimizer.param_groups, self.learning_rates, strict=True):
                 group["lr"] = learning_rate * factor
 
-    def _read(self, waiting: list[Tensor], first: int) -> npt.NDArray[np.float64]:
+    def _read_losses(self, waiting: list[Tensor], first: int) -> npt.NDArray[np.float64]:
         """The sum over steps, from ``first`` on, of their losses, which are means over the processes."""
         scalars = self.processes.sum(torch.stack(waiting)) / self.processes.size
         values = np.array(scalars.tolist(), dtype=np.float64)
@@ -451,7 +457,8 @@ def unpack_state(tensors: Tensors, model: nn.Module, optimizer: Optimizer) -> Te
     """
     for prefix in ("model.", "best."):
         state = _with_prefix(prefix, tensors)
-        require_same_tensors(model.state_dict(), state, f"the checkpoint, in {prefix}*,", RunError)
+        if state or prefix == "model.":  # without validation rows no epoch is the best
+            require_same_tensors(model.state_dict(), state, f"the checkpoint, in {prefix}*,", RunError)
     model.load_state_dict(_shard_state(_with_prefix("model.", tensors), model))
     saved = optimizer.state_dict()
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
