@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from comet_moe.exceptions import DataError
 from comet_moe.experiments.data.table import fit as table_fit
 from comet_moe.experiments.data.table.fit import CategoryCounter, RandomRows, bin_edges
 from comet_moe.experiments.data.table.splits import random_assigner, share_sizes
@@ -23,6 +24,13 @@ def test_a_random_split_has_exact_sizes_however_the_rows_are_batched(sizes, seed
     codes = np.concatenate([assign(batch(size)) for size in sizes])
     assert np.bincount(codes, minlength=3).tolist() == share_sizes(total, shares)
     np.testing.assert_array_equal(codes, random_assigner(total, shares, seed)(batch(total)))
+
+
+def test_a_table_that_has_grown_since_it_was_counted_is_refused():
+    assign = random_assigner(10, (0.7, 0.15, 0.15), 0)
+    assign(batch(10))
+    with pytest.raises(DataError, match="more rows than when it was counted"):
+        assign(batch(1))
 
 
 @given(st.integers(0, 10_000), st.lists(st.floats(0.01, 1), min_size=2, max_size=3))

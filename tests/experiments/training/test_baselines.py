@@ -240,6 +240,7 @@ def test_a_linear_model_whose_time_is_over_tries_no_other_strength(tmp_path, mon
     monkeypatch.setattr(linear_models, "_fit", lambda *given: fits.append(given[3]) or fit(*given))
     _, result = train_baseline(LINEAR, dataset, config, seconds=0.0)
     assert fits == 2 * [linear_models.STRENGTHS["ridge"][0]]  # the first one tells how long a fit takes
+    assert result.converged is False
     assert np.isfinite(result.test_loss)
 
 

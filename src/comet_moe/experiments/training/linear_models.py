@@ -68,8 +68,8 @@ class _LinearModels:
             share = per_fit / max(time.perf_counter() - started, 1e-6)
             iterations = int(min(max(share, 1) * TIMED_ITERATIONS, ITERATIONS))
         best: dict[str, Array] = {}
-        lowest = np.inf
-        for strength in STRENGTHS[kind]:
+        lowest, tried = np.inf, 0
+        for tried, strength in enumerate(STRENGTHS[kind], 1):
             fitted = _fit(kind, scaled, data.targets, strength, iterations)
             fitted["coefficients"] = fitted["coefficients"] / deviation
             if len(data.held_out_targets) == 0:
@@ -79,7 +79,7 @@ class _LinearModels:
                 best, lowest = fitted, loss
             if seconds is not None and time.perf_counter() - started > seconds:
                 break
-        return best, True
+        return best, tried == len(STRENGTHS[kind])
 
     def outputs(self, task: Task, model: dict[str, Array], inputs: sparse.csr_matrix) -> Array:
         """Logits, standardised numbers, or logarithms of counts."""

@@ -123,6 +123,8 @@ class _ExactDraw:
         """The codes of the next ``rows`` rows."""
         while len(self._ready) < rows:
             block = min(_BLOCK, int(self._left.sum()))
+            if not block:
+                raise DataError("the table has more rows than when it was counted: prepare it again")
             counts = self._rng.multivariate_hypergeometric(self._left, block, method="marginals")
             self._left -= counts
             codes = np.repeat(np.arange(len(counts), dtype=np.int8), counts)
