@@ -68,8 +68,8 @@ class _LinearModels:
             share = per_fit / max(time.perf_counter() - started, 1e-6)
             iterations = int(min(max(share, 1) * TIMED_ITERATIONS, ITERATIONS))
         best: dict[str, Array] = {}
-        lowest, tried = np.inf, 0
-        for tried, strength in enumerate(STRENGTHS[kind], 1):
+        lowest = np.inf
+        for strength in STRENGTHS[kind]:
             fitted = _fit(kind, scaled, data.targets, strength, iterations)
             fitted["coefficients"] = fitted["coefficients"] / deviation
             if len(data.held_out_targets) == 0:
@@ -77,9 +77,10 @@ class _LinearModels:
             loss = self._loss(task, fitted, data)
             if loss < lowest or not best:
                 best, lowest = fitted, loss
-            if seconds is not None and time.perf_counter() - started > seconds:
-                break
-        return best, tried == len(STRENGTHS[kind])
+            is_over = seconds is not None and time.perf_counter() - started > seconds
+            if is_over and strength != STRENGTHS[kind][-1]:
+                return best, False
+        return best, True
 
     def outputs(self, task: Task, model: dict[str, Array], inputs: sparse.csr_matrix) -> Array:
         """Logits, standardised numbers, or logarithms of counts."""
