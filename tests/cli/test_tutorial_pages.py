@@ -23,7 +23,8 @@ FEWER = {
 
 def blocks(page, language):
     text = (DOCS / page).read_text(encoding="utf-8")
-    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    found = re.findall(r"^```([^\n]*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    return [block for name, block in found if name == language]
 
 
 def commands(page):
