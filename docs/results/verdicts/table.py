@@ -6,6 +6,7 @@ from pathlib import Path
 from statistics import fmean
 
 from comet_moe.experiments.studies.frontier import PER_TASK
+from comet_moe.experiments.studies.render import format_p_value
 from comet_moe.experiments.studies.winner import Winner, winner
 from comet_moe.gates.registry import is_dense
 
@@ -78,6 +79,13 @@ def main() -> None:
                 cells += [f"{fmean(gate['experts_per_sample'] for gate in gates):.1f}"]
                 cells += [f"{fmean(gate['information'] for gate in gates):.2f}", row["verdict"]]
                 print(f"| {' | '.join(map(str, cells))} |")
+    print("\n| draw of regimes | comet | dense at its operations | p | right |\n|---|---|---|---|---|")
+    for draw, networks in draws_of("regimes").items():
+        rows = picture("regimes", draw, networks).rows()
+        comet = next(row for row in rows if row["gate"] == "comet")
+        right = "yes" if is_right("regimes", rows, winner(rows)) else "no"
+        p = format_p_value(comet["p_dense"], " ")
+        print(f"| {draw} | {comet['test_loss_mean']:.2f} | {comet['dense_loss']:.2f} | {p} | {right} |")
 
 
 if __name__ == "__main__":

@@ -59,17 +59,17 @@ def test_experts_are_the_regimes_after_a_few_epochs(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_mixture_pays_where_regimes_have_other_formulas(tmp_path, monkeypatch):
-    """With the networks that the verdict rests on: those that cost no more than COMET, and its own cost."""
+def test_hash_routing_pays_where_shops_have_other_formulas(tmp_path, monkeypatch):
+    """With the networks that the verdict rests on, below and above the operations of the mixture."""
     monkeypatch.setenv("COMET_MOE_CACHE", str(tmp_path / "cache"))
-    networks, runner, trials = ("dense-0.5x", "dense", "comet"), RecipeRunner(), []
+    networks, runner, trials = ("dense-0.5x", "dense", "hash"), RecipeRunner(), []
     for network, seed in product(networks, range(3)):
-        config = config_of("regimes", 0, network, tmp_path, f"seed={seed}")
+        config = config_of("keys", 0, network, tmp_path, "data.options.key=shop", f"seed={seed}")
         result = runner.run(config, RunFolder(tmp_path / f"{network}-{seed}"), Callbacks())
         trials.append(TrialRecord.of_run(network, seed, result))
     study = Study(
         path=tmp_path,
-        name="regimes",
+        name="keys",
         kind="ablation",
         recipe="table",
         gates=list(networks),
@@ -82,5 +82,5 @@ def test_a_mixture_pays_where_regimes_have_other_formulas(tmp_path, monkeypatch)
     )
     rows = compare_gates(study)
     decision = winner(rows)
-    assert (decision.winner, decision.pays) == ("comet", True)
-    assert next(row["p_dense"] for row in rows if row["gate"] == "comet") < 0.01
+    assert (decision.winner, decision.pays) == ("hash", True)
+    assert next(row["p_dense"] for row in rows if row["gate"] == "hash") < 0.01
