@@ -361,6 +361,11 @@ def bad_arguments(mesh):
             MoE(experts=NeuronExperts(N, P, U, sparse=True), gate=TopKGate(P, N)),
             mesh,
         ),
+        (
+            "only dense gradients are summed over ranks: build CometGate with sparse=False",
+            MoE(experts=MLPExperts(N, P, (U,)), gate=CometGate(P, N, k=2, sparse=True)),
+            mesh,
+        ),
     ):
         with pytest.raises(ValueError, match=re.escape(message)):
             expert_parallel(module, wrong_mesh)

@@ -86,9 +86,7 @@ class Gate(nn.Module, ABC):
             checks.require_same_rows("keys", keys, x, torch.int64)
         if mask is not None:
             checks.require_same_rows("mask", mask, x, torch.bool)
-        moves = self.moves_in_training and self.training
-        # Dynamo traces as if a transform were active.
-        if moves and not torch.compiler.is_compiling() and checks.in_functorch_transform():
+        if self.moves_in_training and self.training and checks.in_functorch_transform():
             raise ValueError(
                 f"{type(self).__name__} moves its buffers in training, which torch.func does not allow: call "
                 "eval() first, or differentiate by torch.autograd"

@@ -140,9 +140,7 @@ def train(
             evaluation = evaluate(model, train_rows, placement=placement)
     if evaluation.loss is None or not math.isfinite(evaluation.loss):
         raise DivergedError(f"the loss after training is {evaluation.loss}: {ADVICE}")
-    notes = list(
-        routing_warnings(evaluation.routing, trainer.state.best_epoch)
-    )  # of the weights that it keeps
+    notes = list(routing_warnings(evaluation.routing, trainer.state.best_epoch))
     for note in notes:
         warnings.warn(note, RoutingWarning, stacklevel=4)  # where fit is called
     model.cpu().eval()

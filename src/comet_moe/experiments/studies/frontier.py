@@ -62,11 +62,6 @@ class DenseTest:
     loss: float
     reaches: float
 
-    @property
-    def is_comparable(self) -> bool:
-        """Whether the dense networks reach its cost."""
-        return self.reaches <= SAME_COST
-
 
 def loss_of(row: Row) -> Summary | None:
     """The test loss of a row; None if it has no complete trial.
@@ -173,10 +168,8 @@ def add_dense_tests(rows: Sequence[Row]) -> list[Row]:
     others = {gate: p for gate, p in p_values.items() if gate not in in_turn}
     p_values |= correct_p_values(others)
     for row in found:
-        test, p = tests.get(row["gate"]), p_values.get(row["gate"])
-        row |= {"p_dense": p, "significant_dense": None}
-        if p is not None and test is not None:
-            row["significant_dense"] = bool(is_significant(p)) and test.is_comparable
+        p = p_values.get(row["gate"])
+        row |= {"p_dense": p, "significant_dense": is_significant(p) and _is_reached(row)}
     return found
 
 
@@ -194,7 +187,7 @@ def judged_mixture(rows: Sequence[Row]) -> Row | None:
 
 
 def _is_reached(row: Row) -> bool:
-    """Whether dense networks as costly as ``row`` were trained."""
+    """Whether the widest dense network has at least the operations of ``row``, within 5 %."""
     return row["dense_reaches"] is not None and bool(row["dense_reaches"] <= SAME_COST)
 
 
